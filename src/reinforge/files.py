@@ -51,7 +51,6 @@ _numbers = itertools.count()
 
 
 def home() -> Path:
-    """Returns the cache folder of reinforge: `$REINFORGE_HOME`, or a folder in the user's cache."""
     return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_cache_dir("reinforge"))
 
 
@@ -198,7 +197,6 @@ def replace_file(path: Path, content: bytes | str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file for `open(..., opener=open_private)`; one that it creates can be read by its owner only."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
@@ -238,7 +236,6 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as indented JSON, atomically."""
     replace_file(path, json.dumps(json.loads(to_json(value)), indent=1) + "\n")
 
 
@@ -285,7 +282,6 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
     """Gives a staged folder its final name once every byte is on disk; writes the manifest last.
 
     Args:
-        staged: The folder, on the same disk as `target`.
         target: Its final path; an existing folder is replaced.
         facts: Further entries of the manifest.
 
@@ -324,7 +320,6 @@ def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> Non
 
     Args:
         target: Its final path; an existing folder is replaced.
-        fill: Creates the folder at the path that it is given, and writes the files.
         facts: Further entries of the manifest.
 
     Raises:
@@ -346,7 +341,6 @@ def _format_manifest(manifest: dict[str, Any]) -> str:
 
 
 def hash_file(path: Path) -> dict[str, Any]:
-    """Returns the size and the SHA-256 of a file."""
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

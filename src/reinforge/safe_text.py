@@ -156,5 +156,4 @@ class CleanFormatter(logging.Formatter):
     """Formats log records without control characters and secrets, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the record as text."""
         return to_printable(super().format(record))

@@ -46,17 +46,14 @@ class DescribedPolicy(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The version that was published last."""
         return self._version
 
     @property
     def model_name(self) -> str:
-        """The model's name, for `target_model` and the record."""
         return self._facts.model_name
 
     @property
     def chat_template(self) -> str | None:
-        """The tokenizer's template."""
         return self._facts.chat_template
 
     @property

@@ -42,7 +42,6 @@ class HostedModel:
             return hosted
 
     def write(self, folder: Path) -> None:
-        """Writes `openai_model.json` into a folder, which is created if needed."""
         with storage_boundary(folder / HOSTED_MODEL):
             folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / HOSTED_MODEL, json.dumps(asdict(self), indent=1) + "\n")

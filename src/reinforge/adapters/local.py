@@ -147,7 +147,6 @@ class LocalAdapter(TrainerAdapter):
             raise
 
     def _prepare_loading(self, run_config: FinetuneConfig) -> Callable[..., Engine]:
-        """Returns what takes the arguments of `Engine.load` and returns the engine."""
         if (launcher := find_launcher()) is None:
             return import_engine().load  # imports torch, which nothing before needs
         return partial(launcher.load_engine, self.adapter_config.sharding, self.adapter_config.peer_timeout_s)
@@ -208,7 +207,6 @@ class LocalAdapter(TrainerAdapter):
         ]
 
     def _get_loss(self, epoch: int) -> LossSpec:
-        """Returns the loss of the stage of an epoch, by which its default learning rate is chosen."""
         algorithm = self.algorithm
         return algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else algorithm.loss
 
@@ -321,7 +319,6 @@ class LocalAdapter(TrainerAdapter):
         """Trains on a collection and returns the job's metrics.
 
         Args:
-            trajectories: The training data.
             folder: Folder for the new weights; None: they are served from the next `publish` on.
         """
         engine = self._require_engine()
@@ -331,7 +328,6 @@ class LocalAdapter(TrainerAdapter):
     def _train(
         self, engine: Engine, trajectories: TrajectoryCollection, save: Callable[[], None] | None
     ) -> dict[str, Any]:
-        """Trains on a collection and returns the job's metrics."""
         policy = self.policy() if self.run_config.limits.max_staleness else None
         return self._runner.run(engine, trajectories, self.run_config, save, None if policy is None else policy.version)
 
@@ -350,9 +346,6 @@ def check_sharding(
     """Returns why a model cannot be divided among processes, if it shall be.
 
     Args:
-        sharding: The setting.
-        run_config: The run's configuration.
-        adapters: Names of the adapters.
         where: Path of the trainer adapter in the configuration.
     """
     if sharding != "full":

@@ -18,17 +18,14 @@ def save_job(engine: Engine, folder: Path) -> None:
 
 
 def write_checkpoint(engine: Engine, folder: Path, version: int) -> None:
-    """Writes the weights of every adapter into a new folder."""
     for name in engine.policies:
         engine.write(get_adapter_folder(folder, engine, name), version, name)
 
 
 def find_checkpoint(folder: Path, version: int) -> Path:
-    """Returns the checkpoint of another version beside one: `step-000005`, 2 -> `step-000002`."""
     stem, _, digits = folder.name.rpartition("-")
     return folder.with_name(f"{stem}-{version:0{len(digits)}d}")
 
 
 def get_adapter_folder(folder: Path, engine: Engine, name: str) -> Path:
-    """Returns an adapter's folder in a checkpoint: a subfolder, if there are several adapters."""
     return folder / name if len(engine.policies) > 1 else folder

@@ -54,7 +54,6 @@ class JobQueue:
         """Adds a job, which starts when those before it have ended.
 
         Args:
-            trajectories: Its training data, whose job key is new.
             train: Trains and returns the job's metrics; None: the job is trained already.
         """
         key = trajectories.resolve_job_key()

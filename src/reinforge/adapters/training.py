@@ -87,11 +87,7 @@ class AdapterResult:
     num_probe_tokens: int
 
     def as_dict(self, **counts: int) -> dict[str, Any]:
-        """Returns metrics for the job's record; `direction` is positive if log-probs moved with the advantages.
-
-        Args:
-            counts: Further counts to include.
-        """
+        """Returns metrics for the job's record; `direction` is positive if log-probs moved with the advantages."""
         report = self.report
         return {
             "num_updates": report.num_updates,
@@ -137,9 +133,6 @@ class JobRunner:
         An adapter without training signal keeps its weights. If one adapter fails, none is changed.
 
         Args:
-            engine: The engine to train.
-            trajectories: The training data.
-            config: The run's configuration.
             save: Saves the new weights, after which the engine is rolled back to the old ones; None: the engine keeps
                 the new weights and serves them from the next `publish` on.
             version: Version of the weights that the job starts from, if older ones may have sampled tokens; None: they
@@ -287,7 +280,6 @@ def mark_stale(samples: Sequence[TrainingSample], version: int) -> dict[str, flo
     Example: version 3 and trained tokens of the versions 3, 3, 2 and 1 -> {"staleness": 0.75, "staleness_max": 2}.
 
     Args:
-        samples: The samples of a job.
         version: Version of the weights that it starts from.
     """
     ages = []
@@ -304,8 +296,6 @@ def split_by_adapter(trajectories: TrajectoryCollection, names: Sequence[str]) -
     """Returns the groups that train each adapter, in the order of the names; adapters without groups are left out.
 
     Args:
-        trajectories: The collection. A group trains the adapter of its `model_group`, or else of the collection's, or
-            else the first adapter. A single policy trains on all groups.
         names: The adapters' names.
 
     Raises:
@@ -382,9 +372,6 @@ def _choose_probes(
     `old_logprobs`; they are scored again after it.
 
     Args:
-        engine: The engine.
-        batch: The adapter's training data.
-        seed: The run's seed.
         sampled_by_current: True if the weights at the start of the job sampled the data.
     """
     samples = [sample for sample in batch.samples if sample.weight > 0]

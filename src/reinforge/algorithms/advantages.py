@@ -22,8 +22,6 @@ def group_relative_advantage(
     Example: `group_relative_advantage(1, [1, 0, 0, 1])` -> 0.5; scaled by the population deviation 0.5: 1 (less `eps`).
 
     Args:
-        reward: The trajectory's reward.
-        group_rewards: The rewards of its whole group, its own included.
         scale: Divide by the population standard deviation plus `eps`.
         eps: Keeps the quotient finite, in the rewards' unit.
     """
@@ -41,10 +39,6 @@ def leave_one_out_advantage(reward: float, group_rewards: Sequence[float]) -> fl
     G / (G - 1) times the reward minus the mean of all G; it is 0 for a group of one.
 
     Example: `leave_one_out_advantage(1, [1, 0, 0, 1])` -> 1 - 1/3 = 0.667.
-
-    Args:
-        reward: The trajectory's reward.
-        group_rewards: The rewards of its whole group, its own included.
     """
     count = len(group_rewards)
     return (reward - statistics.fmean(group_rewards)) * count / (count - 1) if count > 1 else 0.0

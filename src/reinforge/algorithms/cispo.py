@@ -49,7 +49,6 @@ class CISPO(PolicyGradient):
         super().__init__(config or CISPOConfig())
 
     def build_loss(self) -> LossSpec:
-        """Returns CISPO's loss."""
         return self.build_loss_spec("cispo", ["clip_low", "clip_high"])
 
 

@@ -56,7 +56,6 @@ def split_by_signal(
     """Returns the groups with signal, and those without by reason.
 
     Args:
-        groups: Every group of the epoch.
         min_reward_diff: Smallest spread of rewards that counts as signal, in the reward's unit.
         needs_groups: True if the algorithm compares siblings, so that equal rewards carry no signal.
         has_signal: The algorithm's own test of a group; None: every group passes.
@@ -95,8 +94,6 @@ def split_by_share(
 
     Args:
         groups: Groups with signal.
-        share: In (0, 1].
-        hardest_first: Lowest mean reward first (`sort_ascending`).
         num_skipped: Groups that were not collected because they would be outside; they count towards the total.
     """
     ordered = sorted(groups, key=lambda group: group.mean_reward, reverse=not hardest_first)
@@ -115,8 +112,6 @@ def find_excluded(
     Args:
         ids: The examples of an epoch.
         mean_rewards: Mean reward of each example's last group, if that group had signal.
-        share: In (0, 1].
-        hardest_first: Lowest mean reward first (`sort_ascending`).
     """
     known = sorted((id_ for id_ in ids if id_ in mean_rewards), key=mean_rewards.__getitem__, reverse=not hardest_first)
     return set(known[_num_included(share, len(known)) :])

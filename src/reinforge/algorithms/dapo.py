@@ -70,7 +70,6 @@ class DAPO(PolicyGradient):
         super().__init__(config or DAPOConfig())
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
-        """Returns False if every trajectory is filtered."""
         return super().has_signal(group) and not all(self._is_filtered(trajectory) for trajectory in group.trajectories)
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
@@ -101,7 +100,6 @@ class DAPO(PolicyGradient):
 
 
 def count_sampled_tokens(trajectory: Trajectory) -> int:
-    """Returns the number of tokens that the policy sampled in a trajectory."""
     return sum(len(turn.tokens.token_ids) for turn in trajectory.turns if turn.tokens is not None and turn.is_trained)
 
 

@@ -73,7 +73,6 @@ class ExpertIteration(RejectionSampling):
 
     @property
     def is_weighted(self) -> bool:
-        """True if trajectories are sampled by their rewards."""
         return self.config.rollout_selection_method == "weighted_sampling"
 
     def has_signal(self, group: TrajectoryGroup) -> bool:

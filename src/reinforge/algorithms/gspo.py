@@ -47,7 +47,6 @@ class GSPO(PolicyGradient):
         super().__init__(config or GSPOConfig())
 
     def build_loss(self) -> LossSpec:
-        """Returns GSPO's loss."""
         return self.build_loss_spec("gspo", ["clip_low", "clip_high"])
 
 

@@ -104,7 +104,6 @@ class KTO(Algorithm):
 
 
 def add_mismatched(samples: Sequence[TrainingSample]) -> None:
-    """Sets `mismatched` of each sample: its prompt with another sample's reply."""
     longest = max(map(len, samples), default=0)
     for sample, index in zip(samples, find_mismatched(samples), strict=True):
         sample.mismatched = _join(sample, samples[index], longest)
@@ -145,7 +144,6 @@ def _join(sample: TrainingSample, other: TrainingSample, longest: int) -> Traini
 
 
 def _find_reply(sample: TrainingSample) -> int:
-    """Returns the position of a sample's first trained token."""
     return int(sample.loss_mask.argmax())
 
 

@@ -57,7 +57,6 @@ class MALT(DPO):
         self._initial = ExpertIteration(self.config.initial_ei, seed)
 
     def for_epoch(self, epoch: int | None) -> Algorithm:
-        """Returns expert iteration for the first epochs, and this algorithm for the others."""
         return self if epoch is None or epoch >= self.config.num_initial_ei_epochs else self._initial
 
 

@@ -99,18 +99,15 @@ class PolicyGradient(Algorithm):
         self.loss = self.build_loss()
 
     def build_loss(self) -> LossSpec:
-        """Returns the clipped policy-gradient loss with the parameters from the settings."""
         constant = ["constant_length"] if self.loss_aggregation == "constant" else []
         return self.build_loss_spec("clipped_pg", ["clip_low", "clip_high", "dual_clip", *constant])
 
     def build_loss_spec(self, name: str, params: Sequence[str]) -> LossSpec:
-        """Returns a loss whose parameters are the settings of these names, plus `SHARED_PARAMS`."""
         names = [*params, *SHARED_PARAMS]
         return LossSpec(name, {param: getattr(self.config, param) for param in names if hasattr(self.config, param)})
 
     @property
     def loss_aggregation(self) -> str:
-        """How token losses are averaged."""
         return getattr(self.config, "loss_aggregation", "sequence")
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
@@ -121,7 +118,6 @@ class PolicyGradient(Algorithm):
         return samples
 
     def compute_advantage(self, reward: float, group_rewards: Sequence[float]) -> float:
-        """Returns the advantage of a reward (or a turn's return) among those of its group, its own included."""
         return group_relative_advantage(reward, group_rewards, scale=getattr(self.config, "scale_rewards", False))
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
@@ -159,9 +155,7 @@ def compute_returns_by_trajectory(
     Example: two turns, shaped rewards [0.5, 0], reward 1, discount 1: [1.5, 1]; without the outcome [0.5, 0].
 
     Args:
-        samples: Samples of the job.
         discount: Discount of a reward per turn.
-        add_outcome: Add the trajectory's reward to its last turn.
     """
     rewards: dict[int, list[float]] = {}
     outcomes: dict[int, float] = {}

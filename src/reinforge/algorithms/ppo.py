@@ -101,7 +101,6 @@ def compute_token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.
     The reward of a turn that is not trained goes to the last trained token before it; without one it is dropped.
 
     Args:
-        samples: The samples of one trajectory.
         kl_coef: Weight of log(p_old / p_ref), which is subtracted at each token.
     """
     turns_N = np.concatenate([sample.turn_ids[sample.loss_mask] for sample in samples])
@@ -128,7 +127,6 @@ def compute_gae(
     Example: rewards [0, 1], values [0.5, 0.4], gamma 1, lambda 0.5: delta [-0.1, 0.6] -> [0.2, 0.6].
 
     Args:
-        rewards_N: Reward of each token.
         values_N: The critic's value before each token.
         gamma: Discount per token.
         gae_lambda: 1: advantages from actual returns; 0: from the critic's next value.

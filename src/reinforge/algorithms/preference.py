@@ -140,9 +140,7 @@ def make_pairs(rewards: Sequence[float], which: str = "best_worst", min_margin: 
     Example: rewards [0, 1, 0.5]: best_worst -> [(1, 0)]; all -> [(1, 0), (1, 2), (2, 0)]; min_margin 1 -> [(1, 0)].
 
     Args:
-        rewards: The siblings' rewards.
         which: `best_worst` or `all`.
-        min_margin: Minimum difference of rewards.
     """
     order = sorted(range(len(rewards)), key=lambda i: -rewards[i])
     pairs = [(i, j) for i in order for j in range(len(rewards)) if rewards[i] - rewards[j] > ZERO_VARIANCE]

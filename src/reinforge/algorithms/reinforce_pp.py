@@ -53,7 +53,6 @@ class ReinforcePP(PolicyGradient):
         return spec if self.needs_groups else LossSpec(spec.name, {**spec.params, "kl_coef": 0.0})
 
     def compute_advantage(self, reward: float, group_rewards: Sequence[float]) -> float:
-        """Returns the reward, minus the group's mean if that is the baseline."""
         return super().compute_advantage(reward, group_rewards) if self.needs_groups else reward
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:

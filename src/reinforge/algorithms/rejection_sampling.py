@@ -56,7 +56,6 @@ class RejectionSampling(Algorithm):
         self.needs_groups = config.min_reward is None
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
-        """Returns False if no trajectory is good enough."""
         return bool(self.select_trajectories(group.trajectories))
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
@@ -78,7 +77,6 @@ class RejectionSampling(Algorithm):
         return sorted(good, key=lambda trajectory: -trajectory.reward)[: self.best_k]
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns 1 on every trained token."""
         return [fill_trained_tokens(sample, 1.0) for sample in samples]
 
 

@@ -40,7 +40,6 @@ class RLOO(PolicyGradient):
         return LossSpec(spec.name, {**spec.params, "kl_coef": 0.0})
 
     def compute_advantage(self, reward: float, group_rewards: Sequence[float]) -> float:
-        """Returns the reward minus the mean of the other siblings' rewards."""
         return leave_one_out_advantage(reward, group_rewards)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:

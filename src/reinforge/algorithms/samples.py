@@ -39,7 +39,6 @@ class _Row:
     supports: dict[int, Support] = field(default_factory=dict)
 
     def extends_to(self, prompt: Sequence[int]) -> bool:
-        """Returns True if the prompt begins with all tokens of the row."""
         length = len(self.token_ids)
         return len(prompt) >= length and list(prompt[:length]) == self.token_ids
 
@@ -153,7 +152,6 @@ def count_tokens_of_other_choices(groups: Sequence[TrajectoryGroup]) -> int:
 
 
 def weight_by_trajectory(samples: Sequence[TrainingSample]) -> None:
-    """Sets each sample's weight to 1 / (trained tokens of its trajectory), so all trajectories count the same."""
     lengths: dict[int, int] = {}
     for sample in samples:
         lengths[sample.trajectory_index] = lengths.get(sample.trajectory_index, 0) + sample.num_trained
@@ -188,10 +186,6 @@ def balance_agents(groups: Sequence[Sequence[Trajectory]], seed: int) -> list[li
     Duplicates count once. The seed alone decides which groups of an agent are kept; their order does not change.
 
     Example: a prover's 9 groups and a verifier's 3, weights 1 -> 3 and 3; with an `agent_weight` of 2 and 1 -> 6 and 3.
-
-    Args:
-        groups: Groups of one agent each.
-        seed: The run's seed.
     """
     by_agent: dict[str, dict[str, int]] = {}
     weights: dict[str, float] = {}
@@ -220,10 +214,6 @@ def drop_duplicate_samples(samples: Sequence[TrainingSample], *, add_up: bool = 
     """Returns the samples without duplicates: same agent, same tokens; of pairs, both samples must be equal.
 
     Example: a prover answers [4] to [1, 2] twice, a verifier once -> one sample of each.
-
-    Args:
-        samples: Samples of a job.
-        add_up: The remaining sample gets the weight of all its duplicates.
     """
     rows: dict[str | int, list[TrainingSample]] = {}
     for number, sample in enumerate(samples):

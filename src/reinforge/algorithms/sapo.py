@@ -45,7 +45,6 @@ class SAPO(PolicyGradient):
         super().__init__(config or SAPOConfig())
 
     def build_loss(self) -> LossSpec:
-        """Returns SAPO's loss."""
         return self.build_loss_spec("sapo", ["tau_pos", "tau_neg"])
 
 

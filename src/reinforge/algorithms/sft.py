@@ -40,18 +40,15 @@ class SFT(Algorithm):
         return bool(self.select_trajectories(group.trajectories))
 
     def select_trajectories(self, siblings: Sequence[Trajectory]) -> list[Trajectory]:
-        """Returns the siblings to imitate, which are those with a high enough reward."""
         floor = self.config.min_reward
         return [t for t in siblings if t.is_trainable and (floor is None or t.reward >= floor)]
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of the trajectories whose reward is high enough."""
         floor = self.config.min_reward
         samples = [sample for sample in samples_from_groups(groups) if floor is None or sample.reward >= floor]
         return drop_duplicate_samples(samples) if self.config.drop_duplicates else samples
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns 1 on every trained token."""
         return [fill_trained_tokens(sample, 1.0) for sample in samples]
 
 

@@ -32,12 +32,10 @@ class StagedAlgorithm(Algorithm):
         self.offline = all(each.offline for each in algorithms)
 
     def for_epoch(self, epoch: int | None) -> Algorithm:
-        """Returns the algorithm of the epoch's stage, which counts the epochs from its own first one."""
         first, algorithm = self._find_stage(epoch or 0)
         return algorithm.for_epoch(None if epoch is None else epoch - first)
 
     def get_loss(self, epoch: int) -> LossSpec:
-        """Returns the loss that names the epoch's stage: of an algorithm that begins with another, its own."""
         return self._find_stage(epoch)[1].loss
 
     def _find_stage(self, epoch: int) -> tuple[int, Algorithm]:

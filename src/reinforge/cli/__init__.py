@@ -83,11 +83,9 @@ class LazyGroup(click.Group):
         run_process(work, keeps_results=bool(KEEP_RESULTS.intersection(given[:1])))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports and returns one command."""
         if cmd_name not in COMMANDS:
             return None
         return importlib.import_module(COMMANDS[cmd_name][0]).command

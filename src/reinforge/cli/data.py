@@ -43,7 +43,6 @@ def command() -> None:
 def _parse_columns(
     context: click.Context, parameter: click.Parameter, value: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
-    """Returns what a column holds -> its name."""
     from reinforge.errors import did_you_mean
     from reinforge.evaluation.traces.chat_logs import COLUMNS
 

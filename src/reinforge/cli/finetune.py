@@ -151,9 +151,7 @@ def find_run_to_resume(
     """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own.
 
     Args:
-        resume: The run's name or folder, or `last`.
         loaded: The configuration of a file; None: none is given.
-        overrides: Pairs of path and value.
         project_root: The folder of the run's Python files, which the user trusts; None: not given.
     """
     from reinforge.config.schema import FinetuneConfig

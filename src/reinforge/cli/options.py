@@ -133,11 +133,6 @@ DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help="Print the
 
 
 def collect_overrides(options: Mapping[str, Any], paths: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Returns the overrides of a call, pairs of path and YAML value: those of flags, then those of `-o`, which win.
-
-    Args:
-        options: The options of the call, `overrides` among them.
-        paths: The configuration path of each flag that is an override with its own name.
-    """
+    """Returns the overrides of a call, pairs of path and YAML value: those of flags, then those of `-o`, which win."""
     flags = [(path, json.dumps(options[name])) for name, path in paths.items() if options.get(name) is not None]
     return [*flags, *options["overrides"]]

@@ -118,7 +118,6 @@ def read_exit_code(leaving: SystemExit) -> int:
 
 
 def print_error(text: str) -> None:
-    """Prints one line on standard error."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"error: {to_printable(text)}\n")
 
@@ -127,7 +126,6 @@ def leave(code: int, *, at_once: bool = False) -> NoReturn:
     """Ends the process: kills what it has started, and does not wait for threads that do not end.
 
     Args:
-        code: The exit code.
         at_once: Do not wait at all.
     """
     from reinforge.rollout.isolation.processes import kill_descendants

@@ -34,7 +34,6 @@ def run_and_exit(
 
     Args:
         run: The work.
-        as_json: Print the summary, or the error, as one JSON object.
         debug: Print the traceback of a failure.
         require_improvement: Exit with code 3 if the model was not promoted.
         at_end: Returns lines to print after the summary.

@@ -104,7 +104,6 @@ class NatFinder(MetaPathFinder, Loader):
                 self._packages.add(name)
 
     def serves(self, name: str) -> bool:
-        """Returns True for a module that comes from here."""
         return name in MODULES or (name in self._packages and not self.is_installed)
 
     def find_spec(
@@ -122,7 +121,6 @@ class NatFinder(MetaPathFinder, Loader):
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns a module whose names are looked up when they are used."""
         return NatModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -133,7 +131,6 @@ class NatFinder(MetaPathFinder, Loader):
 
 
 def _find_folders(package: str) -> list[str]:
-    """Returns the folders of an installed package."""
     parent, _, _ = package.rpartition(".")
     path = list(sys.modules[parent].__path__) if parent else None
     for finder in sys.meta_path:

@@ -85,12 +85,10 @@ class Outboxes:
 
 
 def deliver_replies(requests: list[SampleRequest]) -> None:
-    """Wakes every caller whose reply is done, with one call into each event loop."""
     _call_loops(_wake_callers, requests)
 
 
 def report_tokens(requests: list[SampleRequest]) -> None:
-    """Wakes every caller that streams and whose reply has a new token, with one call into each event loop."""
     _call_loops(_wake_streams, requests)
 
 

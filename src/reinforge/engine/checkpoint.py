@@ -78,11 +78,8 @@ def write(
     """Writes a checkpoint's files into a new folder; the caller makes them durable with `commit_folder`.
 
     Args:
-        folder: The folder.
         model: The model; of one with adapters the active one is written.
-        tokenizer: Its tokenizer.
         learner: Has the training state; None: only the model is written.
-        version: Version of the weights.
         num_begun: Replies that the sampler has started.
 
     Raises:
@@ -185,5 +182,4 @@ def rename_adapter(tensors: dict[str, Tensor], adapter: str) -> dict[str, Tensor
 
 
 def restore_rng(state: TrainingState) -> None:
-    """Restores the state of torch's generator."""
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))

@@ -40,7 +40,6 @@ def try_devices() -> list[DeviceTrial]:
 
 
 def describe_torch() -> str:
-    """Returns torch's version and its number of threads."""
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 

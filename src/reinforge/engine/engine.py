@@ -297,7 +297,6 @@ class Engine:
 
     @property
     def learner(self) -> Learner:
-        """The learner of the open job's first adapter, or of the first adapter if no job is open."""
         return self._learners[self._jobs.resolve_adapter(None)]
 
     @property
@@ -368,7 +367,6 @@ class Engine:
 
         Args:
             folder: The checkpoint.
-            version: Its version.
 
         Raises:
             EngineError: The folder holds another model.
@@ -382,7 +380,6 @@ class Engine:
         """Sets what the algorithm needs on each sample: `old_logprobs`, `ref_logprobs`, `values`.
 
         Args:
-            samples: The samples.
             needs: What to compute; with adapters the reference is the model without any adapter.
             adapter: The adapter to score with; None: the open job's first, or the first of all.
             defer: Leave `inexact` log-probs to the next `update`, whose first step computes them anyway.
@@ -419,12 +416,9 @@ class Engine:
         """Trains on the samples, within an open job.
 
         Args:
-            samples: Samples with advantages.
-            loss: The loss by name.
             progress_start: Share of the run that is done before the job, in [0, 1].
             progress_end: Share of the run that is done after the job.
             epoch: Seeds the order of samples.
-            adapter: The adapter to train, one of the job's; None: its first.
 
         Raises:
             ConfigError: No loss has that name.
@@ -460,7 +454,6 @@ class Engine:
 
         Args:
             samples: Samples with what the loss reads; how they are spread over calls does not change the sum.
-            loss: A loss by name that gives one number per token.
             backward: False: return loss and log-probs, and add no gradient.
             adapter: The adapter; None: the open job's first, or the first of all.
 
@@ -513,7 +506,6 @@ class Engine:
         return self._call(lambda: make_adapter_weights(self.model, name, rank=rank, seed=seed, alpha=alpha), name)
 
     def read_adapter(self, adapter: str | None = None) -> AdapterWeights:
-        """Returns a copy of an adapter's current weights."""
         name = self._jobs.resolve_adapter(adapter)
         return self._call(lambda: read_adapter_weights(self.model, name), name)
 
@@ -530,7 +522,6 @@ class Engine:
         """Gives an adapter other weights, and an empty optimizer without gradients, within an open job.
 
         Args:
-            weights: From `make_adapter` or `read_adapter`.
             adapter: The adapter, one of the job's; None: its first.
 
         Raises:
@@ -588,7 +579,6 @@ class Engine:
         """Sets the peak learning rate of the next jobs; the optimizer keeps its state.
 
         Args:
-            rate: The learning rate.
             adapter: The adapter that it is for; None: the open job's first, or the first of all.
         """
         learner = self._learners[self._jobs.resolve_adapter(adapter)]
@@ -610,7 +600,6 @@ class Engine:
         """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere.
 
         Args:
-            samples: The samples.
             adapter: The adapter to score with; None: the open job's first, or the first of all.
         """
         return self._call(lambda: self._scorer.logprobs(samples), adapter)
@@ -650,8 +639,6 @@ class Engine:
         An existing checkpoint is replaced only after the new one is complete and on disk.
 
         Args:
-            folder: The checkpoint's folder.
-            version: Version of the weights.
             adapter: The adapter to save; None: the open job's first, or the first of all.
             with_training: False: write the model alone, without the training state.
 
@@ -741,11 +728,6 @@ class Engine:
 
         Replies that are being sampled go on.
 
-        Args:
-            name: The adapter's name in this engine: letters, digits and _.
-            folder: With `adapter_config.json` and `adapter_model.safetensors`.
-            model_name: The name of its policy; None: that of the adapter.
-
         Raises:
             EngineError: The name is taken, the engine has no adapters, or the folder belongs to another model.
         """
@@ -811,6 +793,5 @@ class Engine:
         self.close()
 
     def _snapshot_learner(self, name: str) -> Learner:
-        """Returns the learner of an adapter of the open job, after a snapshot for rollback."""
         self._jobs.take_snapshot(name, self._learners[name])
         return self._learners[name]

@@ -43,5 +43,4 @@ class FastPaths:
 
     @classmethod
     def switch(cls, enabled: bool) -> FastPaths:
-        """Returns all fast paths on, or all off."""
         return cls(**{field.name: enabled for field in fields(cls)})

@@ -24,7 +24,6 @@ class EngineJobs:
 
     @property
     def open_job(self) -> EngineJob | None:
-        """The job that is open; None: none is."""
         return self._job if self._job is not None and self._job.is_open else None
 
     @property
@@ -86,12 +85,10 @@ class EngineJobs:
             self._policies[name].end_job(next_version)
 
     def take_snapshot(self, adapter: str, learner: Learner) -> None:
-        """Takes a snapshot of an adapter of the open job before its first change."""
         assert self._job is not None
         self._job.take_snapshot(adapter, learner)
 
     def drop_snapshot(self, adapter: str) -> None:
-        """Drops an adapter's snapshot, once its new weights are published."""
         if self._job is not None:
             self._job.drop_snapshot(adapter)
 

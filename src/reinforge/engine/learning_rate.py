@@ -61,7 +61,6 @@ class LearningRate:
 
     @property
     def is_far_beyond(self) -> bool:
-        """True for a rate that often destroys what a model has learned."""
         return self.value > FAR_BEYOND * self.default * (1 + 1e-9)
 
     @property
@@ -84,7 +83,6 @@ def choose_learning_rate(
     """Returns the configured learning rate, or the default.
 
     Args:
-        policy: The policy.
         num_parameters: Parameters of its model, without adapters.
         uses_lora: It trains adapters, configured or saved with the model.
         loss: The loss of the jobs; None: any but that of imitation.
@@ -124,8 +122,6 @@ def fill_in_stages(
 
     Args:
         stages: By name: the policy, of which the optimizer, the schedule and the batches count, and the loss.
-        config: The loaded policy.
-        model: Its model.
     """
     filled = {}
     for name, (policy, loss) in stages.items():
@@ -156,7 +152,6 @@ def count_parameters(model: str | None) -> int | None:
 
 
 def format_count(count: int) -> str:
-    """Returns a number of parameters: 153_000_000 -> "153 M", 1_540_000_000 -> "1.5 B", 344_064 -> "0.34 M"."""
     if count >= 1e9:
         return f"{count / 1e9:.1f} B"
     return f"{count / 1e6:.0f} M" if count >= 1e7 else f"{count / 1e6:.2g} M"

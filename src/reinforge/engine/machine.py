@@ -11,16 +11,11 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def count_cpus() -> int:
-    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_machine(cgroup_limit: Path = CGROUP_LIMIT) -> int | None:
-    """Returns the machine's memory in bytes, or the limit of the container of this process; None: unknown.
-
-    Args:
-        cgroup_limit: The file with the container's limit.
-    """
+    """Returns the machine's memory in bytes, or the limit of the container of this process; None: unknown."""
     total = None
     with contextlib.suppress(AttributeError, ValueError, OSError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

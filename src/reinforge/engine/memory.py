@@ -12,7 +12,6 @@ NO_MPS_MEMORY = "MPS backend out of memory"
 
 
 def is_out_of_memory(cause: BaseException) -> bool:
-    """Returns True for `MemoryError`, `torch.OutOfMemoryError` and the errors of torch's allocators for CPU and MPS."""
     return isinstance(cause, MemoryError | torch.OutOfMemoryError) or any(
         part in str(cause) for part in (NO_CPU_MEMORY, NO_MPS_MEMORY)
     )

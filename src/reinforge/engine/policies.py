@@ -40,12 +40,10 @@ class NamedPolicies(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The newest version that any of them serves."""
         return max(policy.version for policy in self._policies.values())
 
     @property
     def model_name(self) -> str:
-        """The names of all models."""
         return ", ".join(dict.fromkeys(policy.model_name for policy in self._policies.values()))
 
     @property
@@ -54,15 +52,12 @@ class NamedPolicies(PolicyServer):
         return self._first.chat_template
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply from the first policy."""
         return await self._first.sample(request)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns the first policy's log p of each token."""
         return await self._first.score(token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
-        """Returns the tokens of a given reply, which are the same for all policies."""
         return await self._first.encode(request, reply)
 
     async def publish(self, version: int) -> None:

@@ -93,17 +93,14 @@ class EmbeddedPolicy(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The version of the weights that new replies are sampled from."""
         return self.sampler.versions[self.adapter]
 
     @property
     def model_name(self) -> str:
-        """The model's name, for `target_model` and the record."""
         return self._name
 
     @property
     def chat_template(self) -> str | None:
-        """The tokenizer's template."""
         return self.renderer.chat_template
 
     @property
@@ -263,7 +260,6 @@ class EmbeddedPolicy(PolicyServer):
         self.sampler.resume(version, self.adapter)
 
     def stats(self) -> SamplerStats:
-        """Returns the sampler's counters."""
         return self.sampler.stats()
 
     def build_request(
@@ -272,7 +268,6 @@ class EmbeddedPolicy(PolicyServer):
         """Returns what a sampler gets: the prompt's tokens, limits and constraints.
 
         Args:
-            request: The request.
             caller: Waits for the reply; None: another program samples it.
             grammar: What the reply must match.
 
@@ -301,7 +296,6 @@ class EmbeddedPolicy(PolicyServer):
         return built
 
     def _has_stop(self, texts: Sequence[str], ends: Container[int], token_ids: list[int]) -> bool:
-        """Returns True if a reply whose last tokens are these ends there."""
         if token_ids[-1] in ends:
             return True
         return bool(texts) and any(text in self.renderer.decode(token_ids) for text in texts)
@@ -345,7 +339,6 @@ class EmbeddedPolicy(PolicyServer):
         )
 
     def build_reply(self, request: ModelRequest, sampled: SampleRequest) -> ModelReply:
-        """Returns the reply to a request once it is sampled."""
         text, is_greedy = self.renderer.decode(sampled.token_ids), request.sampling.temperature == 0
         raw = self.renderer.decode_raw(sampled.token_ids)
         tokens = TokenLogprobs(
@@ -373,7 +366,6 @@ class EmbeddedPolicy(PolicyServer):
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns a text up to the first of the stop texts."""
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 

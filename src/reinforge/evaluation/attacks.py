@@ -83,7 +83,6 @@ def build_attacks(item: EvalInputItem, material: Material, attacks: Iterable[str
 
     Args:
         item: The example.
-        material: What they are made of.
         attacks: Kinds; None: all. Kinds that need other expected answers make none where there are none.
     """
     expected = _normalize(item.expected_output_obj)

@@ -39,7 +39,6 @@ class MetricChange:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Returns what `as_dict` returned."""
         before, after = (MetricSummary(**values[key]) if values[key] else None for key in ("before", "after"))
         improvement = Improvement(**values["improvement"]) if values["improvement"] else None
         return cls(values["metric"], values["split"], before, after, improvement, values["weight"])
@@ -70,7 +69,6 @@ class MetricChange:
 def select_scored_in_both(
     metric: str, base: EvaluationReport, tuned: EvaluationReport
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the scores of both models on the examples that have a score from both."""
     base_scores, tuned_scores = base.scores.get(metric, {}), tuned.scores.get(metric, {})
     ids = sorted(base_scores.keys() & tuned_scores.keys())
     return {i: base_scores[i] for i in ids}, {i: tuned_scores[i] for i in ids}
@@ -79,14 +77,7 @@ def select_scored_in_both(
 def summarize_arm(
     metric: str, report: EvaluationReport, scores: dict[str, float], other: EvaluationReport
 ) -> MetricSummary:
-    """Returns one model's mean over the examples that both models have a score on.
-
-    Args:
-        metric: Name of the evaluator.
-        report: The evaluation of this model.
-        scores: Its scores on these examples.
-        other: The evaluation of the other model, which may be the one that lacks scores.
-    """
+    """Returns one model's mean over the examples that both models have a score on."""
     own, others = (each.summaries.get(metric) for each in (report, other))
     reason = (own.unscored_reason if own else None) or (others.unscored_reason if others else None)
     return summarize(metric, scores, max(report.num_examples, other.num_examples), reason)

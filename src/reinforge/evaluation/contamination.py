@@ -57,7 +57,6 @@ def find_near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> 
     give (0, 1, 1.0) and (0, 2, 1.0). Empty texts are in no pair.
 
     Args:
-        texts: The texts.
         threshold: Smallest similarity of a pair, above 0 and up to 1.
     """
     runs = [split_runs(text) for text in texts]
@@ -159,7 +158,6 @@ class Repetition:
 
 
 def is_trained_on(split: str) -> bool:
-    """Returns True for `train`, and for `train (NAME)`: the examples of one stage of a pipeline."""
     return split.partition(" ")[0] == "train"
 
 

@@ -84,7 +84,6 @@ class FileDatasetConfig(DatasetConfig):
 
     @property
     def limits(self) -> RowLimits:
-        """The limits of the file."""
         return RowLimits(self.max_rows, self.max_row_chars, self.max_file_mb)
 
 
@@ -196,7 +195,6 @@ def _exists(path: Path) -> bool:
 
 
 def _list_nearby(tried: Sequence[Path]) -> list[str]:
-    """Returns the names of everything beside these paths."""
     with contextlib.suppress(OSError):
         return [entry.name for path in tried if path.parent.is_dir() for entry in path.parent.iterdir()]
     return []

@@ -69,7 +69,6 @@ class Demonstration:
         return indices[-1:] if last_only else indices
 
     def describe_prompt(self, *, last_only: bool = False) -> str:
-        """Returns what comes before the first message to train on, as text that is equal for equal prompts."""
         first = next(iter(self.replies(last_only=last_only)), len(self.messages))
         return json.dumps([self.messages[:first], self.tools], sort_keys=True, default=repr)
 
@@ -105,7 +104,6 @@ class RowFormat:
 
     @property
     def marks_bad_replies(self) -> bool:
-        """True if the rows say themselves that some replies are bad: rejected ones, and thumbs down."""
         return self.is_paired or (self.reward_key in (None, LABEL) and (self.has_disliked or self.shape == LABELLED))
 
     @property
@@ -121,7 +119,6 @@ class RowFormat:
         """Returns the ids of the rows in groups: with rewards those of equal prompts, else each row alone.
 
         Args:
-            rows: Id -> row.
             last_only: Only the last reply of a row is trained on, so that all before it is the prompt.
         """
         groups: dict[str, list[str]] = {}
@@ -137,7 +134,6 @@ def detect_format(rows: Sequence[Any], reward_key: str | None = None) -> RowForm
     """Returns how to read these rows.
 
     Args:
-        rows: The rows.
         reward_key: The configured column with the reward; None: `reward` or `score`, if every row has a number there,
             or `label`, if every row has a thumb.
     """
@@ -164,8 +160,6 @@ def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | N
     """Returns a row's conversation, or its chosen and its rejected one.
 
     Args:
-        row: A row of the dataset.
-        shape: One of `DEMONSTRATION_SHAPES`.
         reward_key: The column with the reward; None: the shape alone says what is good.
 
     Raises:

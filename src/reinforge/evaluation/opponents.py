@@ -59,14 +59,12 @@ class SiblingGroups:
         return self._sizes[_group_of(record.key)]
 
     def is_scored(self, record: EpisodeRecord) -> bool:
-        """Returns True if an earlier process of the run scored the episode."""
         return record.key in self._is_scored
 
     async def join(self, record: EpisodeRecord, compare: Compare) -> None:
         """Waits until all siblings of an episode have been compared; called for each episode, missing ones too.
 
         Args:
-            record: The episode, which has ended.
             compare: Compares the siblings; called once for a group, by its last episode.
         """
         group = _group_of(record.key)
@@ -92,7 +90,6 @@ class BaseAnswers:
         self._loaded = set[str]()
 
     def add(self, records: Iterable[EpisodeRecord]) -> None:
-        """Keeps those episodes that are the base model's."""
         for record in records:
             if is_of_base(record.key):
                 self._records[record.key.phase, record.key.example_id, record.key.generation] = record
@@ -169,7 +166,6 @@ class Referee:
     async def _score(
         self, name: str, evaluator: GroupEvaluator, records: Sequence[EpisodeRecord]
     ) -> list[EvalOutputItem]:
-        """Returns the scores of several episodes, compared with each other."""
         items = [each.item.copy_with_updates(trajectory=build_steps(each)) for each in records]
         return await self._repeat(name, records[0], lambda: score_group(evaluator, items, self.timeout_s))
 
@@ -191,12 +187,10 @@ async def _wrap(score: Awaitable[EvalOutputItem]) -> list[EvalOutputItem]:
 
 
 def is_of_base(key: EpisodeKey) -> bool:
-    """Returns True for an episode of the base model on a held-out example."""
     return key.epoch == BASELINE and BASE_PHASE.get(key.phase) == key.phase
 
 
 def _score_neutral(record: EpisodeRecord, why: str) -> EvalOutputItem:
-    """Returns the score of an answer that there is nothing to compare with."""
     return EvalOutputItem(id=record.item.id, score=NEUTRAL, reasoning=why)
 
 

@@ -48,7 +48,6 @@ def search_pattern(pattern: str, text: str, timeout_s: float, *, whole: bool = F
 
     Args:
         pattern: In Python's syntax.
-        text: The text.
         timeout_s: Time limit in seconds.
         whole: The pattern must match all of the text.
 

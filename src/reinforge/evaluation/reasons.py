@@ -50,7 +50,6 @@ class ReasonCounts:
         return text if count == total else f"{text} ({count:,} of {total:,})"
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the counts by reason, ready for JSON."""
         return {self._first[kind]: count for kind, count in self._counts.items()}
 
 
@@ -85,7 +84,6 @@ def find_unscored_reason(records: Sequence[EpisodeRecord], metric: str) -> str |
     """Returns the commonest reason why one evaluator has no score of an episode; None: it has scored all.
 
     Args:
-        records: Finished episodes.
         metric: Name of the evaluator.
     """
     reasons = []

@@ -122,7 +122,6 @@ def find_unusable(value: Any, *, finite: bool = True) -> tuple[str, str] | None:
     """Returns what is wrong with a row and how to fix it; None: nothing.
 
     Args:
-        value: A row.
         finite: NaN and infinity are wrong, as in JSON; a column of numbers may hold them.
     """
     waiting: list[tuple[str, Any, int]] = [("", value, 1)]

@@ -54,7 +54,6 @@ class LoadedRows:
 
     @property
     def rows(self) -> list[Any]:
-        """The rows as they stand in the file."""
         return [item.full_dataset_entry for item in self.items]
 
     def parse(self) -> list[list[Demonstration]]:
@@ -90,7 +89,6 @@ def load_rows(path: Path) -> LoadedRows:
 
 
 def any_replies(loaded: LoadedRows) -> bool:
-    """Returns True if the rows bring replies to train on."""
     return loaded.row_format.shape in DEMONSTRATION_SHAPES and not loaded.shape.startswith("messages (prompts")
 
 
@@ -192,7 +190,6 @@ def find_repeated_rows(loaded: LoadedRows, threshold: float) -> dict[int, tuple[
     """Returns rows to leave out: index -> the earlier row that stays, and the similarity of the two.
 
     Args:
-        loaded: The rows.
         threshold: Smallest similarity of near-duplicates; 1: only rows with the same prompt and the same replies.
     """
     first: dict[str, int] = {}

@@ -58,11 +58,9 @@ class RowProblems:
         return [*self.problems[:MAX_PROBLEMS], *rest]
 
     def add(self, location: str, message: str, fix: str = "") -> None:
-        """Adds a problem."""
         self.problems.append(Problem("", message, fix, location))
 
     def raise_all(self) -> None:
-        """Raises a `ConfigError` with all problems, if there are any."""
         if self.problems:
             raise ConfigError(self.first)
 
@@ -85,7 +83,6 @@ def read_json_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
     """Yields the items of a JSON list, each with the line on which it starts; only one is in memory at a time.
 
     Args:
-        file: The file.
         problems: Problems found so far; new ones are added.
 
     Raises:
@@ -141,7 +138,6 @@ def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
     """Yields the object on each line; empty lines are skipped.
 
     Args:
-        file: The file.
         problems: Problems found so far; new ones are added.
 
     Raises:
@@ -212,7 +208,6 @@ def read_csv_rows(file: TextRows, problems: RowProblems, delimiter: str = ",") -
     A row's location is the line on which it starts, since quoted cells may contain line breaks.
 
     Args:
-        file: The file, read with `newline=""`.
         problems: Problems found so far; new ones are added.
         delimiter: Separator between cells.
 
@@ -351,7 +346,6 @@ def check_count(count: int, limits: RowLimits, name: str) -> None:
 
 
 def number_rows(values: Any, name: str) -> list[Row]:
-    """Returns values as rows, numbered from 1."""
     return [Row(value, f"{name}: row {number}") for number, value in enumerate(values, start=1)]
 
 

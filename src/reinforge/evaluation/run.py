@@ -92,11 +92,9 @@ class DatasetEvaluation(EvaluationRunner):
         self._referee = Referee(self._base_answers, self._failures, outcomes.retries, runner.limits.evaluator_timeout_s)
 
     def example_ids(self, split: str) -> list[str]:
-        """Returns the ids of a split's examples."""
         return [str(item.id) for item in self.splits[split]]
 
     def examples(self, split: str) -> list[EvalInputItem]:
-        """Returns a split's examples."""
         return list(self.splits[split])
 
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
@@ -117,11 +115,9 @@ class DatasetEvaluation(EvaluationRunner):
         return records
 
     def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
-        """Returns the collected episodes of a past epoch, in the order of their keys."""
         return self.load_episodes(epoch, self._items, "collect")
 
     def find_call(self, call_id: str) -> ModelCall | None:
-        """Returns the model call of this epoch, or of one collected ahead, with this id, or None."""
         return next((calls[call_id] for calls in self._calls.values() if call_id in calls), None)
 
     def _get_evaluators(self, example_id: str) -> dict[str, Evaluator]:
@@ -297,7 +293,6 @@ class DatasetEvaluation(EvaluationRunner):
 
 
 def count_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, int]:
-    """Returns the number of episodes by outcome."""
     return dict(Counter(record.outcome.value for record in records))
 
 
@@ -339,8 +334,6 @@ def describe_too_many(what: str, unscored: str, allowed: float, reason: str) -> 
     Args:
         what: What was scored, for example `epoch 3`.
         unscored: What has no score, with its count: `30 of 40 episodes`.
-        allowed: The share that may be missing.
-        reason: The commonest reason.
     """
     because = f"; the commonest reason: {reason}" if reason else ""
     return f"{what}: {unscored} have no score, more than outcomes.max_missing ({allowed:.0%}) allows{because}"

@@ -29,8 +29,6 @@ class ScoreFailures:
         """Reports a missing score, unless the evaluator has failed in this way before.
 
         Args:
-            evaluator: Its name.
-            example_id: The example.
             reason: Why there is no score: the exception with its file and line, if it raised one.
         """
         kinds, kind = self._kinds[evaluator], without_numbers(reason)

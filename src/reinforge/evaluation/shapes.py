@@ -73,8 +73,6 @@ def build_examples(rows: Sequence[Row], columns: Columns, name: str, problems: R
     """Returns one example per row.
 
     Args:
-        rows: The rows.
-        columns: Names of the columns.
         name: The dataset's name in error messages.
         problems: Problems found so far; new ones are added.
 

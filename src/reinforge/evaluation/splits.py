@@ -45,7 +45,6 @@ def split_examples(
     Args:
         items: The examples, with unique ids.
         config: Shares (up to 1), counts (above 1), or the column that names the split.
-        seed: The run's seed.
         id_key: The column with the id, which does not count as content.
 
     Raises:
@@ -151,7 +150,6 @@ def group_equal_examples(
     """Returns groups of ids whose examples have equal content; groups and ids are in the order of the ids.
 
     Args:
-        items: The examples.
         id_key: The column with the id, which does not count as content.
         split_key: The column with the split, which does not count either.
         by_prompt: Only the prompt counts in rows with replies to train on.

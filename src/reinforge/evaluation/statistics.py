@@ -61,7 +61,6 @@ class Improvement:
         return f"{format_interval(self.mean_difference, self.ci_low, self.ci_high, signed=True)}"
 
     def format_p_value(self) -> str:
-        """Returns `p = 0.034`, or `p < 0.001`."""
         return "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.3f}"
 
 
@@ -76,7 +75,6 @@ def compute_mean_interval(values: Sequence[float], level: float = 0.95) -> tuple
 
     Args:
         values: One score per example; at least one.
-        level: Coverage of the interval.
 
     Raises:
         ValueError: There are no values, or one is not finite.
@@ -259,7 +257,6 @@ def format_interval(
 
     Args:
         mean: The mean; None: unknown.
-        low: Lower bound of its interval.
         high: Upper bound of its interval.
         signed: Write a plus sign before positive numbers, for differences.
     """
@@ -387,7 +384,6 @@ def fair_coin_cdf(k: int, n: int) -> float:
     Example: `fair_coin_cdf(1, 3)` -> (3 + 1) / 8 = 0.5.
 
     Args:
-        k: Number of heads, at most `n / 2`.
         n: Number of tosses.
     """
     below = np.arange(k, 0, -1)

@@ -33,10 +33,8 @@ def split_with_validation(
     """Returns the splits; if the two datasets share ids, those of the validation dataset get a prefix.
 
     Args:
-        train: Every example to train on.
         validation: Examples to divide into `select` and `confirm`.
         config: Sets the ratio of `select` to `confirm` by their shares (or counts).
-        seed: The run's seed.
         id_key: The column with the id, which does not count as content.
 
     Raises:

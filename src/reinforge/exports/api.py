@@ -151,10 +151,8 @@ def export(
                          reward="exact_match")
 
     Args:
-        run: A run's name or folder, or `last`.
         format: `merged`: a folder that transformers and vLLM load; `peft`: the LoRA adapter; `gguf`: a file for
             llama.cpp and Ollama.
-        output: The folder; None: `.reinforge/exports/RUN-FORMAT`.
         adapter: Which of several adapters of the run.
         dtype: Of a merged model: `float32` or `bfloat16`; None: that of the training.
         quantize: How a GGUF file stores matrices: `f32`, `f16`, `bf16`, `q8_0` or `q4_k_m`.
@@ -162,15 +160,11 @@ def export(
         judge: Measure the exported model: its tokens, and the agent's figure on `confirm`.
         judge_with: `transformers`, `llama.cpp`, or `auto`.
         workflow: The agent of a run that `reinforge.finetune` made; without it only the tokens are compared.
-        dataset: The dataset of such a run.
-        reward: The reward of such a run.
         push: Name on the Hugging Face hub to upload to.
-        private: A new repository there is private.
         allow_not_promoted: Upload although the run did not promote the model.
         output_dir: Folder of the run folders; None: `.reinforge/runs`.
         project_root: The folder of the run's Python files, which you trust, for a run that was made elsewhere.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        progress: Shows the judging.
         registry: Component types; None: all installed ones.
 
     Raises:
@@ -203,11 +197,6 @@ def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:
     """Writes, judges and uploads the model of a run.
 
     The folder appears complete, with its card, or not at all; the run folder is only read.
-
-    Args:
-        run: The run's name or folder, or `last`.
-        output_dir: Folder of the run folders.
-        options: How.
 
     Raises:
         ConfigError, ReinforgeError: See `export`.

@@ -36,9 +36,7 @@ def format_card(model: TrainedModel, artifact: Artifact, kind: Format, judgement
     """Returns the text of a model card.
 
     Args:
-        model: The run's model.
         artifact: What was written.
-        kind: Its format.
         judgement: What it is worth; None: it was not judged.
     """
     sections = [

@@ -104,11 +104,6 @@ async def judge(model: TrainedModel, artifact: Path, options: JudgeOptions) -> J
     """Returns the judgement of an artifact.
 
     A part that cannot be measured is left out with its reason; the artifact is what it is.
-
-    Args:
-        model: The run's model.
-        artifact: The exported folder, or the GGUF file.
-        options: How.
     """
     judgement = Judgement(describe_program(options.program), note=options.why_not)
     reader = JournalReader(model.run)

@@ -27,7 +27,6 @@ TEMPLATE = "tokenizer.chat_template"
 
 
 def has_llama_cpp() -> bool:
-    """Returns True if llama-cpp-python is installed."""
     return importlib.util.find_spec("llama_cpp") is not None
 
 
@@ -70,12 +69,10 @@ class LlamaCppPolicy(PolicyServer):
 
     @property
     def model_name(self) -> str:
-        """The file."""
         return str(self._path)
 
     @property
     def chat_template(self) -> str | None:
-        """The template in the file."""
         return self._template
 
     def tokenize(self, request: ModelRequest) -> list[int]:
@@ -151,7 +148,6 @@ class LlamaCppPolicy(PolicyServer):
         return bool(self._library.llama_vocab_is_eog(self.model._model.vocab, token))
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given those before it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: [self._score(row) for row in token_ids])
 
@@ -173,6 +169,5 @@ class LlamaCppPolicy(PolicyServer):
         return hashlib.sha256(self.model_name.encode()).hexdigest()[:16]
 
     def close(self) -> None:
-        """Frees the model."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.model.close()

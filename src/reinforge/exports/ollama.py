@@ -113,7 +113,6 @@ def format_modelfile(file: str, sampling: SamplingConfig, ends: Sequence[str], t
 
     Args:
         file: Name of the GGUF file beside it.
-        sampling: How the run sampled.
         ends: Texts of the tokens that end a reply.
         template: The chat template; None: it could not be rewritten.
     """

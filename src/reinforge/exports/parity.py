@@ -51,7 +51,6 @@ class Parity:
 
     @property
     def is_equal(self) -> bool:
-        """True if prompts and replies have the same tokens."""
         return self.num_prompts > 0 and self.num_equal_prompts == self.num_equal_replies == self.num_prompts
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,9 +128,6 @@ async def compare(
 
     Args:
         expected: Greedy replies of the run's model.
-        logprobs: Its log-probs of prompt and reply, one array each.
-        artifact: Serves the artifact.
-        requests: The requests.
     """
     replies = await sample_greedy(artifact, requests)
     num_prompts = num_equal_prompts = num_equal_replies = num_tokens = num_equal = 0

@@ -50,10 +50,6 @@ def push_folder(client: HubClient, folder: Path, hub_id: str, message: str, *, p
     """Uploads a folder and returns where it is.
 
     Args:
-        client: The hub.
-        folder: The exported folder.
-        hub_id: `owner/name`.
-        message: The commit's message.
         private: For a new repository: only its owner can see it.
 
     Raises:

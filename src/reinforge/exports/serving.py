@@ -37,7 +37,6 @@ class ServedArtifact(TrainerAdapter):
         self._server = server
 
     def policy(self) -> PolicyServer:
-        """Returns the policy."""
         return self._server
 
     async def is_healthy(self) -> bool:
@@ -45,7 +44,6 @@ class ServedArtifact(TrainerAdapter):
         return False
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Refuses every job."""
         raise BackendError("an exported model is served, not trained")
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -74,7 +72,6 @@ def choose_program(wanted: str, *, is_gguf: bool) -> str:
 
 
 def describe_program(program: str) -> str:
-    """Returns a program with its version."""
     package = "llama-cpp-python" if program == LLAMA_CPP else program
     return f"{package} {importlib.metadata.version(package)}"
 
@@ -84,7 +81,6 @@ def serve(artifact: Path, program: str, model: TrainedModel, device: str, scratc
     """Yields a policy server over an artifact.
 
     Args:
-        artifact: A folder, or a GGUF file.
         program: `transformers` or `llama.cpp`.
         model: The run's model, for how it was sampled.
         device: Where transformers runs.

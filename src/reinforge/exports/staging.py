@@ -60,7 +60,6 @@ def stage_folder(target: Path, kind: str) -> Iterator[Path]:
     What processes that were killed left behind is removed first.
 
     Args:
-        target: The final path.
         kind: Recorded in the manifest.
 
     Raises:

@@ -76,17 +76,14 @@ class TrainedModel:
 
     @property
     def name(self) -> str:
-        """The run's name, and the adapter's if there are several."""
         return self.run.name if self.adapter is None else f"{self.run.name}-{self.adapter}"
 
     @property
     def is_adapter(self) -> bool:
-        """True if the run trained a LoRA adapter."""
         return (self.folder / ADAPTER_CONFIG).is_file()
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The `finetuning` section."""
         section: Mapping[str, Any] = self.config.get("finetuning", {})
         return section
 
@@ -97,23 +94,19 @@ class TrainedModel:
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How the run sampled."""
         return SamplingConfig.model_validate(self.settings.get("sampling") or {})
 
     @property
     def history(self) -> str:
-        """How earlier replies reached the model: `template` or `splice`."""
         return str(self.policy.get("history") or "template")
 
     @property
     def dtype(self) -> str:
-        """The data type that the weights were trained in: `float32` or `bfloat16`."""
         named = self.policy.get("dtype")
         return named if named in ("float32", "bfloat16") else _read_stored_dtype(self.folder)
 
     @property
     def has_value_head(self) -> bool:
-        """True if the run trained a value head, which no format holds."""
         algorithm = self.settings.get("algorithm")
         return isinstance(algorithm, Mapping) and algorithm.get("_type") == "ppo"
 
@@ -130,7 +123,6 @@ def find_trained_model(name: str, output_dir: Path, adapter: str | None = None) 
     """Returns the model of a run: the promoted one, else the best checkpoint.
 
     Args:
-        name: The run's name or folder, or `last`.
         output_dir: Folder of the run folders.
         adapter: Which of several adapters.
 

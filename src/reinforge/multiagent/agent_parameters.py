@@ -39,7 +39,6 @@ class AgentParameters(Block):
     supervisor_name: str = Field(default="Supervisor", description="The name before that line.")
 
     def is_supervised(self, round_id: int) -> bool:
-        """Returns True if its prompt ends with the supervisor's line in a round, from 0."""
         rounds = self.use_supervisor_message
         return rounds == "all" or rounds == ("all_but_first" if round_id else "first")
 

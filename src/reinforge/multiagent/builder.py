@@ -162,7 +162,6 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         return groups
 
     def _find_first_compatible(self, epoch: int) -> int:
-        """Returns the first epoch whose episodes an epoch can also train on: single dialogues make no pairs."""
         num_single = count_single_dialogue_epochs(self.run_config)
         return num_single if epoch >= num_single else 0
 

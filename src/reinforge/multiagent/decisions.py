@@ -31,7 +31,6 @@ def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
 
     Args:
         text: The message.
-        words: Words for the decisions, in lower case.
     """
     decided = {words[word] for word in find_decision_words(text, words)}
     return next(iter(decided)) if len(decided) == 1 else None

@@ -44,7 +44,6 @@ class DialogueProblem:
 
         Args:
             item: The example, whose expected output is accept or reject, 1 or 0, true or false, yes or no.
-            words: Further words for decisions.
 
         Raises:
             EvaluationError: The expected output is none of these.
@@ -125,12 +124,10 @@ class Dialogue:
     order: tuple[str, ...] = ()
 
     def messages_in(self, round_: int) -> list[Message]:
-        """Returns the messages of one round, in the order in which they are delivered."""
         messages = [message for message in self.messages if message.round == round_]
         return sorted(messages, key=lambda m: self.order.index(m.agent) if m.agent in self.order else -1)
 
     def before_round(self, round_: int) -> Dialogue:
-        """Returns the dialogue as it was before a round."""
         earlier = tuple(message for message in self.messages if message.round < round_)
         return replace(self, messages=earlier, round=round_, step=Step(), rewards={})
 
@@ -139,6 +136,5 @@ class Dialogue:
         return replace(self, messages=(*self.messages, *messages), round=self.round + 1)
 
     def with_step(self, step: Step) -> Dialogue:
-        """Returns the dialogue with the outcome of its last round, and its rewards added up."""
         earned = {name: self.rewards.get(name, 0.0) + value for name, value in step.rewards.items()}
         return replace(self, step=step, rewards={**self.rewards, **earned})

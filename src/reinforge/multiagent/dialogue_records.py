@@ -14,7 +14,6 @@ def parse_dialogues(output: Mapping[str, Any], row: Mapping[str, Any] | None = N
     """Returns the dialogues of one episode: one, or one per branch of its tree.
 
     Args:
-        output: The episode's output (`ProtocolOutput`).
         row: The example's columns.
     """
     problem = DialogueProblem(output["question"], output["truth"], {"question": output["question"], **(row or {})})

@@ -85,12 +85,10 @@ class _PendingReply:
 
     @property
     def message(self) -> Message | None:
-        """The valid reply; None if there is none."""
         return self.last if self.invalid_reason is None else None
 
     @property
     def num_invalid(self) -> int:
-        """Number of invalid replies."""
         return self.num_retries + (self.invalid_reason is not None and self.overflow is None)
 
 
@@ -185,7 +183,6 @@ class ProtocolWorkflow:
     async def _play_round(
         self, level: Sequence[_DialogueBranch], width: int, context: Any
     ) -> tuple[list[_DialogueBranch], list[list[_PendingReply]]]:
-        """Returns the branches after one more round, up to `width` of each, and the replies on each."""
         grown, pending = list[_DialogueBranch](), list[list[_PendingReply]]()
         for branch in level:
             turns = self.handler.active_turns(branch.dialogue)

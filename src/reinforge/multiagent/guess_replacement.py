@@ -37,10 +37,6 @@ async def replace_verifier_guesses(
 
     Args:
         groups: Views of dialogues that are not trees; those of the verifier are changed in place.
-        records: Their episodes.
-        handler: The protocol.
-        share: Share of the verifier's trajectories, in [0, 1].
-        seed: The run's seed.
         policy: Encodes the decision as tokens, or as a chat prompt if the backend returns no tokens.
 
     Raises:
@@ -104,7 +100,6 @@ async def _replace_guess(
 
 
 def _is_sampled_turn(turn: EpisodeItem, sampled: TokenLogprobs | ChatPrompt | None) -> bool:
-    """Returns True if a turn is the reply of a call with these tokens or this prompt."""
     if isinstance(sampled, TokenLogprobs):
         return turn.logprobs is sampled
     return sampled is not None and turn.logprobs == sampled

@@ -158,7 +158,6 @@ class ProtocolHandler(ABC):
         return DialogueProblem.from_item(item, words)
 
     def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
-        """Returns the decision that each prover argues for in one episode."""
         if self.prover_names and self.config.randomize_prover_stance:
             return {name: rng.choice(DECISIONS[:2]) for name in self.prover_names}
         return dict.fromkeys(self.prover_names, "accept")
@@ -199,7 +198,6 @@ class ProtocolHandler(ABC):
         return text
 
     def display_name(self, agent: str, dialogue: Dialogue) -> str:
-        """Returns the name under which the other agents see an agent."""
         return agent
 
     def hint(self, agent: str, dialogue: Dialogue) -> str:
@@ -211,7 +209,6 @@ class ProtocolHandler(ABC):
         return f"Decide now: {self.list_decisions()}."
 
     def list_decisions(self) -> str:
-        """Returns the words that decide, for a prompt: "accept or reject", or all of a scale."""
         if values := self.config.decision_values:
             return list_decision_words(values)
         return f"{self.format_decision('accept')} or {self.format_decision('reject')}"
@@ -299,7 +296,6 @@ class ProtocolHandler(ABC):
 
     @property
     def agent_names(self) -> tuple[str, ...]:
-        """Every agent."""
         return (*self.prover_names, *self.verifier_names, *self.others)
 
     @property
@@ -314,17 +310,14 @@ class ProtocolHandler(ABC):
 
     @property
     def message_channel_names(self) -> tuple[str, ...]:
-        """Every channel."""
         return tuple(self.channels())
 
     @property
     def agent_channel_visibility(self) -> list[tuple[str, str]]:
-        """Pairs of an agent and a channel that it sees."""
         return [(agent, channel) for channel, members in self.channels().items() for agent in members]
 
     @property
     def max_message_rounds(self) -> int:
-        """Rounds after which a dialogue is over."""
         return self.config.max_message_rounds
 
     @property
@@ -338,7 +331,6 @@ class ProtocolHandler(ABC):
         return max(0, sum(self._speaks(self.verifier_names, r) for r in range(self.max_message_rounds)) - 1)
 
     def can_agent_see_channel(self, agent_name: str, channel_name: str) -> bool:
-        """Returns True if an agent sees the messages of a channel."""
         return agent_name in self.channels().get(channel_name, ())
 
     def can_agent_be_active(self, agent_name: str, round_id: int, channel_name: str) -> bool:
@@ -364,7 +356,6 @@ class ProtocolHandler(ABC):
         return config.prover_reward / 2
 
     def turns_in_round(self, round_id: int) -> list[Turn]:
-        """Returns the turns of a round."""
         turns = self.turns()
         return list(turns[round_id % len(turns)])
 
@@ -373,7 +364,6 @@ class ProtocolHandler(ABC):
         return [turn for turn in self.turns_in_round(dialogue.round) if turn[0] not in dialogue.absent]
 
     def is_last_turn(self, agent: str, round_id: int) -> bool:
-        """Returns True if an agent has no turn after a round."""
         return not any(self._speaks((agent,), r) for r in range(round_id + 1, self.max_message_rounds))
 
     def _speaks(self, agents: Sequence[str], round_id: int) -> bool:

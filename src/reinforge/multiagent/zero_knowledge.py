@@ -101,27 +101,21 @@ class ZeroKnowledge(ProtocolHandler):
         await self.base.setup(builder)
 
     def parse_problem(self, item: EvalInputItem) -> DialogueProblem:
-        """Returns the protocol's problem."""
         return self.base.parse_problem(item)
 
     def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
-        """Returns the protocol's stances."""
         return self.base.stances(problem, rng)
 
     def absent(self, problem: DialogueProblem, rng: random.Random) -> frozenset[str]:
-        """Returns the protocol's absent agents."""
         return self.base.absent(problem, rng)
 
     def order(self, problem: DialogueProblem, rng: random.Random) -> tuple[str, ...]:
-        """Returns the protocol's order."""
         return self.base.order(problem, rng)
 
     def parse_decision(self, text: str) -> Decision | None:
-        """Returns the decision in a verifier's message."""
         return self.base.parse_decision(text)
 
     def format_decision(self, decision: Decision) -> str:
-        """Returns the message that makes a decision."""
         return self.base.format_decision(decision)
 
     def check_reply(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
@@ -147,7 +141,6 @@ class ZeroKnowledge(ProtocolHandler):
 
     @property
     def max_message_rounds(self) -> int:
-        """The protocol's rounds."""
         return self.base.max_message_rounds
 
     @property
@@ -157,7 +150,6 @@ class ZeroKnowledge(ProtocolHandler):
 
     @property
     def max_verifier_questions(self) -> int:
-        """The protocol's number of questions, which each verifier has."""
         return self.base.max_verifier_questions
 
     # Outcome and rewards.
@@ -171,7 +163,6 @@ class ZeroKnowledge(ProtocolHandler):
         return Step(True, standard.decision, standard.terminated, rewards)
 
     def _find_outcome(self, dialogue: Dialogue, kind: str) -> Step:
-        """Returns the protocol's outcome in one kind of channels, which may have come in an earlier round."""
         view = _project(dialogue, kind)
         steps = (self.base.step_interaction_protocol(view.before_round(r)) for r in range(1, dialogue.round + 1))
         return next((step for step in steps if step.done), Step())
@@ -235,7 +226,6 @@ def _copy_turn(turn: Turn) -> list[Turn]:
 
 
 def _split_channel(channel: str) -> tuple[str, str]:
-    """Returns the protocol's channel, and the kind: main_adversarial -> (main, adversarial)."""
     name, _, kind = channel.rpartition("_")
     return name, kind
 
@@ -249,7 +239,6 @@ def _kind_of(agent: str) -> Kind:
 
 
 def _project(dialogue: Dialogue, kind: str) -> Dialogue:
-    """Returns the dialogue in one kind of channels, as one of the protocol itself."""
     return replace(
         dialogue, messages=tuple(_rename(m) for m in dialogue.messages if _split_channel(m.channel)[1] == kind)
     )

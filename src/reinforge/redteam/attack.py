@@ -124,7 +124,6 @@ class Attack:
 
         Args:
             item: The example; `input_obj` opens the conversation.
-            llm: The attacker.
             context: Grows a tree if `is_training`, one conversation otherwise.
 
         Raises:
@@ -149,7 +148,6 @@ class Attack:
     async def _probe(
         self, opening: str, level: Sequence[_AttackBranch], width: int, llm: Any
     ) -> list[tuple[_AttackBranch, Any]]:
-        """Returns `width` probes for each branch, all requested at once."""
         branches = [branch for branch in level for _ in range(width)]
         create, limit = llm.chat.completions.create, self.config.max_tokens
         replies = await asyncio.gather(

@@ -73,11 +73,9 @@ class AttackReport:
     examples: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report, ready for JSON."""
         return asdict(self)
 
     def lines(self, name: str) -> list[str]:
-        """Returns the report as lines of text."""
         perplexity = {key: "unknown" if value is None else f"{value:.2f}" for key, value in self.perplexity.items()}
         firsts = ", ".join(f"turn {turn}: {count}" for turn, count in sorted(self.first_failure.items())) or "none"
         diversity = "unknown" if self.diversity is None else f"{self.diversity:.2f}"
@@ -91,7 +89,6 @@ class AttackReport:
         ]
 
     def example_lines(self) -> list[str]:
-        """Returns the examples as lines of text."""
         lines = []
         for number, example in enumerate(self.examples, 1):
             lines += [
@@ -137,7 +134,6 @@ def write_report(folder: Path, reports: Mapping[str, AttackReport]) -> list[str]
     """Writes the reports into a folder and returns the lines of the text.
 
     Args:
-        folder: The run folder.
         reports: Reports by name, such as `before` and `after`; the examples come from the last one.
     """
     lines = [line for name, report in reports.items() for line in report.lines(name)]

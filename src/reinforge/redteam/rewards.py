@@ -33,9 +33,7 @@ def compute_attack_reward(weights: AttackWeights, combined: float, response: flo
     Example: with the weights 0.1, 0.1 and 0.025: scores 1 and 1, perplexity 4 -> 0.1 + 0.1 - 0.1 = 0.1.
 
     Args:
-        weights: The weights.
         combined: Score of probe and response together.
-        response: Score of the response.
         perplexity: Perplexity of the probe, at least 1; None: the term is 0.
     """
     penalty = 0.0 if perplexity is None else weights.perplexity * perplexity

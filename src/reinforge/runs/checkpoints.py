@@ -40,23 +40,18 @@ class Checkpoints:
         self.run, self.folder = run, run / "checkpoints"
 
     def name(self, version: int) -> str:
-        """Returns the name of a version's checkpoint, relative to the run folder."""
         return f"checkpoints/step-{version:06d}"
 
     def has(self, version: int) -> bool:
-        """True if a version has a checkpoint."""
         return (self.run / self.name(version)).is_dir()
 
     def names(self) -> list[str]:
-        """Returns the names of all checkpoints, the oldest first."""
         return sorted(f"checkpoints/{path.name}" for path in self.folder.glob("step-*"))
 
     async def write(self, adapter: TrainerAdapter, version: int, state: dict[str, Any] | None = None) -> str | None:
         """Writes the current weights as the checkpoint of `version`.
 
         Args:
-            adapter: Writes the weights.
-            version: Their version.
             state: The run's state, which resuming needs.
 
         Returns:

@@ -70,7 +70,6 @@ class ComparedExample:
 
     @property
     def change(self) -> float:
-        """Second minus first."""
         return self.second - self.first
 
 
@@ -118,7 +117,6 @@ class RunComparison:
         return f"No difference in {metric} was shown: its 95 % interval {found.difference} includes 0."
 
     def count_examples(self) -> tuple[int, int, int]:
-        """Returns how many examples are better in the second run, the same, and worse."""
         changes = [example.change for example in self.examples]
         return sum(each > 0 for each in changes), sum(each == 0 for each in changes), sum(each < 0 for each in changes)
 
@@ -180,7 +178,6 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
     """Returns two runs side by side.
 
     Args:
-        first: Folder of the run that is compared with.
         second: Folder of the other run; differences are second minus first.
 
     Raises:
@@ -259,7 +256,6 @@ def _list_metrics(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
 
 
 def _find_verdict_metric(run: RunOverview) -> str | None:
-    """Returns the evaluator that a verdict would be about, by the configuration."""
     config = read_config(run.folder)
     gate, reward = (_get_block(config, "finetuning", name) for name in ("gate", "reward_function"))
     return gate.get("metric") or reward.get("name")
@@ -341,7 +337,6 @@ def _find_changed_code(found: RunComparison) -> list[str]:
 
 
 def _read_clusters(found: RunComparison) -> dict[str, str]:
-    """Returns example id -> its conversation or prompt, of those that share it with others."""
     records = [run.record for run in (found.first, found.second) if run.record is not None]
     return {example: name for record in records for example, name in (record.facts.get(CLUSTERS) or {}).items()}
 

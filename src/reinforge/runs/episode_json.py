@@ -50,7 +50,6 @@ def parse_episode(data: dict[str, Any], item: EvalInputItem) -> EpisodeRecord:
     """Returns an episode from what `dump_episode` wrote; the data of its marks comes back as plain JSON values.
 
     Args:
-        data: The episode, read from JSON.
         item: Its example.
     """
     key = EpisodeKey(data["phase"], data["epoch"], data["example_id"], data["generation"], data["round"])

@@ -35,8 +35,6 @@ def find_episode(folder: Path, number_or_key: str, phase: str | None = None, epo
     """Returns one episode of a run.
 
     Args:
-        folder: The run folder.
-        number_or_key: A number from 0, in the order in which the episodes ended, or a key.
         phase: Count only the episodes of this phase.
         epoch: Count only the episodes of this epoch.
 

@@ -35,17 +35,14 @@ class GuardEvent:
     count: int = 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the event, ready for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Returns an event from what `as_dict` returned."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in names})
 
     def __str__(self) -> str:
-        """Returns `epoch 7, guard entropy: the entropy ...`."""
         where = "before training" if self.epoch < 0 else f"epoch {self.epoch}"
         return f"{where}, guard {self.guard}: {self.text}"
 

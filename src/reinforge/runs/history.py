@@ -38,7 +38,6 @@ def _describe_start(number: int, session: Session) -> str:
 
 
 def _describe_epochs(rows: list[StageRow]) -> list[tuple[float | None, str]]:
-    """Returns one sentence per epoch, in the order of its first stage."""
     by_epoch: dict[str, list[StageRow]] = {}
     stages = {row.epoch: f" ({row.data['stage']})" for row in rows if row.data.get("stage")}
     for row in rows:
@@ -87,7 +86,6 @@ def _describe_stage(stage: str, data: dict[str, Any]) -> str:
 
 
 def _describe_validation(row: ValidationRow) -> str:
-    """Returns `validated 0.412 [0.380, 0.445] on 64 examples`."""
     interval = format_interval(row.avg_reward, row.ci_low, row.ci_high)
     num_examples = "?" if row.num_examples is None else row.num_examples
     return f"validated {interval} on {num_examples} examples" + (f": {row.error}" if row.error else "")

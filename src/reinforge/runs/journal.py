@@ -133,12 +133,10 @@ class RunJournal(JournalReader):
         crash_point("rollout.after_journal")
 
     def record_stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
-        """Records that a stage of an epoch has ended, and waits until that is on disk."""
         self._insert("stages", epoch=epoch, stage=stage, at_s=time.time(), data=to_json(data))
         self.flush()
 
     def record_job_intent(self, job_key: str, epoch: int, run_id: str) -> None:
-        """Records that a job is about to be submitted, and waits until that is on disk."""
         row = {"job_key": job_key, "epoch": epoch, "run_id": run_id, "status": INTENT, "at_s": time.time()}
         self._writer.put(lambda db: insert_row(db, "jobs", keep_existing=True, **row))
         self.flush()
@@ -178,17 +176,14 @@ class RunJournal(JournalReader):
     def record_policy_version(
         self, version: int, fingerprint: str, num_updates: int | None, checkpoint: str | None
     ) -> None:
-        """Records a version of the weights."""
         row = {"version": version, "fingerprint": fingerprint, "num_updates": num_updates, "checkpoint": checkpoint}
         self._insert("policy_versions", **row, at_s=time.time())
 
     def set_facts(self, **facts: Any) -> None:
-        """Records facts about the whole run, such as its status."""
         for key, value in facts.items():
             self._insert("run", key=key, value=to_json(value))
 
     def forget_checkpoint(self, checkpoint: str) -> None:
-        """Records that a checkpoint was removed."""
         changes, condition = {"checkpoint": None}, "checkpoint = :removed"
         self._writer.put(lambda db: update_rows(db, "policy_versions", changes, condition, removed=checkpoint))
 
@@ -199,11 +194,9 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: update_rows(db, "policy_versions", {"checkpoint": None}, condition, **names))
 
     def record_metrics(self, row: EpochMetrics) -> None:
-        """Records the metrics of an epoch."""
         self._insert("metrics", epoch=row.epoch, data=to_json(row.as_dict()))
 
     def record_validation(self, row: ValidationRow) -> None:
-        """Records a validation."""
         self._insert("validations", epoch=row.epoch, data=to_json(row.as_dict()))
 
     def record_snapshot(self, snapshot: EpochSnapshot) -> None:
@@ -216,7 +209,6 @@ class RunJournal(JournalReader):
         """Deletes what came after an epoch's job, except its episodes, which are used again, and the list of stages.
 
         Args:
-            epoch: The run resumes after the job of this epoch.
             forget_jobs: True where the weights come from a checkpoint, so that later jobs count as not submitted;
                 False: only those that ended without a model do.
             forget_episodes: True where later episodes ran under another configuration.
@@ -237,7 +229,6 @@ class RunJournal(JournalReader):
         self.flush()
 
     def forget_versions_from(self, first: int) -> None:
-        """Deletes the versions of the weights from `first` on, which will be trained again."""
         self._writer.put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
 
     def start_session(self) -> None:
@@ -245,7 +236,6 @@ class RunJournal(JournalReader):
         self._insert("sessions", started_s=time.time(), pid=os.getpid(), host=socket.gethostname())
 
     def record_resume(self, after: int) -> None:
-        """Records the epoch after which this process resumes the run."""
         self._update_session(resumed_after=after)
 
     def end_session(self, how: str) -> None:
@@ -261,7 +251,6 @@ class RunJournal(JournalReader):
         note_damage(self.folder)
 
     def _insert(self, table: str, **values: Any) -> None:
-        """Queues a row that replaces the one with the same key."""
         self._writer.put(lambda db: insert_row(db, table, **values))
 
     def flush(self) -> None:

@@ -62,7 +62,6 @@ def compute_checksum(*values: Any) -> int:
 
 
 def register_checksum(db: sqlite3.Connection) -> None:
-    """Makes `row_checksum(...)` known to a connection that writes rows."""
     db.create_function("row_checksum", -1, compute_checksum, deterministic=True)
 
 
@@ -70,8 +69,6 @@ def insert_row(db: sqlite3.Connection, table: str, *, keep_existing: bool = Fals
     """Inserts a row with its checksum; replaces one with the same key.
 
     Args:
-        db: A connection with `row_checksum`.
-        table: The table.
         keep_existing: Do nothing if there is a row with the same key.
         values: By column; the next number for an `id` that is not given, NULL for any other column.
     """
@@ -97,10 +94,7 @@ def update_rows(db: sqlite3.Connection, table: str, changes: dict[str, Any], whe
     """Changes columns of the rows that a condition selects, and their checksums.
 
     Args:
-        db: A connection with `row_checksum`.
-        table: The table.
         changes: New values by column.
-        where: The condition, with named parameters.
         parameters: Their values; their names are not those of columns.
     """
     columns = read_columns()[table]
@@ -148,7 +142,6 @@ def check_rows(
 
     Args:
         db: A connection of its own; what it returns for text is changed.
-        table: The table.
         backwards: From the last key on, which reaches the rows behind a page that cannot be read.
         newest: Only so many rows, those that were written last; the table must have row ids. None: all.
 
@@ -172,7 +165,6 @@ def find_problem(table: str, values: dict[str, Any], checksum: int | None) -> st
     """Returns what is wrong with a row; None: nothing.
 
     Args:
-        table: Its table.
         values: By column.
         checksum: As stored; None: only the types and the JSON are checked.
     """

@@ -53,7 +53,6 @@ class JournalReader:
 
     @property
     def database(self) -> Path:
-        """The SQLite file."""
         return self.folder / JOURNAL
 
     def read_format(self) -> int:
@@ -94,26 +93,21 @@ class JournalReader:
         return [Session(**row) for row in self._read("sessions", "ORDER BY id")]
 
     def stages(self) -> list[StageRow]:
-        """Returns every stage that has ended, in that order."""
         rows = self._read("stages", "ORDER BY id")
         return [StageRow(row["epoch"], row["stage"], row["at_s"], row["data"]) for row in rows]
 
     def jobs(self) -> list[JobRow]:
-        """Returns every job, in the order of their epochs."""
         return [_parse_job(row) for row in self._read("jobs", "ORDER BY epoch")]
 
     def find_job(self, job_key: str) -> JobRow | None:
-        """Returns one job; None: there is none of that name."""
         found = self._read("jobs", "WHERE job_key = ?", (job_key,))
         return _parse_job(found[0]) if found else None
 
     def metrics(self, before: int) -> list[EpochMetrics]:
-        """Returns the metrics of all epochs before one."""
         rows = self._read("metrics", "WHERE epoch < ? ORDER BY epoch", (before,))
         return [EpochMetrics.from_dict(row["data"]) for row in rows]
 
     def validations(self) -> list[ValidationRow]:
-        """Returns every validation, the baseline first."""
         return [ValidationRow.from_dict(row["data"]) for row in self._read("validations", "ORDER BY epoch")]
 
     def policy_versions(self) -> list[PolicyVersion]:
@@ -124,7 +118,6 @@ class JournalReader:
         ]
 
     def snapshots(self) -> list[EpochSnapshot]:
-        """Returns every snapshot with its state, the newest first."""
         rows = self._read("snapshots", "ORDER BY epoch DESC")
         return [EpochSnapshot(row["epoch"], row["version"], row["checkpoint"], row["data"]) for row in rows]
 
@@ -139,22 +132,18 @@ class JournalReader:
         return EpochSnapshot(epoch, found[0]["version"], found[0]["checkpoint"], found[0]["data"]) if found else None
 
     def count_episodes(self, phase: str | None = None, epoch: int | None = None) -> int:
-        """Returns the number of recorded episodes, of a phase and an epoch if they are given."""
         where, values = _build_filter(phase, epoch)
         rows = self._rows(f"SELECT count(*) FROM episodes{where}", values)
         return int(rows[0][0]) if rows else 0
 
     def count_examples(self, phase: str) -> int:
-        """Returns on how many examples the episodes of a phase ran."""
         rows = self._rows("SELECT count(DISTINCT example_id) FROM episodes WHERE phase = ?", (phase,))
         return int(rows[0][0]) if rows else 0
 
     def count_collected(self) -> dict[int, int]:
-        """Returns the number of collected episodes by epoch."""
         return dict(self._rows("SELECT epoch, count(*) FROM episodes WHERE phase = 'collect' GROUP BY epoch"))
 
     def episode_texts(self, phase: str, epoch: int) -> dict[str, str]:
-        """Returns the episodes of a phase of an epoch as key -> JSON."""
         rows = self._read("episodes", "WHERE phase = ? AND epoch = ?", (phase, epoch), parse=False)
         return {row["key"]: row["data"] for row in rows}
 
@@ -192,23 +181,19 @@ class JournalReader:
         return [ListedEpisode(*row) for row in rows]
 
     def count_outcomes(self) -> list[tuple[str, str, int]]:
-        """Returns how often each outcome but `ok` came with each reason, the commonest first."""
         found = "outcome, coalesce(json_extract(data, '$.reason'), ''), count(*)"
         return self._rows(f"SELECT {found} FROM episodes WHERE outcome != 'ok' GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2")
 
     def find_episode(self, key: str) -> EpisodeRow | None:
-        """Returns an episode by its key; None: there is none."""
         found = self._read("episodes", "WHERE key = ?", (key,))
         return EpisodeRow(found[0]["key"], found[0]["data"]) if found else None
 
     def episode_at(self, number: int, phase: str | None = None, epoch: int | None = None) -> EpisodeRow | None:
-        """Returns an episode by its number, from 0 in the order they ended in, of a phase and an epoch if given."""
         where, values = _build_filter(phase, epoch)
         found = self._read("episodes", f"{where} ORDER BY rowid LIMIT 1 OFFSET ?", (*values, number))
         return EpisodeRow(found[0]["key"], found[0]["data"]) if found else None
 
     def episode_keys(self, limit: int, phase: str | None = None, epoch: int | None = None) -> list[str]:
-        """Returns at most `limit` keys of episodes, of a phase and an epoch if they are given."""
         where, values = _build_filter(phase, epoch)
         return [key for (key,) in self._rows(f"SELECT key FROM episodes{where} LIMIT ?", (*values, limit))]
 
@@ -216,8 +201,6 @@ class JournalReader:
         """Returns the episodes of multi-agent protocols, in the order of their keys.
 
         Args:
-            phase: The phase of the episodes.
-            epoch: Only this epoch; None: all.
             limit: At most this many; None: all.
         """
         where, values = _build_filter(phase, epoch)
@@ -226,7 +209,6 @@ class JournalReader:
         return [EpisodeRow(row["key"], row["data"]) for row in rows]
 
     def has_dialogues(self, phase: str, epoch: int | None, num_probed: int) -> bool:
-        """True if one of the first `num_probed` episodes is of a multi-agent protocol."""
         where, values = _build_filter(phase, epoch)
         first = f"SELECT data FROM episodes{where} LIMIT {int(num_probed)}"
         return bool(self._rows(f"SELECT 1 FROM ({first}) WHERE {_IS_DIALOGUE} LIMIT 1", values))
@@ -243,9 +225,6 @@ class JournalReader:
         """Returns rows of a table by column, each compared with its checksum.
 
         Args:
-            table: The table.
-            tail: What follows the name of the table in the query.
-            parameters: The query's parameters.
             parse: Return the columns that hold JSON as values, not as text.
 
         Raises:

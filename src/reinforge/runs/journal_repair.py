@@ -81,7 +81,6 @@ def check_journal(folder: Path, *, newest: int | None = None) -> JournalCheck:
     A journal of a format that cannot be read is only checked as a file.
 
     Args:
-        folder: The run folder.
         newest: Of the episodes, check only so many, those that were recorded last; None: all.
 
     Raises:
@@ -291,7 +290,6 @@ class _Repair:
         insert_row(new, "run", key=REPAIR_NOTES, value=to_json(notes))
 
     def _later(self, newest: int) -> list[str]:
-        """Returns the checkpoints that are newer than the newest snapshot, whose epochs will be trained again."""
         states = {name: self.checkpoints.read_state(name) or {} for name in self.checkpoints.names()}
         return [name for name, state in states.items() if state.get("epoch", BASELINE) > newest]
 

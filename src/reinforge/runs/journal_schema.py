@@ -90,7 +90,6 @@ MIGRATIONS: dict[int, str] = {1: _FROM_1_TO_2, 2: _FROM_2_TO_3}
 
 
 def can_upgrade(found: int) -> bool:
-    """True if a journal of an older format can be upgraded to the current one."""
     return 0 < found < SCHEMA_VERSION and all(version in MIGRATIONS for version in range(found, SCHEMA_VERSION))
 
 
@@ -98,7 +97,6 @@ def describe_format(database: Path, found: int) -> str:
     """Returns why a journal cannot be read, and what to do about it.
 
     Args:
-        database: The SQLite file.
         found: Its format; not the current one.
     """
     if found > SCHEMA_VERSION:

@@ -61,7 +61,6 @@ class NotebookProgress(PlainProgress):
         self._num_lines = 0
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Shows the run's name, its folder and, folded, the settings that took effect."""
         self._counters.num_epochs = num_epochs
         self._title, self._settings = f"run {run_id} in {folder}", list(settings)
         self._draw()

@@ -36,7 +36,6 @@ NEEDS_MATPLOTLIB = 'matplotlib is not installed; install it with pip install "re
 
 
 def can_draw_plots() -> bool:
-    """Returns True if matplotlib is installed (`pip install "reinforge[plot]"`)."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -51,9 +50,7 @@ def draw_reward_plot(
 
     Args:
         path: The file; it is replaced as a whole.
-        reward_history: One row per epoch.
         validation_history: One row per validation; epoch -1 is the baseline.
-        title: Title of the plot.
         confirm: The arms of the verdict, `base` and `tuned`.
 
     Raises:
@@ -243,7 +240,6 @@ def _set_epochs(axes: Any, last_epoch: int, *, has_base: bool, places: dict[floa
 
 
 def _measure_place(last_epoch: int) -> float:
-    """Returns the width, in epochs, that one confirm arm needs for its name to fit under it."""
     return max(1.0, (last_epoch + 2) / 14)
 
 

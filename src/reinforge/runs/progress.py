@@ -182,31 +182,25 @@ class PlainProgress:
         self._next_s = clock() + every_s
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Writes the run's name, its folder and the settings that took effect."""
         self._counters.num_epochs = num_epochs
         self._write([_format_start(run_id, folder), *_format_settings(settings)])
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Remembers the current stage."""
         self._counters.begin_stage(epoch, stage, total)
         self._write_progress_if_due()
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Counts the episode, and writes a progress line if one is due."""
         self._counters.add(outcome, reward, num_tokens)
         if self._counters.clock() >= self._next_s:
             self._write_progress_if_due()
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Writes the epoch's line."""
         self._write([_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch(metrics.epoch))])
 
     def validation(self, row: ValidationRow) -> None:
-        """Writes the validation's line."""
         self._write([_format_validation(row)])
 
     def note(self, text: str) -> None:
-        """Writes the text as one line."""
         self._write([to_one_line(text)])
 
     def close(self) -> None:
@@ -244,15 +238,12 @@ class StatusLine(SilentProgress):
         self._counters = _Counters(clock)
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Remembers the number of epochs."""
         self._counters.num_epochs = num_epochs
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Remembers the current stage."""
         self._counters.begin_stage(epoch, stage, total)
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Counts the episode."""
         self._counters.add(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
@@ -293,27 +284,21 @@ class RichProgress:
         self._live.start()
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Remembers the current stage."""
         self._counters.begin_stage(epoch, stage, total)
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Counts the episode."""
         self._counters.add(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Prints the epoch's line above the live line."""
         self._print(_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch(metrics.epoch)))
 
     def validation(self, row: ValidationRow) -> None:
-        """Prints the validation's line above the live line."""
         self._print(_format_validation(row), "yellow" if row.avg_reward is None else "cyan")
 
     def note(self, text: str) -> None:
-        """Prints the text above the live line."""
         self._print(to_one_line(text), "yellow")
 
     def close(self) -> None:
-        """Removes the live line."""
         self._live.stop()
 
     def _print(self, line: str, style: str = "") -> None:
@@ -360,7 +345,6 @@ def _format_start(run_id: str, folder: Path) -> str:
 
 
 def _format_settings(settings: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns lines `  name   value`, with all values in one column."""
     width = max((len(name) for name, _ in settings), default=0)
     return [f"  {name:<{width}}  {to_one_line(value)}" for name, value in settings]
 

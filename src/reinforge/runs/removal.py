@@ -67,7 +67,6 @@ def check_run_name(name: str, argument: str = "--run_name") -> None:
     """Checks that a name can be that of a run: of its folder, on the command line and in messages.
 
     Args:
-        name: The name.
         argument: Where it came from, for the message.
 
     Raises:

@@ -38,8 +38,6 @@ def write_report(
 
     Args:
         path: The file; the plot is expected in the same folder.
-        summary: How the run ended.
-        reward_history: One row per epoch.
         validation_history: One row per validation; epoch -1 is the baseline.
 
     Raises:
@@ -121,7 +119,6 @@ def _shorten_table(
 
 
 def _format_reward(mean: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Returns a mean with its interval, or alone where the interval is not known."""
     return f"{mean:.3f}" if mean is not None and low is None else format_interval(mean, low, high)
 
 

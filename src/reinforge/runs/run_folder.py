@@ -280,7 +280,6 @@ class ResumePoint:
 
 
 def describe_position(epoch: int) -> str:
-    """Returns `after epoch 3`, or for -1 `at epoch 0`."""
     return "at epoch 0" if epoch == BASELINE else f"after epoch {epoch}"
 
 
@@ -288,7 +287,6 @@ def find_resume_point(folder: Path, record: RunRecord, is_intact: Callable[[str]
     """Returns where `--resume` resumes, as `resume.choose_snapshot` does; None: it restarts from the beginning.
 
     Args:
-        folder: The run folder.
         record: Its journal.
         is_intact: Says whether a checkpoint can be used.
     """
@@ -332,7 +330,6 @@ def measure_size(folder: Path) -> int:
 
 
 def find_leftovers(folder: Path) -> Iterable[Path]:
-    """Yields what a killed process was writing or removing in a run folder."""
     for place in (folder, folder / "checkpoints", folder / "episodes"):
         if place.is_dir():
             yield from sorted(p for p in place.iterdir() if p.name.startswith((STAGED, TRASH)) or _is_partial_file(p))
@@ -363,7 +360,6 @@ def format_size(count: int) -> str:
 
 
 def list_runs(output_dir: Path) -> list[Path]:
-    """Returns the run folders in a folder, the latest one last."""
     paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
     found = [path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH)]
     return sorted(found, key=lambda folder: (_find_start_s(folder), folder.name))

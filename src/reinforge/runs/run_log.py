@@ -53,37 +53,30 @@ class LoggedProgress:
         self._log = PlainProgress(cast(TextIO, _LogStream()), every_s=PROGRESS_S)
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Logs the run's name, its folder and the settings that took effect."""
         self.display.start(run_id, folder, num_epochs, settings)
         self._log.start(run_id, folder, num_epochs, settings)
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Logs where the run is, at most once a minute."""
         self.display.stage(epoch, stage, total)
         self._log.stage(epoch, stage, total)
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Logs how many episodes have ended, at most once a minute."""
         self.display.episode(outcome, reward, num_tokens)
         self._log.episode(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Logs the epoch's line."""
         self.display.epoch_done(metrics)
         self._log.epoch_done(metrics)
 
     def validation(self, row: ValidationRow) -> None:
-        """Logs the validation's line."""
         self.display.validation(row)
         self._log.validation(row)
 
     def note(self, text: str) -> None:
-        """Logs the message."""
         self.display.note(text)
         self._log.note(text)
 
     def close(self) -> None:
-        """Closes the display."""
         self.display.close()
 
 

@@ -90,7 +90,6 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
 
 
 def is_model_folder(folder: Path) -> bool:
-    """True for a folder with a model, with an adapter, or with the name of a model that a service hosts."""
     return any((folder / name).is_file() for name in ("config.json", ADAPTER, HOSTED_MODEL))
 
 

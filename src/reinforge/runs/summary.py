@@ -122,7 +122,6 @@ class RunSummary:
 
         Args:
             baseline: The validation of the base model.
-            best: The best one; may be the baseline.
             metric: The evaluator of the verdict.
         """
         self.baseline = self.baseline or baseline.summaries.get(metric)
@@ -306,8 +305,6 @@ def summarize_killed_run(folder: Path, validations: Sequence[ValidationRow], con
     """Returns what is known of a run whose process was killed before it wrote its summary.
 
     Args:
-        folder: The run folder.
-        validations: Its validations.
         config: Its resolved configuration; may be empty.
     """
     summary, finetuning = RunSummary(folder.name, "stopped", folder), config.get("finetuning", {})

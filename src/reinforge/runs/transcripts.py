@@ -46,9 +46,6 @@ def write_transcripts(folder: Path, stage: str, epoch: int | None, config: Trans
     """Writes the dialogues of a stage to the run folder; returns the file, or None if there were no dialogues.
 
     Args:
-        folder: The run folder.
-        stage: A stage that has ended.
-        epoch: Its epoch; None: before the first or after the last epoch.
         config: How many dialogues to write, and in which format.
     """
     phase = STAGES[stage]
@@ -68,7 +65,6 @@ def read_transcripts(folder: Path, phase: str, epoch: int | None = None, limit: 
     """Returns the transcripts of a phase in the order of their keys, and the number of its episodes.
 
     Args:
-        folder: The run folder.
         phase: `collect`, `validate`, `confirm_base` or `confirm_tuned`.
         epoch: Only this epoch; -1 is the baseline; None: all.
         limit: At most this many; None: all. An episode that failed before any agent spoke has no transcript.
@@ -84,7 +80,6 @@ def build_transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
     """Returns the readable form of one episode of a protocol.
 
     Args:
-        key: The episode's key.
         data: The episode, as the journal holds it.
     """
     output = data["output"]

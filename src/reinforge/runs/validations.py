@@ -15,7 +15,6 @@ def choose_best_validation(validations: Sequence[ValidationRow], metric: str | N
     score. If the best has epoch -1, no checkpoint beat the base model.
 
     Args:
-        validations: All validations so far.
         metric: The gate's metric; used if any validation has it, else `avg_reward`.
     """
     by_metric = metric is not None and any(metric in row.metrics for row in validations)

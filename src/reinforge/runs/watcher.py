@@ -137,7 +137,6 @@ class RunWatcher:
 
 
 def _find_stage(episode: ListedEpisode) -> tuple[int | None, str]:
-    """Returns epoch and name of the stage that an episode belongs to: `(3, "COLLECT")`, `(None, "CONFIRM_BASE")`."""
     if episode.epoch == BASELINE or episode.phase.startswith("confirm"):
         return None, "BASELINE" if episode.phase == "validate" else episode.phase.upper()
     return episode.epoch, {"collect": "COLLECT", "validate": "VALIDATE"}.get(episode.phase, episode.phase.upper())

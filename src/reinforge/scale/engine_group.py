@@ -40,9 +40,7 @@ class EngineGroup(ABC):
         """Sets what the algorithm needs on each sample; each process scores its share.
 
         Args:
-            samples: The samples.
             needs: What to compute.
-            adapter: The adapter to score with.
             defer: Has no effect: another process may train a sample than the one that would compute it.
         """
         if not (needs.old_logprobs or needs.ref_logprobs or needs.values):

@@ -116,15 +116,12 @@ class EngineWorker:
     # Sampling.
 
     async def sample(self, name: str, request: ModelRequest) -> ModelReply:
-        """Samples one reply."""
         return await self.engine.policies[name].sample(request)
 
     async def score_tokens(self, name: str, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given the tokens before it."""
         return await self.engine.policies[name].score(token_ids)
 
     async def encode(self, name: str, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        """Returns the tokens of a given reply."""
         return await self.engine.policies[name].encode(request, reply)
 
     async def publish(self, name: str, version: int) -> None:
@@ -175,11 +172,9 @@ class EngineWorker:
         return self.engine.join_peers(self._peers, self._peer_settings.sharding, hosts.count(platform.node()))
 
     async def call(self, method: str, *arguments: Any, **settings: Any) -> Any:
-        """Calls a method of the engine."""
         return await asyncio.to_thread(getattr(self.engine, method), *arguments, **settings)
 
     async def import_losses(self, module: str, search_path: Sequence[str]) -> None:
-        """Imports a module of the project, which registers losses."""
         await asyncio.to_thread(import_module, module, search_path)
 
     async def undo(self) -> None:
@@ -202,7 +197,6 @@ class EngineWorker:
         }
 
     async def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None) -> dict[int, FloatArray]:
-        """Returns log p of the trained tokens of this worker's share of the samples, by index."""
         share, own = self._choose_share(samples)
         rows = await asyncio.to_thread(self.engine.logprobs, own, adapter)
         return dict(zip(share, rows, strict=True))
@@ -223,9 +217,6 @@ class EngineWorker:
         """Trains on the samples together with the others; returns the report and the fingerprint of the weights.
 
         Args:
-            samples: All samples of the job.
-            loss: The loss.
-            settings: Further arguments of `Engine.update`.
             packed_loss: The function of a loss that only the driver has imported.
         """
         loss = unpack_loss(loss, packed_loss)
@@ -246,11 +237,9 @@ class EngineWorker:
             return read_files(place)
 
     async def load_weights(self, folder: Path | None, files: Mapping[str, bytes], adapter: str | None) -> None:
-        """Loads a checkpoint from a folder, or from the files of one."""
         await self._use_checkpoint(folder, files, lambda place: self.engine.load_weights(place, adapter))
 
     async def load_reference(self, folder: Path | None, files: Mapping[str, bytes], version: int) -> None:
-        """Loads the reference of a stage likewise."""
         await self._use_checkpoint(folder, files, lambda place: self.engine.load_reference(place, version))
 
     async def _use_checkpoint(self, folder: Path | None, files: Mapping[str, bytes], use: Any) -> None:
@@ -274,12 +263,10 @@ class EngineWorker:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Returns the contents of a folder's files by their path in it."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes such files."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -58,7 +58,6 @@ class RoutedPolicy(DescribedPolicy):
         return rows
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        """Returns the tokens of a given reply."""
         tokens: TokenLogprobs = await self._group.ask(
             find_conversation(request), lambda actor: actor.encode.remote(self.name, request, reply)
         )

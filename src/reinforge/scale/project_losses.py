@@ -57,7 +57,6 @@ def _is_of_project(module: ModuleType) -> bool:
 
 
 def _find_own_imports(module: ModuleType) -> list[ModuleType]:
-    """Returns the project's modules that a module has imported, directly or through others."""
     found: dict[str, ModuleType] = {}
     open_ = [module]
     while open_:

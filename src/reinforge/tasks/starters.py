@@ -94,7 +94,6 @@ class Starter:
 
     @property
     def folder(self) -> Path:
-        """The starter's folder, whether it exists or not."""
         return home() / "models" / f"{self.name}-{self.recipe.sha256[:12]}"
 
 
@@ -104,7 +103,6 @@ def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:
     If several processes call it at once, one trains the starter and the others wait.
 
     Args:
-        starter: The starter.
         progress: Called with the progress of the supervised job.
 
     Raises:
@@ -136,7 +134,6 @@ def make_bpe_tokenizer(texts: Iterable[str], words: str, vocab_size: int = 1000)
     Args:
         texts: Training texts; a word becomes one token if it occurs twice and the vocabulary has room.
         words: Regular expression for the pieces that text is split into; no token spans two pieces.
-        vocab_size: Maximum vocabulary size.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

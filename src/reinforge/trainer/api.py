@@ -70,7 +70,6 @@ def finetune(
         reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
         model: A folder, a hub id, or `bundled:NAME`.
         epochs: How often to collect and train; with a `pipeline` in `settings`, its stages say it.
-        num_generations: Episodes of each example in an epoch, compared by their rewards.
         examples_per_epoch: Training examples of an epoch; None: all.
         max_concurrency: Episodes that run at the same time.
         algorithm: `{"_type": "grpo", ...}`, or its `_type`; None: GRPO with its defaults.
@@ -82,7 +81,6 @@ def finetune(
         progress: The progress display; None: one output in a notebook, else chosen by the terminal.
         registry: Component types; None: all installed ones.
         overwrite: Replace a run of the same name that has ended; a run that a process works on is refused.
-        allow_config_change: With `resume`: resume although the configuration, the code or a version has changed.
 
     Returns:
         The summary, as in `summary.json`, with the run's `folder`. Its `status` is `stopped` if a limit of
@@ -188,8 +186,6 @@ def build_sections(
         llms: The section.
         workflow: The section.
         evaluation: The section `eval`.
-        builder: The trajectory builder.
-        adapter: The trainer adapter.
         finetuning: Further keys of that section; they take precedence.
     """
     defaults = {

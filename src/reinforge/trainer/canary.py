@@ -68,8 +68,6 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
     """Checks that the policy and each of its adapters serve `version`, with new weights.
 
     Args:
-        policy: The policy that the agent calls.
-        version: The published version.
         prompts: Prompts to sample from; short ones are cheap.
         previous_fingerprint: Fingerprint of the weights before the job; None: unknown.
 
@@ -135,7 +133,6 @@ async def _compare(
 
 
 def _are_outliers(distances_N: NDArray[np.float64], tolerance: float) -> bool:
-    """Returns True if few of the tokens differ by more than the tolerance, and none by more than `MAX_OUTLIER`."""
     num_beyond = np.count_nonzero(~(distances_N <= tolerance))
     return bool(distances_N.max() <= MAX_OUTLIER and num_beyond <= OUTLIER_SHARE * len(distances_N))
 

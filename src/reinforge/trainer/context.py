@@ -109,7 +109,6 @@ class RunContext:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self.journal.folder
 
     def begin_stage(self, stage: str, epoch: int | None = None, total: int | None = None) -> None:
@@ -134,13 +133,11 @@ class RunContext:
         self._early.setdefault(epoch, [])
 
     def end_stage(self, data: dict[str, Any]) -> None:
-        """Records in the journal that the current stage has finished."""
         self.journal.record_stage(-1 if self.stage_epoch is None else self.stage_epoch, self.stage_name, data)
         if self.transcripts.save and self.stage_name in STAGES:
             write_transcripts(self.folder, self.stage_name, self.stage_epoch, self.transcripts)
 
     def record_episode(self, record: EpisodeRecord) -> None:
-        """Records and counts one finished episode."""
         self.journal.record_episode(record)
         self._count(record)
 
@@ -182,7 +179,6 @@ class RunContext:
 
         Args:
             epoch: From 0; -1: of the base model.
-            items: All examples by id.
             phase: Why they ran.
         """
         found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
@@ -227,7 +223,6 @@ class RunContext:
         self.progress.episode(record.outcome.value, record.reward, completion)
 
     def _end_at_token_limit(self) -> None:
-        """Ends the episodes in flight if the run has used its tokens."""
         if self._has_reached_tokens():
             for clock in self._clocks:
                 if not clock.expired():
@@ -248,7 +243,6 @@ class RunContext:
         }
 
     def restore_counters(self, counters: dict[str, Any]) -> None:
-        """Restores the counters that `counters` returned."""
         self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
         self.missing = ReasonCounts(counters.get("missing"))  # runs of older versions did not count them
         self.wall_time_s = dict(counters["wall_time_s"])

@@ -49,7 +49,6 @@ class EpochCollector:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Counts from 0 again."""
         self.num_missing, self.missing_reasons, self.num_stale = 0, ReasonCounts(), 0
 
     def plan_first(self, epoch: int, run_id: str) -> dict[str, Any]:
@@ -63,8 +62,6 @@ class EpochCollector:
         """Returns the groups of one collection, which may have begun before, and begins those that are due.
 
         Args:
-            epoch: The epoch.
-            run_id: Name of the run.
             meta: What the builder is told: the epoch, and its examples and round if they are chosen.
         """
         name = name_collection(run_id, epoch, meta.get("round", 0))

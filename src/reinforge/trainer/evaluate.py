@@ -96,7 +96,6 @@ class Evaluation:
         ]
 
     def write(self, path: Path) -> None:
-        """Writes one line of JSON per episode, in the format of a run's journal."""
         replace_file(path, "".join(to_json(dump_episode(record)) + "\n" for record in self.records))
 
     def _count_tokens(self) -> dict[str, int]:
@@ -195,7 +194,6 @@ async def prepare_evaluation(
     """Validates the configuration; returns the evaluation, and the trainer adapter if the agent calls the policy.
 
     Args:
-        builder: Builds the components.
         split: `train`, `select`, `confirm` or `all`.
         progress: Updated after every episode.
         limit: How many examples, from the first; None: all.
@@ -249,7 +247,6 @@ async def load_examples(builder: ComponentBuilder, split: str, limit: int | None
     """Returns the examples of a split, or all of them.
 
     Args:
-        builder: Builds the dataset's loader.
         split: `train`, `select`, `confirm` or `all`.
         limit: How many, from the first; None: all.
 

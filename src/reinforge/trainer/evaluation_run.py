@@ -98,7 +98,6 @@ def _merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutpu
 
 
 def _write_output(output: EvaluationRunOutput, folder: Path) -> EvaluationRunOutput:
-    """Writes `workflow_output.json` and `<evaluator>_output.json`, and returns the output with their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"id": item.id, "input": item.input_obj, "expected": item.expected_output_obj, "output": item.output_obj}

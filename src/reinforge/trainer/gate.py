@@ -85,8 +85,6 @@ def decide(
     one arm is dropped for both.
 
     Args:
-        gate: The settings of the gate.
-        reward_metric: The metric if the gate names none.
         base: Scores of the base model.
         tuned: Scores of the candidate.
         weights: Weight of each part of the metric; None: it is not `weighted`.
@@ -122,8 +120,6 @@ def describe_power(gate: GateConfig, num_examples: int, num_clusters: int | None
     Example: 20 examples -> `20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 ...`.
 
     Args:
-        gate: The settings of the gate.
-        num_examples: Number of `confirm` examples.
         num_clusters: Number of conversations that they are of; None: each is its own.
     """
     count, independent = _count_examples(num_examples).replace(" ", " confirm "), num_examples
@@ -169,7 +165,6 @@ def _find_obstacle(
 
 
 def _count_independent(ids: Iterable[str], clusters: Mapping[str, str] | None) -> int:
-    """Returns how many examples count: those of one cluster are one."""
     return len({(clusters or {}).get(id_, f"example {id_}") for id_ in ids})
 
 
@@ -224,7 +219,6 @@ def _judge_guard(
 
 
 def _format_ends(low: float, high: float) -> str:
-    """Returns `[-0.01, 0.04]`, with enough digits that an end other than 0 is not shown as 0."""
     digits = next((d for d in (2, 3, 4) if all(round(x, d) != 0 or x == 0 for x in (low, high))), 5)
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 

@@ -61,7 +61,6 @@ def check_installation(
     Args:
         output_dir: The folder of the run folders.
         registry: Component types, with the errors of plugins; None: those that are installed.
-        free_bytes: Returns the free bytes on a folder's disk.
         find_version: Returns the version of an installed package, or None; None: asks Python.
     """
     find = find_version or _find_version
@@ -189,12 +188,7 @@ def check_devices() -> list[InstallationCheck]:
 
 
 def check_folders(folders: Mapping[str, Path], free_bytes: Callable[[Path], int]) -> list[InstallationCheck]:
-    """Returns whether runs and models can be written to their folders, and how much space there is.
-
-    Args:
-        folders: Name -> folder.
-        free_bytes: Returns the free bytes on a folder's disk.
-    """
+    """Returns whether runs and models can be written to their folders, and how much space there is."""
     checks = []
     for name, folder in folders.items():
         setting = "-o finetuning.output_dir FOLDER" if name == "runs" else "the environment variable REINFORGE_HOME"

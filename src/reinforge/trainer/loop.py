@@ -260,11 +260,9 @@ class EpochTrainer(Trainer):
         return self.trainer_adapter is not None and self.trainer_adapter.policy() is None
 
     def _compares_siblings(self, groups: Sequence[TrajectoryGroup]) -> bool:
-        """Returns False for groups of one that a remote backend groups itself."""
         return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
-        """Returns the groups of one collection, of an epoch or of a refill."""
         return await self._collector.collect(epoch, run_id, meta)
 
     async def _refill(
@@ -419,7 +417,6 @@ class EpochTrainer(Trainer):
         )
 
     def _name_stage(self, epoch: int) -> str | None:
-        """Returns the stage of the pipeline that an epoch belongs to; None: the run has no pipeline."""
         stage = find_stage(self.run_config, epoch)
         return None if stage is None else stage.name
 
@@ -441,7 +438,6 @@ class EpochTrainer(Trainer):
         """Writes the metrics files and updates the progress display.
 
         Args:
-            epoch: From 0.
             metrics: The epoch's row of the reward history.
             output_dir: Write here and draw the plot; None: the run folder, where the run draws the plot at its end.
         """
@@ -470,7 +466,6 @@ class EpochTrainer(Trainer):
             write_json(output_dir / name, value)
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
-        """Draws `reward_plot.png` from the histories up to an epoch."""
         history = [row for row in self._reward_history if row.epoch <= epoch]
         draw_reward_plot(output_dir / "reward_plot.png", history, self._all_validations(), title=f"{self._run_id}")
 

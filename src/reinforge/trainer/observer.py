@@ -50,7 +50,6 @@ class TrainerObserver:
             setattr(part, name, functools.wraps(method)(functools.partial(observe, method)))
 
     def begin(self) -> None:
-        """Begins the trainer's own stage."""
         self.context.begin_stage(OTHER)
 
     async def _observe_start(

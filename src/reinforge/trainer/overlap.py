@@ -73,7 +73,6 @@ class EarlyCollections:
         return [each for each in later if each not in self.started and find_stage(self.config, each) == stage]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the examples of all early collections, ready for JSON."""
         return {str(epoch): choice.as_dict() for epoch, choice in self.started.items()}
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -82,12 +81,10 @@ class EarlyCollections:
 
 
 def name_collection(run_id: str, epoch: int, round_: int = 0) -> str:
-    """Returns the name of a collection for the builder."""
     return f"{run_id}-epoch-{epoch}-round-{round_}"
 
 
 def build_meta(epoch: int, run_id: str, choice: ExampleChoice) -> dict[str, Any]:
-    """Returns what the builder is told about the first collection of an epoch."""
     chosen = {} if choice.example_ids is None else {"example_ids": choice.example_ids}
     return {"epoch": epoch, "trainer_run_id": run_id, **chosen}
 

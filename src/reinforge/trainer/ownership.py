@@ -22,29 +22,17 @@ KEY_BYTES = 32
 
 
 def find_key_file() -> Path:
-    """Returns the file of the key: in `$REINFORGE_HOME`, or in the user's data folder."""
     return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_data_dir("reinforge")) / KEY_FILE
 
 
 def seal_run(folder: Path, project_root: Path) -> str | None:
-    """Returns the seal of a run of this user; None: the key cannot be read or written.
-
-    Args:
-        folder: The run folder.
-        project_root: The folder of its Python files.
-    """
+    """Returns the seal of a run of this user; None: the key cannot be read or written."""
     key = _read_key() or _make_key()
     return _sign(key, folder, project_root) if key is not None else None
 
 
 def is_own_run(folder: Path, project_root: Path, seal: object) -> bool:
-    """Returns True if this user made the run in this folder, with its Python files in that folder.
-
-    Args:
-        folder: The run folder.
-        project_root: What the run folder names as the folder of its Python files.
-        seal: What `seal_run` returned when it was made.
-    """
+    """Returns True if this user made the run in this folder, with its Python files in that folder."""
     key = _read_key()
     if key is None or not isinstance(seal, str):
         return False

@@ -156,7 +156,6 @@ def _map_packages() -> Mapping[str, list[str]]:
 
 
 def _list_imported_files(root: Path) -> Iterator[Path]:
-    """Yields the files of the project's modules that are imported."""
     below = os.path.join(root, "")
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     for file in [*files, *isolation.FILES]:  # some thousand, of which few are the project's: paths as text are quick

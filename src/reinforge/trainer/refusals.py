@@ -30,7 +30,6 @@ def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, e
 
     Args:
         num_epochs: How many.
-        reasons: Why the last epoch had nothing, with counts.
         found: What all its episodes have in common; None: nothing.
         episode: The command that shows one of its episodes.
     """
@@ -49,7 +48,6 @@ def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> J
     """Returns the error to raise after several epochs in which a user's trainer submitted no job.
 
     Args:
-        trainer: The trainer's class.
         num_collections: How often it called the builder's `start_run`.
         num_epochs: How many epochs it was to run.
     """
@@ -63,13 +61,7 @@ def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> J
 
 
 def find_episode_command(selection: Selection, run: str, epoch: int) -> str:
-    """Returns the command that shows one of an epoch's episodes: of a group with equal rewards, if there is one.
-
-    Args:
-        selection: The epoch's selection.
-        run: Name or folder of the run.
-        epoch: From 0.
-    """
+    """Returns the command that shows one of an epoch's episodes: of a group with equal rewards, if there is one."""
     dropped = [*selection.zero_variance, *selection.low_spread, *selection.unused]
     ids = [each.episode_id or "" for group in dropped for each in group.trajectories]
     keys = [id_ for id_ in ids if id_.startswith("collect/")]  # others are not in the journal
@@ -87,9 +79,6 @@ def refuse_untrainable(
     """Refuses a collection that holds nothing trainable.
 
     Args:
-        collection: The epoch's collection.
-        builder: The trajectory builder.
-        config: The run's configuration.
         trains_on: What the trainer adapter needs of a turn.
 
     Raises:
@@ -162,7 +151,6 @@ def refuse_unscored(row: ValidationRow, allowed: float) -> None:
     """Refuses a validation that lacks too many scores to choose a checkpoint by.
 
     Args:
-        row: The validation.
         allowed: The share of its examples that may be unscored: `outcomes.max_missing`.
 
     Raises:
@@ -184,8 +172,6 @@ def refuse_identical(
     """Refuses a collection whose siblings are identical: comparing them trains nothing.
 
     Args:
-        collection: The epoch's collection.
-        epoch: From 0.
         epochs_before: Epochs in a row, up to the previous one, in which nearly all groups had identical siblings.
         temperature: The sampling temperature, for the message; None: the agent and its endpoint decide.
 

@@ -54,11 +54,7 @@ PROVENANCE = "provenance"
 
 
 def find_run(name: str, output_dir: Path) -> Path:
-    """Returns the folder of a run.
-
-    Args:
-        name: Its name or folder, or `last` for the one started last.
-        output_dir: Folder of the run folders.
+    """Returns the folder of a run by its name or folder; `last` is the one started last.
 
     Raises:
         ConfigError: There is no such run.
@@ -86,7 +82,6 @@ def load_run_config(
     """Returns the configuration of a run.
 
     Args:
-        folder: The run folder.
         overrides: Pairs of path and value; they take precedence.
         registry: Component types; None: all installed ones.
         project_root: The folder of the run's Python files, which the user trusts; None: the one that the run names, if
@@ -152,11 +147,9 @@ def refuse_changes(
     """Returns what changed since the run started; refuses changes unless they are allowed.
 
     Args:
-        journal: The run's journal.
         text: The current resolved configuration.
         data: Hash of the current examples.
         provenance: The current code, files and versions.
-        project_root: Folder that the paths of `provenance` start from.
         allowed: Resume nevertheless.
 
     Raises:
@@ -202,12 +195,7 @@ def _is_of_one_call(path: str) -> bool:
 
 
 def _adds_epochs(change: Change, last_stage: str | None) -> bool:
-    """True if a change is a larger number of epochs, of the run or its last stage: the run continues to more of them.
-
-    Args:
-        change: The change.
-        last_stage: The last stage of the pipeline; None: there is no pipeline.
-    """
+    """True if a change adds epochs to the run or to its last stage."""
     numbers = isinstance(change.old, int) and isinstance(change.new, int)
     paths = (NUM_EPOCHS, f"finetuning.pipeline.{last_stage}.num_epochs")
     return change.path in paths and numbers and change.new > change.old
@@ -271,9 +259,7 @@ async def restore_snapshot(
     """Restores journal, counters and weights from a snapshot.
 
     Args:
-        context: The run.
         adapter: Loads the weights.
-        snapshot: The snapshot to resume from.
         forget_episodes: True if the configuration has changed, so that later episodes must not be reused.
 
     Raises:

@@ -56,12 +56,10 @@ class ScoredAnswer:
 
     @property
     def is_attack(self) -> bool:
-        """True for an answer that deserves no reward."""
         return self.kind not in (EXPECTED, REAL)
 
     @property
     def is_too_high(self) -> bool:
-        """True for an attack that scores more than its limit."""
         return self.is_attack and self.score is not None and self.limit is not None and self.score > self.limit
 
 

@@ -140,7 +140,6 @@ def _ensure_replaceable(folder: Path) -> None:
 
 
 def read_summary(folder: Path) -> RunSummary | None:
-    """Returns the summary of a completed run; None: the run is not completed."""
     return load_summary(folder) if JournalReader(folder).facts().get("status") == "completed" else None
 
 

@@ -18,13 +18,7 @@ logger = logging.getLogger("reinforge")
 
 
 def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[EpochMetrics]) -> None:
-    """Writes summary, page, report and plot from the results so far, and ends the session in the journal.
-
-    Args:
-        context: The run.
-        summary: Its summary, which gets what the context has counted.
-        history: The metrics of each epoch.
-    """
+    """Writes summary, page, report and plot from the results so far, and ends the session in the journal."""
     context.begin_stage(END)
     context.wall_time_s.pop("START", None)
     summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)

@@ -65,7 +65,6 @@ def describe_kept_work(folder: Path, summary: RunSummary | None = None) -> str:
     """Returns where the work of an unfinished run is kept, its best checkpoint, and how to resume it.
 
     Args:
-        folder: The run folder.
         summary: How far the run came; None: not known.
     """
     lines = [f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"]

@@ -26,9 +26,7 @@ async def commit(
     """Makes an epoch durable: its weights first, then, in one transaction, the point to resume from.
 
     Args:
-        context: The run.
         adapter: Saves the weights.
-        epoch: -1 before the first epoch.
         state: What a resume needs; the current counters are added unless it holds some.
         version: Version of the current weights; None: the backend serves no policy.
 
@@ -50,7 +48,6 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int) -> Validat
 
     Args:
         trainer: Any trainer; its `run_validation_evaluation` is called.
-        context: The run.
         epoch: -1 for the baseline.
     """
     assert trainer.trajectory_builder.evaluation is not None
@@ -72,14 +69,7 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int) -> Validat
 async def submit(
     context: RunContext, adapter: TrainerAdapter, epoch: int, chosen: TrajectoryCollection
 ) -> TrainingJobRef:
-    """Submits a job once: after a resume, the backend may already have it.
-
-    Args:
-        context: The run.
-        adapter: Trains.
-        epoch: From 0.
-        chosen: The training data, with its job key.
-    """
+    """Submits a job once: after a resume, the backend may already have it."""
     key = str(chosen.job_key)
     context.pending = None  # from here on the weights may change
     known = context.journal.find_job(key) if context.resumed is not None else None
@@ -106,7 +96,6 @@ def drop_checkpoints(
     """Removes all checkpoints except the base, the best, the newest, the pinned ones and those between two stages.
 
     Args:
-        context: The run.
         gate_metric: The metric that chooses the best checkpoint; None: the reward.
         keep_last: How many of the newest to keep.
         pin_every: Keep every version that this divides.
@@ -129,7 +118,6 @@ async def adopt(
 
     Args:
         context: The run; None: the previous weights are unknown and nothing is recorded.
-        policy: The policy that the agent calls.
         prompts: A few of the agent's conversations, by adapter.
         num_updates: Optimizer steps of the job; None: the backend does not report them.
 

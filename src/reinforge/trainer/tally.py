@@ -100,7 +100,6 @@ class EpisodeTally:
         """Returns that all episodes have the same reward, with one of them; None: the rewards differ.
 
         Args:
-            metric: The evaluator that is the reward.
             agent: The agent's function with its file and line.
         """
         if self.num_scored < MIN_EPISODES or len(set(self.rewards)) != 1:

@@ -32,7 +32,6 @@ class BaseComparison:
         self._gate = parts.config.gate
 
     def get_summary(self, row: ValidationRow | None) -> MetricSummary | None:
-        """Returns a validation's summary of the gate metric."""
         return row.summaries.get(self._parts.gate_metric) if row is not None else None
 
     def find_clusters(self, *splits: str) -> dict[str, str]:

@@ -65,7 +65,6 @@ class ModelCall:
         return [*self.others[: self.choice], self.reply, *self.others[self.choice :]]
 
     def choose(self, index: int) -> None:
-        """Sets which choice the agent used."""
         replies = self.choices
         self.reply, self.choice = replies.pop(index), index
         self.others = tuple(replies)
@@ -86,7 +85,6 @@ class ModelCall:
 
     @property
     def num_completion_tokens(self) -> int:
-        """Number of sampled tokens of all choices."""
         return sum(reply.num_completion_tokens for reply in self.choices)
 
 
@@ -145,7 +143,6 @@ class EpisodeRecord:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of prompt tokens of all calls."""
         return sum(call.reply.num_prompt_tokens for call in self.calls)
 
     @property

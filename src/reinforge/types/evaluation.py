@@ -29,7 +29,6 @@ class EvalInputItem(BaseModel):
     full_dataset_entry: Any = Field(description="The row of the dataset, unchanged.")
 
     def copy_with_updates(self, **fields: Any) -> Self:
-        """Returns a copy with some fields replaced."""
         return self.model_copy(update=fields)
 
 

@@ -21,7 +21,6 @@ class TrainingStatusEnum(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the status is final."""
         return self in (TrainingStatusEnum.COMPLETED, TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 
 
@@ -88,7 +87,6 @@ class TrainingJobStatus(BaseModel):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the status is final."""
         return self.status.is_terminal
 
     @property

@@ -34,12 +34,10 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def old_names(cls) -> dict[str, str]:
-        """Returns the renamed keys of this class and its bases, as old name -> key."""
         return cls._collect("renamed_keys")
 
     @classmethod
     def other_spellings(cls) -> dict[str, str]:
-        """Returns every other spelling that this class takes, aliases and old names, as spelling -> key."""
         return {**cls._collect("key_aliases"), **cls.old_names()}
 
     @classmethod

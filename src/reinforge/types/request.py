@@ -97,7 +97,6 @@ class TokenLogprobs:
 
     @property
     def content(self) -> list[TokenLogprob]:
-        """The tokens in OpenAI's format: `.content[i].token`, `.content[i].logprob`, `.content[i].top_logprobs`."""
         texts = self.texts or ("",) * len(self.token_ids)
         tops = self.top_logprobs or ((),) * len(self.token_ids)
         return [TokenLogprob(*each) for each in zip(texts, self.logprobs, tops, strict=True)]

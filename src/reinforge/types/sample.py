@@ -82,7 +82,6 @@ class TrainingSample:
 
     @property
     def num_trained(self) -> int:
-        """Number of tokens to train."""
         return int(np.count_nonzero(self.loss_mask))
 
     def __len__(self) -> int:
@@ -90,7 +89,6 @@ class TrainingSample:
 
 
 def add_mismatched_samples(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Returns the samples, followed by the `mismatched` ones of those that have one."""
     return [*samples, *(sample.mismatched for sample in samples if sample.mismatched is not None)]
 
 
@@ -106,7 +104,6 @@ def are_finite(samples: Sequence[TrainingSample]) -> bool:
 
 
 def _gather_trained(name: str, samples: Sequence[TrainingSample]) -> FloatArray:
-    """Returns the values of one array at the trained tokens of all samples, concatenated."""
     if not samples:
         return np.zeros(0, np.float32)
     values: FloatArray = np.concatenate([getattr(sample, name) for sample in samples])

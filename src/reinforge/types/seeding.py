@@ -16,5 +16,4 @@ def stable_seed(run_seed: int, *names: str | int) -> int:
 
 
 def stable_random(run_seed: int, *names: str | int) -> random.Random:
-    """Returns a random generator seeded by `stable_seed`."""
     return random.Random(stable_seed(run_seed, *names))

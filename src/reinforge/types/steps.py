@@ -134,17 +134,14 @@ class UsageInfo(BaseModel):
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens."""
         return self.token_usage.prompt_tokens
 
     @property
     def completion_tokens(self) -> int:
-        """Number of completion tokens."""
         return self.token_usage.completion_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Number of tokens of prompt and completion."""
         return self.token_usage.total_tokens
 
 
@@ -190,12 +187,10 @@ class IntermediateStepPayload(BaseModel):
 
     @property
     def event_category(self) -> IntermediateStepCategory:
-        """What the step is about."""
         return IntermediateStepCategory(self.event_type.partition("_")[0])
 
     @property
     def event_state(self) -> IntermediateStepState:
-        """Whether the step starts something, reports progress, or ends it."""
         word = self.event_type.rpartition("_")[2]
         return IntermediateStepState(word if word in ("START", "END") else "CHUNK")
 
@@ -209,7 +204,6 @@ class IntermediateStep(BaseModel):
 
     @property
     def event_type(self) -> IntermediateStepType:
-        """Type of the step."""
         return self.payload.event_type
 
     @property
@@ -224,17 +218,14 @@ class IntermediateStep(BaseModel):
 
     @property
     def event_category(self) -> IntermediateStepCategory:
-        """What the step is about."""
         return self.payload.event_category
 
     @property
     def span_event_timestamp(self) -> float | None:
-        """For an end: when the step started."""
         return self.payload.span_event_timestamp
 
     @property
     def framework(self) -> LLMFrameworkEnum | None:
-        """Framework of the agent."""
         return self.payload.framework
 
     @property
@@ -244,7 +235,6 @@ class IntermediateStep(BaseModel):
 
     @property
     def tags(self) -> list[str] | None:
-        """Tags."""
         return self.payload.tags
 
     @property
@@ -254,7 +244,6 @@ class IntermediateStep(BaseModel):
 
     @property
     def data(self) -> StreamEventData | None:
-        """Data of the step."""
         return self.payload.data
 
     @property

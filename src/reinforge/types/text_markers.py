@@ -12,7 +12,6 @@ def count_held(text: str, markers: Iterable[str]) -> int:
 
     Args:
         text: The text so far, in which no marker is whole.
-        markers: The markers.
     """
     held = 0
     for marker in markers:
@@ -24,5 +23,4 @@ def count_held(text: str, markers: Iterable[str]) -> int:
 
 
 def find_marker(text: str, markers: Sequence[str]) -> int:
-    """Returns the place of the first of the markers in a text; -1: it has none."""
     return min((place for marker in markers if (place := text.find(marker)) >= 0), default=-1)

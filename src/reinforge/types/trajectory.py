@@ -92,7 +92,6 @@ class EpisodeItem(BaseModel):
 
     @property
     def call_id(self) -> str | None:
-        """The id of the turn's chat completion, if `metadata` has it as `call_id` or `id`."""
         metadata = self.metadata or {}
         call_id = metadata.get("call_id", metadata.get("id"))
         return call_id if isinstance(call_id, str) else None
@@ -112,7 +111,6 @@ class EpisodeItem(BaseModel):
 
     @property
     def is_trained(self) -> bool:
-        """True if the turn is trained."""
         return self.is_recorded if self.trained is None else self.trained and self.is_recorded
 
 
@@ -155,19 +153,16 @@ class Trajectory(BaseModel):
 
     @property
     def turns(self) -> list[EpisodeItem]:
-        """The assistant turns, in order."""
         return [
             item for item in self.episode if isinstance(item, EpisodeItem) and item.role is EpisodeItemRole.ASSISTANT
         ]
 
     @property
     def pairs(self) -> list[DPOItem]:
-        """The preference pairs, if there are pairs instead of messages."""
         return [item for item in self.episode if isinstance(item, DPOItem)]
 
     @property
     def is_trainable(self) -> bool:
-        """True if at least one turn is trained."""
         return any(turn.is_trained for turn in self.turns)
 
 
@@ -186,12 +181,10 @@ class TrajectoryGroup(BaseModel):
 
     @property
     def rewards(self) -> list[float]:
-        """Reward of each sibling."""
         return [trajectory.reward for trajectory in self.trajectories]
 
     @property
     def mean_reward(self) -> float:
-        """Mean reward of the siblings."""
         return sum(self.rewards) / len(self.trajectories)
 
     @property
@@ -228,7 +221,6 @@ class TrajectoryCollection(BaseModel):
 
     @property
     def num_trajectories(self) -> int:
-        """Number of trajectories in all groups."""
         return sum(len(siblings) for siblings in self.trajectories)
 
     def resolve_job_key(self) -> str:

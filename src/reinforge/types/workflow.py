@@ -39,6 +39,5 @@ class BoundWorkflow:
         return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else name
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
-        """Returns what the workflow's own `example_problems` finds wrong with examples before any of them is run."""
         find = getattr(self.function, "example_problems", None)
         return list(find(items)) if callable(find) else []

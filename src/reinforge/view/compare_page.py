@@ -19,7 +19,6 @@ MAX_EXAMPLES = 25
 
 
 def build_comparison(found: RunComparison) -> Element:
-    """Returns the page of a comparison."""
     names = (found.first.folder.name, found.second.folder.name)
     notes = build("ul", (build("li", note) for note in found.notes)) if found.notes else None
     content: list[Content] = [

@@ -24,8 +24,6 @@ def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offs
 
     Args:
         name: The run.
-        table: Its episodes.
-        query: Which ones to list.
         offset: The first row that the page itself holds.
         live: How the page learns of changes.
     """
@@ -122,7 +120,6 @@ def build_episode_page(
         name: The run.
         episode: What the list shows of it.
         row: What it holds.
-        table: The episodes of the run.
         style: How its replies are split and coloured.
         query: The list that it was chosen from.
     """

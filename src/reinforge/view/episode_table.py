@@ -123,7 +123,6 @@ class EpisodeTable:
         return len(self._episodes)
 
     def find(self, key: str) -> ListedEpisode | None:
-        """Returns one episode; None: there is none of that key."""
         return self._by_key.get(key)
 
     def select(self, query: EpisodeQuery) -> Sequence[ListedEpisode]:
@@ -155,7 +154,6 @@ class EpisodeTable:
         return None if baseline is None or episode.reward is None else episode.reward - baseline
 
     def list_siblings(self, episode: ListedEpisode) -> list[ListedEpisode]:
-        """Returns the episodes of the same example, phase, epoch and round, itself among them, by generation."""
         group, phase = _find_group(episode), episode.phase
         found = [each for each in self._episodes if each.phase == phase and _find_group(each) == group]
         return sorted(found, key=lambda each: each.generation)

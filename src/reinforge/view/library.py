@@ -54,7 +54,6 @@ class _Recent(OrderedDict[Path, T], Generic[T]):
         self._most = most
 
     def find(self, folder: Path, make: Callable[[], T]) -> T:
-        """Returns what is kept of a folder, or else makes it."""
         if folder not in self:
             self[folder] = make()
         self.move_to_end(folder)
@@ -89,7 +88,6 @@ class RunLibrary:
             return None
 
     def list_folders(self) -> list[Path]:
-        """Returns every run folder, by name."""
         paths = self.output_dir.glob(f"*/{JOURNAL}")
         return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
 
@@ -131,7 +129,6 @@ class RunLibrary:
         return _to_text(self._runs[run.folder].version)
 
     def get_version_of_all(self, runs: Sequence[RunOverview]) -> str:
-        """Returns the `read_version_of_all` from before the overviews were read."""
         folders = sorted(run.folder for run in runs)
         return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
 

@@ -23,7 +23,6 @@ def build_run_list(
     """Returns the list of the runs of a folder.
 
     Args:
-        output_dir: The folder.
         runs: Its runs with their configurations, the latest one first.
         search: Only runs whose row contains this text.
         live: How the page learns of changes.

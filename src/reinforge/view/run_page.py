@@ -23,7 +23,6 @@ def build_trail(name: str, page: str) -> Trail:
     """Returns the navigation of a run's pages.
 
     Args:
-        name: The run.
         page: The page itself: `overview`, `episodes`, or empty for one below them.
     """
     return [
@@ -38,7 +37,6 @@ def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, li
 
     Args:
         overview: The run at a glance; its journal can be read.
-        table: Its episodes.
         activity: What it is doing; empty: it does not run.
         live: How the page learns of changes.
 

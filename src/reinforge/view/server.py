@@ -55,7 +55,6 @@ def choose_port(wanted: int | None, default: int) -> int:
 
     Args:
         wanted: The port to use; None: `default`, or any other if that is taken.
-        default: The port to use if none is wanted.
 
     Raises:
         ConfigError: The wanted port is taken.
@@ -117,7 +116,6 @@ class ViewServer:
 
     @property
     def address(self) -> str:
-        """What to open in the browser, with the key."""
         return f"http://{LOOPBACK}:{self.port}/?{KEY}={self._key.value}"
 
     def _list_routes(self) -> list[web.RouteDef]:
@@ -168,7 +166,6 @@ class ViewServer:
         return response
 
     async def _read(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs work that reads files, one piece at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(work, *arguments))
 
     def _find_folder(self, request: web.Request) -> Path:

@@ -65,7 +65,6 @@ class GeneratePolicy(PolicyServer):
 
     @property
     def chat_template(self) -> str | None:
-        """The template in the folder."""
         return self.renderer.chat_template
 
     @property
@@ -183,7 +182,6 @@ class GeneratePolicy(PolicyServer):
         )
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given those before it, one row at a time."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: [self._score(row) for row in token_ids])
 

@@ -59,7 +59,6 @@ class GgufSettings:
 
 
 def check_gguf_package() -> list[Problem]:
-    """Returns the problem that the package `gguf` is not installed, or none."""
     if importlib.util.find_spec("gguf") is not None:
         return []
     return [Problem(FORMAT, "writing a GGUF file needs the package gguf, which is not installed", INSTALL)]

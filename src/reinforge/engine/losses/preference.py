@@ -166,7 +166,6 @@ def _log_odds(means_P: Tensor) -> Tensor:
 
 
 def _get_pairs(batch: TokenBatch, name: str) -> Tensor:
-    """Returns the batch's pairs, `[P, 2]`, after checking that every sample is in exactly one."""
     if batch.pairs is None or batch.pairs.numel() != len(batch.lengths):
         raise TrajectoryError(f"{name}: every sample must share its pair_id with exactly one other sample of the step")
     return batch.pairs
@@ -184,7 +183,6 @@ def _compute_margins(
 
 
 def _compare_pairs(batch: TokenBatch, chosen_P: Tensor, rejected_P: Tensor, what: str) -> dict[str, Tensor]:
-    """Returns metrics of the two values of each pair."""
     metrics = {
         "margin": chosen_P - rejected_P,
         f"chosen_{what}": chosen_P,
@@ -195,7 +193,6 @@ def _compare_pairs(batch: TokenBatch, chosen_P: Tensor, rejected_P: Tensor, what
 
 
 def _spread_to_samples(batch: TokenBatch, values_P: Tensor) -> Tensor:
-    """Returns each pair's value at both of its samples, `[B]`."""
     assert batch.pairs is not None
     empty_B = values_P.new_zeros(len(batch.lengths))
     return empty_B.index_put((batch.pairs.T.flatten(),), values_P.repeat(2))

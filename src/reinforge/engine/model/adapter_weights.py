@@ -39,7 +39,6 @@ class AdapterWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
@@ -51,11 +50,7 @@ def make_adapter_weights(
     Its output is multiplied by alpha / rank, so that one learning rate suits every rank.
 
     Args:
-        model: A model with adapters.
         adapter: One of them, for its layers.
-        rank: At most that of the model's adapters.
-        seed: Seed of A.
-        alpha: Scale of the adapter.
 
     Raises:
         EngineError: The rank is larger.
@@ -87,9 +82,7 @@ def load_adapter_weights(model: CausalModel, adapter: str, folder: Path) -> Adap
     """Returns the weights of an adapter in PEFT's layout.
 
     Args:
-        model: The model that they are for.
         adapter: One of its adapters, for its layers.
-        folder: The adapter's folder.
 
     Raises:
         EngineError: The folder cannot be read, or lacks a layer.

@@ -58,7 +58,6 @@ def grouped_attention(
     """Returns softmax(q k^T scale + mask) v, `[B, T, H, D]`.
 
     Args:
-        module: The attention layer.
         query: `[B, H, T, D]`.
         key: `[B, K, L, D]`.
         value: `[B, K, L, D]`.

@@ -76,7 +76,6 @@ class CausalModel:
 
     @property
     def has_adapters(self) -> bool:
-        """True if adapters are trained and the model's own weights are frozen."""
         return bool(getattr(self.module, "_hf_peft_config_loaded", False))
 
     @property
@@ -87,7 +86,6 @@ class CausalModel:
 
     @property
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that the optimizer changes, by name."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
     @property
@@ -96,7 +94,6 @@ class CausalModel:
         return self.module.active_adapters()[0] if self.has_adapters else DEFAULT_ADAPTER
 
     def use_adapter(self, name: str) -> None:
-        """Makes this adapter the active one."""
         if name != self.adapter:
             self.module.set_adapter(name)
 
@@ -116,7 +113,6 @@ class CausalModel:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
         return self.config.num_hidden_layers
 
     @cached_property
@@ -167,7 +163,6 @@ class CausalModel:
             return self.module(input_ids=token_ids_BT, **kwargs).logits
 
     def logits(self, features_NH: Tensor) -> Tensor:
-        """Returns logits, `[N, V]`, in float32 or better."""
         logits = self.head(features_NH) if self.separable else features_NH
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 

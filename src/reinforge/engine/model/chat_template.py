@@ -55,7 +55,6 @@ class PromptRenderer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's text; of several templates, the one for tools."""
         template = self.tokenizer.chat_template
         return template.get("tool_use", template.get("default")) if isinstance(template, dict) else template
 
@@ -120,7 +119,6 @@ class PromptRenderer:
         return (*continued.token_ids, *tokens)
 
     def bind_grammar(self, grammar: Grammar) -> Grammar:
-        """Returns a grammar whose markers are tokens where the tokenizer has them."""
         if grammar.kind != "lark":
             return grammar
         return replace(grammar, text=bind_markers(grammar.text, self._added_ids))
@@ -134,11 +132,6 @@ class PromptRenderer:
             => the tokens of "<user>2+3?<end><assistant>" and of "5<end>"; the trailing space is the template's
 
         Where the template writes no token that ends a reply, the tokenizer's end token is appended.
-
-        Args:
-            request: The prompt.
-            reply: The assistant message.
-            ends: Tokens at which the sampler ends a reply.
 
         Raises:
             MessagesRejected: The template raises an error.
@@ -264,7 +257,6 @@ class PromptRenderer:
 
 
 def find_special_ids(tokenizer: Any) -> frozenset[int]:
-    """Returns the tokens that `decode` leaves out."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     special = {token for token, content in added.items() if getattr(content, "special", False)}
     return frozenset(special | set(getattr(tokenizer, "all_special_ids", ())))

@@ -36,7 +36,6 @@ class Fingerprinter:
 
 
 def _hash_parameters(parameters: Mapping[str, Tensor]) -> bytes:
-    """Returns the SHA-256 over names and bytes of parameters."""
     digest = hashlib.sha256()
     for name, parameter in sorted(parameters.items()):
         digest.update(name.encode())

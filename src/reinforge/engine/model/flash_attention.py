@@ -54,10 +54,6 @@ def find_prefix_runs(groups: Sequence[int], lengths: Sequence[int]) -> list[Pref
     """Returns the runs of rows, or None where the rows of one prefix are not adjacent.
 
     Example: prefixes 0 0 1 1 2 of the rows -> rows 0 to 4 with 2 members each, row 4 with 1.
-
-    Args:
-        groups: Prefix of each row.
-        lengths: Tokens of each prefix.
     """
     if list(groups) != sorted(groups) or set(groups) != set(range(len(lengths))):
         return None
@@ -90,7 +86,6 @@ def flash_attention(
         value: `[B, K, S, D]`.
         scale: Factor of the scores.
         prefix: Keys and values, `[G, K, P, D]` each.
-        runs: Which rows have which prefix.
     """
     output = _FlashAttention.apply(query, key, value, scale, () if prefix is None else runs, *(prefix or ()))
     return output.transpose(1, 2)
@@ -211,7 +206,6 @@ def _build_chunk_mask(query: Tensor, start: int, end: int) -> Tensor | None:
 
 
 def _concat_chunks(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the chunks concatenated, with a query's heads adjacent in memory, as the kernel returns them."""
     return torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
 
 

@@ -89,13 +89,11 @@ class GatedProduct(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """Returns the product."""
         ctx.save_for_backward(gate, up)
         return F.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of gate and up."""
         gate, up = ctx.saved_tensors
         return torch.ops.aten.silu_backward(gradients[0] * up, gate), F.silu(gate).mul_(gradients[0])
 

@@ -40,8 +40,6 @@ def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = T
     """Writes a file's model into a new folder: configuration, weights, tokenizer and chat template.
 
     Args:
-        file: The GGUF file.
-        header: Its header.
         folder: The folder, which does not exist yet.
         tokenizer: Write the tokenizer, too; False: another one is configured.
 
@@ -123,7 +121,6 @@ def _iterate_tensors(
 
 
 def _measure(header: GGUFHeader, targets: Mapping[str, str]) -> int:
-    """Returns the bytes of all weights as they are written."""
     entries = [header.tensors[name] for name in targets]
     return sum(entry.num_weights * DTYPES.get(entry.type_name, torch.float32).itemsize for entry in entries)
 

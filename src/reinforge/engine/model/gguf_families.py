@@ -248,5 +248,4 @@ def _describe_ends(header: GGUFHeader, vocab_size: int) -> dict[str, int]:
 
 
 def _round_single(value: float) -> float:
-    """Returns the shortest decimal number that is this one in single precision: 9.999999747378752e-06 -> 1e-05."""
     return float(f"{value:.6g}")

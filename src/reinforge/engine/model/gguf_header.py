@@ -113,7 +113,6 @@ class GGUFHeader:
 
     @property
     def num_weights(self) -> int:
-        """How many numbers the tensors hold."""
         return sum(tensor.num_weights for tensor in self.tensors.values())
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
@@ -141,7 +140,6 @@ class GGUFHeader:
 
     @property
     def licence(self) -> str | None:
-        """The model's licence, as the file states it."""
         stated = self.settings.get("general.license.name") or self.settings.get("general.license")
         return stated[:200] if isinstance(stated, str) and stated else None
 
@@ -168,7 +166,6 @@ class _HeaderReader:
         self._content, self._size, self._position, self._order = content, size, 0, "<"
 
     def read(self) -> GGUFHeader:
-        """Returns the header."""
         if (magic := self._take(4, "magic number")) != MAGIC:
             raise GGUFError(f"is no GGUF file: it begins with {magic!r}", "name a .gguf file or a model's folder")
         version = self._read("I", "version")

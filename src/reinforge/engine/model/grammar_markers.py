@@ -21,7 +21,6 @@ def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
     `'start: marker_0\nmarker_0: <[7]>\n'`.
 
     Args:
-        text: The grammar.
         token_ids: The tokenizer's added tokens, which are never part of other text.
     """
 

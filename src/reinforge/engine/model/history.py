@@ -27,7 +27,6 @@ def build_continuation(
     """Returns the text that continues an earlier reply up to the next one.
 
     Args:
-        render: Renders messages.
         messages: The whole conversation.
         num_messages: How many of them the earlier call covers; the last is its reply.
         end_text: The text of the token that ended the reply; None: it was cut off.

@@ -27,7 +27,6 @@ def check_model_source(source: str | Path, path: str, *, weights: bool = True, r
     """Checks a model and the base model of an adapter; returns True if only files on this machine may be used.
 
     Args:
-        source: Folder or hub id.
         path: The setting that names it, for messages.
         weights: Its weights are loaded, not only its configuration.
         revision: Commit, tag or branch of a hub id.
@@ -126,9 +125,6 @@ def find_folder(
     """Returns the folder with those of a model's files that exist, fetched from the hub if needed; None: there is none.
 
     Args:
-        source: Folder or hub id.
-        names: The files.
-        local_only: Look in the cache only.
         revision: Commit, tag or branch of a hub id.
     """
     if Path(source).is_dir():

@@ -148,9 +148,6 @@ def add_adapter(
 
     Args:
         module: The model.
-        config: The adapter's settings.
-        seed: Seed of its first weights.
-        name: Its name.
         revision: Commit, tag or branch of the model at the hub, by which a saved adapter finds it again.
 
     Raises:

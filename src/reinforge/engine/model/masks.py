@@ -50,7 +50,6 @@ class AttentionMasks:
         self.zero = torch.zeros((), dtype=model.dtype, device=model.device)
 
     def sees_all(self, length: int) -> bool:
-        """Returns True if every token of a row of this length sees all earlier tokens."""
         return (self.window is None or length <= self.window) and (self.chunk is None or length <= self.chunk)
 
     def build_dummy_mask(self) -> Masks:
@@ -69,7 +68,6 @@ class AttentionMasks:
         Layers with states get `is_token_BS` instead, and nothing if it is None.
 
         Args:
-            queries_BS: Position of each query.
             keys_BL: Position of each key; no query sees a key at a later position.
             is_token_BS: 0 where a query is padding, else 1; None: there is no padding.
         """
@@ -89,7 +87,6 @@ class AttentionMasks:
         return build_additive_mask(queries_BS, keys_BL, window, self.zero, torch.finfo(self.zero.dtype).min)
 
     def _build_chunks(self, queries_BS: Tensor, keys_BL: Tensor, size: int) -> Tensor:
-        """Returns 0 where query and key are in the same chunk of this many tokens (Llama 4)."""
         same_BSL = queries_BS[:, :, None] // size == keys_BL[:, None, :] // size
         return torch.where(same_BSL, self.zero, torch.finfo(self.zero.dtype).min)[:, None]
 
@@ -98,11 +95,8 @@ def build_additive_mask(queries_BS: Tensor, keys_BL: Tensor, window: int | None,
     """Returns 0 where a query sees a key and the least number elsewhere, `[B, 1, S, L]`; compiled by TorchScript, too.
 
     Args:
-        queries_BS: Position of each query.
-        keys_BL: Position of each key.
         window: Number of tokens that a query sees, itself included; None: all earlier ones.
         zero: 0 with the mask's dtype and device.
-        least: The least number of that dtype.
     """
     queries_BS1, keys_B1L = queries_BS[:, :, None], keys_BL[:, None, :]
     seen_BSL = keys_B1L <= queries_BS1

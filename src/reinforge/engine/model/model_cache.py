@@ -96,27 +96,22 @@ class LayerStates:
     in_place: bool = False
 
     def store(self, states: dict[int, Tensor], number: int, new: Tensor) -> Tensor:
-        """Stores a new state and returns it."""
         if self.in_place:
             return states[number].copy_(new)
         states[number] = new
         return new
 
     def select(self, rows: Tensor) -> LayerStates:
-        """Returns the states of some rows, which may repeat."""
         return self.convert(lambda states: states.index_select(0, rows))
 
     def convert(self, function: Callable[[Tensor], Tensor], *, in_place: bool = False) -> LayerStates:
-        """Returns the results of a function of each state."""
         convolution, recurrent = ({n: function(s) for n, s in states.items()} for states in self.list_kinds())
         return LayerStates(convolution, recurrent, in_place)
 
     def list_kinds(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Returns both kinds of states by number."""
         return self.convolution, self.recurrent
 
     def list_tensors(self) -> list[Tensor]:
-        """Returns all states, those of convolutions first."""
         return [states[number] for states in self.list_kinds() for number in sorted(states)]
 
 
@@ -172,7 +167,6 @@ class ModelCache(Cache):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """Keeps a recurrent state and returns it."""
         states = self._find_states(layer_idx)
         return states.store(states.recurrent, state_idx, recurrent_states)
 

@@ -33,8 +33,6 @@ def check_files(folder: Path, path: str, *, is_complete: bool = True) -> list[Pr
     """Returns what is unsafe or missing in a folder with a model, an adapter, or both.
 
     Args:
-        folder: The folder.
-        path: The setting that names it, for the problems.
         is_complete: The weights have to be in it; False: they are not downloaded yet.
     """
     problems = []
@@ -145,7 +143,6 @@ def _check_index(folder: Path, path: str, *, is_complete: bool) -> list[Problem]
 
 
 def _is_plain_name(name: str) -> bool:
-    """Returns True for the name of a safetensors file in the same folder."""
     return name.endswith(".safetensors") and PurePosixPath(name).name == name and not {"\\", ":", "\0"} & set(name)
 
 

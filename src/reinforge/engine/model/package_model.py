@@ -59,7 +59,6 @@ def find_package_model(source: str, setting: str) -> PackageModel:
 
 
 def _list_models(package: importlib.metadata.Distribution) -> dict[str, Path]:
-    """Returns the GGUF files and the folders with weights of a package, by the path that it lists."""
     files = {str(file): PurePosixPath(str(file)) for file in package.files or ()}
     plain = {name: path for name, path in files.items() if ".." not in path.parts and not path.is_absolute()}
     found = {name: name for name, path in plain.items() if path.suffix.lower() == ".gguf"}

@@ -93,7 +93,6 @@ def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) 
     """Returns why this policy cannot have adapters of these names.
 
     Args:
-        config: The policy.
         names: The names; empty: one policy without named adapters.
         critic: True if a critic is trained, too.
     """
@@ -126,7 +125,6 @@ def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) 
 
 
 def has_adapters(config: PolicyConfig) -> bool:
-    """Returns True if the policy trains LoRA adapters, or if its model folder holds some."""
     return config.lora is not None or (config.model is not None and (Path(config.model) / ADAPTER_CONFIG).is_file())
 
 
@@ -321,6 +319,5 @@ def _find_folder_templates(folder: Path, path: str) -> Iterator[tuple[str, str, 
 
 
 def _read_start(path: Path) -> str:
-    """Returns the beginning of a template's file, long enough to see that it is too long."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return file.read(MAX_TEMPLATE_READ)

@@ -15,16 +15,13 @@ class PrefillCacheLayer(CacheLayerMixin):
         """Does nothing: `update` stores the tensors without a buffer."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Stores the prompts' keys and values and returns them."""
         self.keys, self.values = key_states, value_states
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns length and offset of the keys that a query sees."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Returns 0: no token comes before a prompt."""
         return 0
 
     def get_max_length(self) -> int:

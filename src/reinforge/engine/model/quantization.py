@@ -60,7 +60,6 @@ def quantize_linear_layers(module: Any, target: torch.device) -> None:
 
 
 def count_weights(parameter: Tensor) -> int:
-    """Returns the number of weights that a parameter stands for: in 4 bits, two are one element."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else state.shape.numel()
 

@@ -68,11 +68,6 @@ def _find_obstacle(model: CausalModel) -> str | None:
 def add_saved_adapter(model: CausalModel, name: str, folder: Path) -> None:
     """Adds a saved adapter to a model that has adapters already; the active one stays active.
 
-    Args:
-        model: The model.
-        name: The adapter's name in the model.
-        folder: With `adapter_config.json` and `adapter_model.safetensors`.
-
     Raises:
         EngineError: The adapter is not plain LoRA, or belongs to another model.
     """

@@ -67,7 +67,6 @@ class ModelSource:
 
     @property
     def is_folder(self) -> bool:
-        """True for a folder."""
         return Path(self.location).is_dir()
 
     def __str__(self) -> str:
@@ -225,13 +224,7 @@ def _read_header(file: str, size: int, changed_ns: int) -> GGUFHeader:
 
 
 def find_gguf_problems(file: str, setting: str, *, tokenizer: bool) -> list[Problem]:
-    """Returns why a GGUF file cannot be loaded, as far as its header shows.
-
-    Args:
-        file: The file.
-        setting: The setting that names it.
-        tokenizer: Its own tokenizer is used.
-    """
+    """Returns why a GGUF file cannot be loaded, as far as its header shows."""
     try:
         header = read_gguf(file, setting)
         describe_model(header)
@@ -246,7 +239,6 @@ def find_gguf_problems(file: str, setting: str, *, tokenizer: bool) -> list[Prob
 
 
 def cache_folder() -> Path:
-    """Returns the folder of the converted models."""
     return home() / "models" / "gguf"
 
 

@@ -88,7 +88,6 @@ class Budget:
         return value
 
     def join(self, values: Iterable[Any]) -> str:
-        """Returns the texts of some values as one text."""
         return "".join([str(self.spend_text(value)) for value in values])
 
     def measure(self, value: Any) -> tuple[int, int]:

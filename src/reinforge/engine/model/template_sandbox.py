@@ -87,13 +87,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Applies an operator whose result may be large."""
         if (cost := BINARY_COSTS.get(operator)) is not None:
             cost(self.budget, left, right)
         return self.budget.spend_result(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a function or method."""
         budget = __self.budget
         budget.step(num_chars=CALL_CHARS)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
@@ -142,7 +140,6 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Returns the body, with its own scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
@@ -151,7 +148,6 @@ class TemplateDict:
     """`dict(...)` without the attributes of the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """Returns a mapping."""
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
@@ -200,7 +196,6 @@ def _to_json(
 
 
 def _pay(name: str, node: nodes.Expr, *numbers: int) -> nodes.Filter:
-    """Returns an expression that passes a value through a filter of the budget."""
     return nodes.Filter(node, name, [nodes.Const(number) for number in numbers], [], None, None, lineno=node.lineno)
 
 

@@ -16,7 +16,6 @@ MAMBA_TYPES = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}
 
 
 def find_auto_class(config: Any) -> Any:
-    """Returns the class that loads a configuration's text model, or else the whole multimodal model."""
     known = AutoModelForCausalLM._model_mapping.keys()
     return AutoModelForCausalLM if type(config) in known else AutoModelForImageTextToText
 
@@ -39,7 +38,6 @@ def find_layers_without_adapters(module: Any) -> list[str]:
 
 
 def _is_fused_by_mamba(module: Any, path: str) -> bool:
-    """Returns True for a layer that Mamba's kernels compute themselves, which PEFT therefore refuses."""
     return module.config.model_type in MAMBA_TYPES and path.endswith(".out_proj")
 
 
@@ -70,7 +68,6 @@ def find_expert_parameters(module: Any) -> list[str]:
 
 
 def iterate_expert_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields path and tensor of each layer's experts."""
     for path, parameter in module.named_parameters():
         if parameter.ndim == 3 and "experts" in path.split("."):
             yield path, parameter

@@ -57,7 +57,6 @@ class ValueHead(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Sets all weights back to zero."""
         self.weight.zero_()
         self.bias.zero_()
 

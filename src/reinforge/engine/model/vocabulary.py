@@ -34,10 +34,6 @@ def find_token_difference(policy: Mapping[str, Any], teacher: Mapping[str, Any])
     """Returns the first token of the policy that a teacher does not have by the same id; None: it has all of them.
 
     Example: {"a": 0, "b": 1}, {"a": 0, "b": 2} -> 'the token "b" is 1 in the policy and 2 in the teacher'.
-
-    Args:
-        policy: The policy's ids by text.
-        teacher: The teacher's, which may have further tokens.
     """
     for text, number in sorted(policy.items(), key=lambda pair: pair[1]):
         if teacher.get(text) != number:

@@ -34,9 +34,7 @@ def order_rows(names: Sequence[str], device: torch.device, min_rows: int) -> tup
     """Returns the adapters of a batch, and the rows of each.
 
     Args:
-        names: The adapter of each row.
         device: The model's.
-        min_rows: As in `AdapterRows`.
     """
     adapters = tuple(sorted(set(names)))
     if len(adapters) == 1:

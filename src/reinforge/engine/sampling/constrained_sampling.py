@@ -43,7 +43,6 @@ class RowConstraints:
     def collect(
         cls, rows: Sequence[int], constraints: Sequence[TokenConstraint], device: torch.device
     ) -> RowConstraints:
-        """Returns the constraints of these rows."""
         vocab_size = constraints[0].vocab_size
         packed = np.stack([constraint.allowed for constraint in constraints])
         allowed = np.unpackbits(packed, axis=1, count=vocab_size, bitorder="little").view(np.bool_)

@@ -57,7 +57,6 @@ class TokenConstraint:
 
     @property
     def can_continue(self) -> bool:
-        """True if some token may be sampled."""
         return self.allowed.any().item()
 
     @property
@@ -110,7 +109,6 @@ class TokenConstraint:
         return offsets
 
     def is_allowed(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Returns which of these tokens may be sampled next."""
         allowed: NDArray[np.bool_] = (self.allowed[tokens // 8] >> (tokens % 8).astype(np.uint8) & 1).astype(np.bool_)
         return allowed
 

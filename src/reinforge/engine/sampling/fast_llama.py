@@ -230,7 +230,6 @@ class FastLlama:
         )
 
     def can_prefill(self, length: int) -> bool:
-        """Returns True if `prefill` computes prompts of this length."""
         return length <= MAX_PROMPT and self.masks.sees_all(length)
 
     def prefill(self, token_ids_BT: Tensor, last_B: Tensor, sources_n: Tensor, first: int) -> Tensor:
@@ -239,7 +238,6 @@ class FastLlama:
         Args:
             token_ids_BT: Whole prompts, padded on the right.
             last_B: Flat index b T + t of each prompt's last token.
-            sources_n: Prompt of each slot from `first` on.
             first: The first slot to fill; slots have room for T tokens.
         """
         (rows, layers), (keys, values) = self._choose_weights(len(token_ids_BT)), self._slots()
@@ -247,7 +245,6 @@ class FastLlama:
         return self._prefill(token_ids_BT, last_B, sources_n, first, rows, layers, outer, keys, values, self.sizes)
 
     def drop_weights(self, adapter: str | None = None) -> None:
-        """Drops the copies of weights that are about to change: an adapter's, or all."""
         self.weights.drop(adapter)
 
     def _choose_weights(self, num_rows: int) -> tuple[AdapterRows, list[LayerWeights]]:

@@ -60,7 +60,6 @@ class KVCacheLayer(CacheLayerMixin):
         return self.keys[:rows, :, :length], self.values[:rows, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns length and offset of the keys that a query sees."""
         return self.cache.length, 0
 
     def get_seq_length(self) -> int:
@@ -141,7 +140,6 @@ class KVCache(ModelCache):
         Args:
             prompts: Keys and values `[B, H, T, D]`, and states `[B, ...]`.
             sources: `[n]` prompt of each slot.
-            first: The first slot to fill.
             padding: How the prompts were padded; None: on the right, if at all.
         """
         starts = None if padding is None else padding.starts
@@ -177,7 +175,6 @@ class KVCache(ModelCache):
         return [*copies, *states] if states else copies
 
     def copy_in(self, states: Sequence[Tensor], length: int, slot: int) -> None:
-        """Copies the first `length` tokens of what `copy_out` returned, and the states, into a slot."""
         slots = self._list_slots()
         for target, source in zip(slots, states[: len(slots)], strict=True):
             target[slot, :, :length] = source[:, :length]
@@ -193,7 +190,6 @@ class KVCache(ModelCache):
             slots[target_rows] = slots[source_rows]
 
     def _list_slots(self) -> list[Tensor]:
-        """Returns keys, then values, of each layer that keeps some."""
         return [slots for layer in self.kv_layers if layer.is_initialized for slots in (layer.keys, layer.values)]
 
     def _list_states(self) -> list[Tensor]:

@@ -76,7 +76,6 @@ class LlamaWeights:
         self._mixtures: dict[tuple[str, ...], list[LayerWeights]] = {}
 
     def collect_layers(self, adapters: tuple[str, ...]) -> list[LayerWeights]:
-        """Returns the weights of all layers, with these adapters in this order."""
         if adapters not in self._mixtures:
             if len(self._mixtures) == MAX_MIXTURES:
                 self._mixtures.clear()
@@ -117,7 +116,6 @@ class LlamaWeights:
 
 
 def group_linears(layer: Any) -> list[tuple[Any, ...]]:
-    """Returns a layer's linear layers, those with the same input together."""
     attention, mlp = layer.self_attn, layer.mlp
     inputs = attention.q_proj, attention.k_proj, attention.v_proj
     return [inputs, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)]

@@ -194,7 +194,6 @@ class Prefiller:
         return features[:, -1]
 
     def _append_to(self, rows: slice, positions_BS: Tensor, length: int) -> ModelCache:
-        """Returns a cache that appends tokens to slots."""
         layers = [
             AppendCacheLayer(layer, rows, positions_BS, length) if isinstance(layer, KVCacheLayer) else DummyLayer()
             for layer in self.cache.layers

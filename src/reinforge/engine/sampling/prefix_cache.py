@@ -51,7 +51,6 @@ class CachedPrefix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the keys, values and states."""
         return sum(states.numel() * states.element_size() for states in self.states)
 
 
@@ -147,7 +146,6 @@ class PrefixCache:
         self.num_bytes += size
 
     def clear(self, adapter: str | None = None) -> None:
-        """Drops the sequences of an adapter; None: of all."""
         for key in [key for key in self._sorted if adapter in (None, key[0])]:
             self._drop(key)
 

@@ -58,8 +58,6 @@ def project(x: Tensor, layer: Projection, rows: AdapterRows) -> Tensor:
 
     Args:
         x: `[M, I]`, in the order of `rows`.
-        layer: With the adapters of `rows`.
-        rows: The rows of each adapter; those after the last adapter's have none.
     """
     output, first = multiply(x, layer.weight, layer.bias), 0
     for number, count in enumerate(rows.counts):

@@ -179,7 +179,6 @@ class RunningBatch:
             request.top_logprobs.append((row_tokens[:count], row_logprobs[:count]))
 
     def list_constrained(self, start: int) -> list[tuple[int, TokenConstraint]]:
-        """Returns the constrained rows from `start` on and their constraints."""
         rows = (np.flatnonzero(self.is_constrained[start : self.count]) + start).tolist()
         found = ((row, self.requests[row].constraint) for row in rows)
         return [(row, constraint) for row, constraint in found if constraint is not None]

@@ -144,7 +144,6 @@ class ReplySampler:
         """Queues requests, in this order.
 
         Args:
-            requests: Replies to sample.
             load: Share of its time that the caller's thread computes.
 
         Raises:
@@ -164,7 +163,6 @@ class ReplySampler:
         """Stops admitting requests of an adapter, which wait, and returns when none of its replies is in flight.
 
         Args:
-            adapter: The adapter.
             change: Called then, in the sampler's thread, before a reply of another adapter begins.
         """
         with self._condition:
@@ -205,7 +203,6 @@ class ReplySampler:
         self._deliver(requests)
 
     def has_waiting(self, adapter: str) -> bool:
-        """Returns True if requests of an adapter wait."""
         with self._condition:
             return any(request.adapter == adapter for request in self._waiting)
 

@@ -33,7 +33,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns 64 well-mixed bits of each state: the finalizer of SplitMix64 (Steele et al. 2014, section 3)."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -21,7 +21,6 @@ def compile_torchscript(
     stays unchanged.
 
     Args:
-        function: A function that TorchScript can compile.
         device: Where its tensors are.
         enabled: False: return the function unchanged.
     """

@@ -129,7 +129,6 @@ def find_stems(prompts: Sequence[tuple[int, ...]], width: int, device: torch.dev
     Args:
         prompts: Each row's tokens before the first trained one.
         width: Tokens of the padded rows.
-        device: Device of the tensors.
     """
     longest = min(map(len, prompts)) - 1
     if longest < 1 or len(prompts) * width <= PASS_OVERHEAD_TOKENS:
@@ -153,7 +152,6 @@ def find_stems(prompts: Sequence[tuple[int, ...]], width: int, device: torch.dev
 
 
 def _group_by_prefix(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...], list[int]]:
-    """Returns the samples' indices by prefix."""
     families: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
         families.setdefault(get_prefix(sample), []).append(index)
@@ -161,7 +159,6 @@ def _group_by_prefix(samples: Sequence[TrainingSample]) -> dict[tuple[int, ...],
 
 
 def get_prefix(sample: TrainingSample) -> tuple[int, ...]:
-    """Returns the tokens before a sample's first trained one (all tokens, if none is trained)."""
     first = int(sample.loss_mask.argmax()) if len(sample) else 0
     return tuple(sample.token_ids[: first if first or sample.num_trained else len(sample)].tolist())
 

@@ -59,13 +59,11 @@ class MetricSums:
             self._add(name, selected.sum().item(), selected.numel())
 
     def merge(self, other: MetricSums) -> None:
-        """Adds the sums of another part of the step."""
         self.loss += other.loss
         for name, total in other.totals.items():
             self._add(name, total, other.counts[name])
 
     def means(self) -> dict[str, float]:
-        """Returns the mean of each metric over the tokens or samples that have it."""
         return {name: total / self.counts[name] for name, total in self.totals.items()}
 
     def _add(self, name: str, total: float, count: int) -> None:
@@ -215,7 +213,6 @@ class DataParallel:
             raise
 
     def close(self) -> None:
-        """Disconnects, also from processes that are gone."""
         distributed.destroy_process_group()
 
     def _gather(self, value: object) -> list[dict[str, Any] | None]:
@@ -277,7 +274,6 @@ def divide_samples(samples: Sequence[TrainingSample], count: int) -> list[list[i
 
 
 def _count_tokens(samples: Sequence[TrainingSample], members: Sequence[int]) -> int:
-    """Returns the tokens that a family costs: its prefix once, and the rest of each member."""
     lengths = sum(len(samples[i]) for i in members)
     prefixes = {get_prefix(samples[i]) for i in members}
     return lengths - (len(members) - 1) * len(prefixes.pop()) if len(prefixes) == 1 else lengths

@@ -27,7 +27,6 @@ class EngineJob:
 
     @property
     def is_changed(self) -> bool:
-        """True if a rollback would change anything."""
         return bool(self._snapshots)
 
     def take_snapshot(self, adapter: str, learner: Learner) -> None:
@@ -36,10 +35,8 @@ class EngineJob:
             self._snapshots[adapter] = LearnerSnapshot(learner)
 
     def drop_snapshot(self, adapter: str) -> None:
-        """Drops an adapter's snapshot, once its new weights are published."""
         self._snapshots.pop(adapter, None)
 
     def restore(self) -> None:
-        """Restores every changed adapter."""
         for snapshot in self._snapshots.values():
             snapshot.restore()

@@ -120,8 +120,6 @@ class Learner(ShardedOptimizer):
 
         Args:
             stage: Its name; None: the run has not begun its first stage.
-            config: The policy with the stage's settings.
-            version: Version of the weights that it begins with.
         """
         self.stage, self.config, self.stage_version = stage, config, version
         self.micro_batch_tokens = config.batch.micro_batch_tokens
@@ -134,7 +132,6 @@ class Learner(ShardedOptimizer):
 
         Args:
             samples: The job's samples; those without trained tokens or weight are left out.
-            spec: The loss.
             progress: The part of the run that the job covers; it sets the learning rate.
         """
         loss = partial(find_loss(spec), **spec.params)
@@ -236,7 +233,6 @@ class Learner(ShardedOptimizer):
         """Returns KTO's baseline of a step; None: no sample needs it.
 
         Args:
-            samples: All samples of the step.
             own: Those that this process computes.
         """
         if all(sample.mismatched is None for sample in samples) or not are_finite(samples):
@@ -257,9 +253,7 @@ class Learner(ShardedOptimizer):
         over calls. If a number is not finite, or the call fails, what was accumulated before is unchanged.
 
         Args:
-            samples: Samples with trained tokens, each of weight 1.
             loss: `loss(batch, logprobs_BT)`, its parameters bound; one number per token.
-            backward: False: compute the loss, and add no gradient.
 
         Returns:
             Loss and log-probs; None if a number is not finite.
@@ -299,12 +293,6 @@ class Learner(ShardedOptimizer):
         options: GradientOptions,
     ) -> MetricSums | None:
         """Accumulates the gradients of this process's samples, in smaller micro-batches if memory runs out.
-
-        Args:
-            samples: All samples of the step, by whose weights the loss is normalized.
-            own: Those that this process computes.
-            loss: The loss.
-            options: What else to do.
 
         Returns:
             The sums of the metrics; None if a number is not finite.
@@ -421,7 +409,6 @@ class Learner(ShardedOptimizer):
             self._checkpointed_layers = find_checkpointable_layers(self.sharded.copied)
 
     def _list_passes(self, samples: Sequence[TrainingSample]) -> list[list[int] | None]:
-        """Returns the micro-batches; None for each pass that is made only since another process has more of them."""
         batches = self._micro_batches(samples)
         return [*batches, *[None] * (self.count_passes(len(batches)) - len(batches))]
 

@@ -42,11 +42,7 @@ def token_logprobs(
     backward pass.
 
     Args:
-        model: The model.
-        batch: The tokens.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
-        entropy_grad: Entropies carry gradient too.
-        critic: Also sets `batch.values`, from the same features.
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
     features_NH = trained_features(model, batch, masks)
@@ -148,8 +144,6 @@ def sample_logprobs(
     """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere.
 
     Args:
-        model: The model.
-        samples: The samples.
         max_tokens: Maximum tokens of a micro-batch, padding included.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
         take_turns: Called after each micro-batch; None: nothing is.

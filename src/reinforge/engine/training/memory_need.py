@@ -69,7 +69,6 @@ def measure_need(learner: Learner, processes_here: int) -> MemoryNeed:
     """Returns what this process needs to train the whole model, and what it has.
 
     Args:
-        learner: The learner, before its first step.
         processes_here: Processes that share the machine's memory; each has an accelerator of its own, if any.
     """
     found = measure_memory(learner.model.device)
@@ -83,8 +82,6 @@ def needs_sharding(learner: Learner, processes_here: int, *, has_trained: bool =
     """Returns True if one of the processes has too little memory for the whole model; all call it together.
 
     Args:
-        learner: The learner.
-        processes_here: Processes that share the machine's memory.
         has_trained: This process has trained the whole model before, which is in the most that it has used: it would
             count twice. Where one has, all keep the whole model.
 

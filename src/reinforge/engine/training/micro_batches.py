@@ -74,7 +74,6 @@ def _pack_plain(samples: Sequence[TrainingSample], pairs: Sequence[list[int]], m
 
 
 def _count_cost(samples: Sequence[TrainingSample], rows: Sequence[list[int]], batches: Sequence[list[_Unit]]) -> int:
-    """Returns the tokens computed for plain rows and shared batches, plus the overhead of each forward pass."""
     padded = sum(len(batch) * max(len(samples[i]) for i in batch) for batch in rows)
     return padded + sum(map(_count_tokens, batches)) + PASS_OVERHEAD_TOKENS * (len(rows) + 2 * len(batches))
 
@@ -105,8 +104,6 @@ def pack_rows(lengths: Sequence[int], max_tokens: int, counts: Sequence[int] | N
     Example: lengths [3, 9, 4, 8], 16 tokens -> [[0, 2], [3], [1]]; with 20 tokens -> [[0, 2], [3, 1]].
 
     Args:
-        lengths: Tokens of the longest row of each item.
-        max_tokens: Limit of one batch.
         counts: Rows of each item; None: one each.
     """
     batches: list[list[int]] = []

@@ -120,18 +120,15 @@ class MasterWeights:
                 copy.grad = grad.float() if copy.grad is None else copy.grad.add_(grad)
 
     def clear_gradients(self) -> None:
-        """Clears the gradients of parameters and copies."""
         for parameter in (*self.parameters.values(), *self.copies.values()):
             parameter.grad = None
 
     @torch.no_grad()
     def store(self) -> None:
-        """Rounds the copies into their parameters."""
         for name, copy in self.copies.items():
             self.parameters[name].copy_(copy)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the copies as `master.NAME`."""
         return {f"{MASTER_PREFIX}.{name}": copy.detach() for name, copy in self.copies.items()}
 
     @torch.no_grad()

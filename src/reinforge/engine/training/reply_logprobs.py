@@ -55,9 +55,7 @@ def score_replies(
     """Returns log-probs of given replies, with gradient unless grad mode is off; equal prompts are computed once.
 
     Args:
-        model: The model.
         replies: Prompt, tokens and temperature of each reply; the log-probs in it are not read.
-        max_tokens: Tokens of a micro-batch.
         masks: Attention masks for shared prefixes; None: each prompt is computed whole.
         critic: Adds values, computed from the same features.
 
@@ -109,7 +107,6 @@ def make_reply_batch(
     """Returns rows of replies as a batch for a registered loss; every row has weight 1.
 
     Args:
-        mask_BT: True where there is a token.
         old_logprobs: `[B, T]` log p under the weights that sampled the replies.
         ref_logprobs: `[B, T]` log p under the reference model.
         advantages: `[B, T]` advantage of each token.

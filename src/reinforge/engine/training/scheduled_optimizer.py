@@ -58,7 +58,6 @@ class ScheduledOptimizer:
         self.configure(settings, schedule, critic or CriticConfig())
 
     def configure(self, settings: OptimizerConfig, schedule: ScheduleConfig, critic: CriticConfig) -> None:
-        """Replaces the settings and resets the optimizer."""
         self._settings, self._schedule, self._critic = settings, schedule, critic
         self.reset()
 
@@ -91,14 +90,12 @@ class ScheduledOptimizer:
         self.masters.take_gradients()
 
     def take_out_gradients(self) -> dict[str, Tensor]:
-        """Returns the gradients accumulated so far, by the name of their parameter, and clears them."""
         held = {name: p.grad for name, p in self.masters.optimized.items() if p.grad is not None}
         self.clear_gradients()
         return held
 
     @torch.no_grad()
     def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Adds what `take_out_gradients` returned to the gradients."""
         for name, gradient in gradients.items():
             parameter = self.masters.optimized[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -127,7 +124,6 @@ class ScheduledOptimizer:
                 parameter.grad = total.view_as(parameter).clone() if count else None
 
     def clear_gradients(self) -> None:
-        """Clears all gradients."""
         self.optimizer.zero_grad(set_to_none=True)
         self.masters.clear_gradients()
 
@@ -184,7 +180,6 @@ class ScheduledOptimizer:
         return norm.item()
 
     def measure_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of the gradients of the policy."""
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def _step(self) -> None:
@@ -227,7 +222,6 @@ def _make_buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def log_skipped_step(what: str) -> None:
-    """Logs why an optimizer step is skipped."""
     logger.warning("optimizer step skipped: %s not finite", what)
 
 

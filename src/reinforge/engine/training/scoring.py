@@ -66,7 +66,6 @@ class LogprobScorer:
         return sample_logprobs(self.model, samples, self.max_tokens, self.masks, self.take_turns)
 
     def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns the same under the reference model."""
         with self._use_reference() as reference:
             return sample_logprobs(reference, samples, self.max_tokens, self.masks, self.take_turns)
 
@@ -104,8 +103,6 @@ class LogprobScorer:
 
         Args:
             replies: Prompt, tokens and temperature of each.
-            reference: Score with the reference model.
-            values: Add the critic's values.
             grad: Compute with gradient.
         """
         with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):
@@ -118,8 +115,6 @@ def choose_unscored(
     """Returns the samples whose old log-probs must be computed now, and marks those that the next job computes.
 
     Args:
-        samples: The samples.
-        needs: What the algorithm needs.
         is_inexact: The sampler's log-probs are not exactly the learner's.
         defer: Leave `inexact` log-probs to the next update, whose first step computes them anyway.
     """

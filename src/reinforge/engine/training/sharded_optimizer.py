@@ -83,7 +83,6 @@ class ShardedOptimizer(ScheduledOptimizer):
         super().take_gradients()
 
     def clear_gradients(self) -> None:
-        """Clears all gradients."""
         if self.sharded is not None:
             self.sharded.clear_gradients()
         super().clear_gradients()

@@ -93,21 +93,18 @@ class ShardedModel:
         self.shards = {name: nn.Parameter(self._divided[name].detach().to_local()) for name in model.trained_parameters}
 
     def divide(self) -> None:
-        """Frees the weights of the model."""
         self.is_divided = True
         for parameter in self.model.module.parameters():
             parameter.data = parameter.data.new_empty(0)
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Gives the model all weights again, those of the shards."""
         for name, parameter in self.model.module.named_parameters():
             parameter.data = self._join(self._divided[name].detach().to_local(), name)
         self.is_divided = False
 
     @torch.no_grad()
     def take_shards(self) -> None:
-        """Copies the rows of this process from the model, whose trained weights have changed."""
         for name, parameter in self.model.trained_parameters.items():
             self.shards[name].copy_(self._select(parameter))
 
@@ -143,8 +140,6 @@ class ShardedModel:
 
         Args:
             batch: This process's micro-batch; None: it has no more, and helps the others with a pass of its own.
-            entropy_grad: Entropies carry gradient too.
-            critic: Also sets `batch.values`.
         """
         batch = collate([make_plain_sample(FILLER)], self.model.device) if batch is None else batch
         with self.require_end():

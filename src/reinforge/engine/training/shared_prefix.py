@@ -59,7 +59,6 @@ class SuffixLayer(PrefillCacheLayer):
 
 
 def _repeat(states: Tensor, groups_B: Tensor) -> Tensor:
-    """Returns the states of each row's group, `[B, ...]`."""
     if states.device.type == "cpu" and states.requires_grad:
         return _Repeat.apply(states, groups_B)
     return states.index_select(0, groups_B)
@@ -70,7 +69,6 @@ class _Repeat(Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, groups_B: Tensor) -> Tensor:
-        """Returns the states of each row's group, `[B, ...]`."""
         ctx.shape = states.shape
         ctx.save_for_backward(groups_B)
         return states.index_select(0, groups_B)
@@ -88,8 +86,6 @@ def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMask
     """Returns the features that predict each trained token, `[N, H]`, in the order of `loss_mask.nonzero()`.
 
     Args:
-        model: The model.
-        batch: The tokens.
         masks: Attention masks for suffixes; None: every sample is a row of its own.
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
@@ -113,7 +109,6 @@ def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMask
 def _compute_features(
     model: CausalModel, token_ids_BT: Tensor, rows_N: Tensor, columns_N: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Returns the features of some positions only, `[N, H]`."""
     places_N = rows_N * token_ids_BT.shape[1] + columns_N
     features_BTH = model.features(token_ids_BT, *args, indices_N=places_N, **kwargs)
     return features_BTH.flatten(0, 1).index_select(0, places_N)
@@ -215,7 +210,6 @@ def _compute_suffixes(
 
 
 def _continue(cache: ModelCache, groups_B: Tensor) -> ModelCache:
-    """Returns a cache whose rows continue the rows `groups_B` of another."""
     layers = [
         SuffixLayer(layer, groups_B) if isinstance(layer, PrefillCacheLayer) else DummyLayer() for layer in cache.layers
     ]
@@ -285,7 +279,6 @@ def _can_share_stems(model: CausalModel, masks: AttentionMasks) -> bool:
 
 
 def _make_probe(token_ids: Sequence[int]) -> TrainingSample:
-    """Returns a sample whose prefix is its first three tokens (two, if it has only three)."""
     sample = make_plain_sample(token_ids)
     sample.loss_mask[: min(3, len(sample) - 1)] = False
     return sample

@@ -42,9 +42,7 @@ class PipelineStages:
         """Begins a stage with the current weights.
 
         Args:
-            stage: Its name.
             learner: Trains it.
-            version: Version of the weights.
         """
         learner.begin_stage(stage, self._settings[stage], version)
         if self._moves_reference:

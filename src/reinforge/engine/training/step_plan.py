@@ -21,7 +21,6 @@ def plan_steps(samples: Sequence[TrainingSample], settings: BatchConfig, seed: i
         samples: The job's samples; those without trained tokens or weight are left out.
         settings: How many steps, and how often.
         seed: Of the order.
-        epoch: The epoch, which has an order of its own.
     """
     usable = [i for i, sample in enumerate(samples) if sample.num_trained and sample.weight > 0]
     units = [[usable[i] for i in unit] for unit in group_pairs([samples[i] for i in usable])]

@@ -32,7 +32,6 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float
     gave that score. An `UnusableOutputError` is the answer's failure and scores 0.0.
 
     Args:
-        evaluator: The evaluator.
         item: The example with the agent's output.
         timeout_s: Time limit in seconds; None: no limit.
     """
@@ -53,7 +52,6 @@ async def score_group(
     If the evaluator raises, times out, or returns something else than one score for each answer, all are missing.
 
     Args:
-        evaluator: The evaluator.
         items: The example with each of the answers.
         timeout_s: Time limit in seconds for each answer; None: no limit.
     """
@@ -109,7 +107,6 @@ def _check_result(item: EvalInputItem, result: Any) -> EvalOutputItem:
 
 
 def missing_score(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
-    """Returns a missing score with the reason."""
     return EvalOutputItem(id=item.id, score=None, reasoning=reasoning, error=reason)
 
 

@@ -97,7 +97,6 @@ def _format_answer(messages: Sequence[Message], item: EvalInputItem) -> str:
 
 
 def _format_messages(messages: Sequence[Message]) -> str:
-    """Returns messages as text: a single one of the user as it is, several as one JSON object each."""
     if len(messages) == 1 and messages[0].keys() <= {"role", "content"} and messages[0].get("role") == "user":
         return format_material(messages[0].get("content"))
     return "\n".join(format_material(message) for message in messages)

@@ -39,7 +39,6 @@ class ExactMatch(Evaluator):
         self.config = config
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0 or 0.0."""
         if item.expected_output_obj is None:
             return missing_score(item, "the example has no expected output")
         expected = item.expected_output_obj

@@ -117,7 +117,6 @@ async def ask_for_verdict(
     """Returns the judge's verdict; after an invalid reply the judge is told why and asked again.
 
     Args:
-        llm: The judge.
         config: Its settings.
         messages: The prompt.
         schema: JSON schema of the verdict, for endpoints that enforce one.
@@ -146,7 +145,6 @@ async def ask_for_verdict(
 
 
 def build_schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema of a verdict with a reason and these properties, which may have limits."""
     reason = {"type": "string", "maxLength": MAX_REASON_CHARACTERS}
     return build_object_schema({"reason": reason, **properties})
 

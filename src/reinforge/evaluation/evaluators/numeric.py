@@ -49,7 +49,6 @@ class Numeric(Evaluator):
         self.config = config
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0 or 0.0."""
         expected = find_last_number(item.expected_output_obj)
         if expected is None:
             return missing_score(item, f"the expected output {to_text(item.expected_output_obj)[:80]!r} has no number")

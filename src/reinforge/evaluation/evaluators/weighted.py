@@ -56,7 +56,6 @@ class Weighted(Evaluator):
 
         Args:
             item: The example.
-            scores: Score of each part.
         """
         reasoning = {
             name: {"score": scores[name].score, "weight": weight, "reasoning": scores[name].reasoning}

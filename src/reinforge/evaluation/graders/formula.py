@@ -60,9 +60,6 @@ class Formula:
     def compute(self, values: Mapping[str, float]) -> float:
         """Returns the value.
 
-        Args:
-            values: The value of every name.
-
         Raises:
             FormulaError: It has none, such as 1 / 0.
         """

@@ -77,7 +77,6 @@ class Grade:
 
     @property
     def error(self) -> str:
-        """All errors as one text."""
         return "; ".join(dict.fromkeys(self.errors.values()))
 
 
@@ -90,11 +89,9 @@ class _CountedJudge:
 
     @property
     def model_name(self) -> str:
-        """The model's name."""
         return self._model.model_name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply."""
         if self._sampling is not None:
             given = {name: getattr(self._sampling, name) for name in ("seed", "top_p")}
             changes = {name: value for name, value in given.items() if value is not None}

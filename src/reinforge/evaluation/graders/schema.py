@@ -200,7 +200,6 @@ def parse_grader(value: Any, *, allow_python: bool = False, path: str = "grader"
     """Returns the grader that a JSON value describes.
 
     Args:
-        value: The value.
         allow_python: Whether graders in Python may run.
         path: Where it stands, for messages.
 
@@ -226,7 +225,6 @@ def list_graders(grader: Grader) -> list[tuple[str, Grader]]:
 
 
 def list_models(grader: Grader) -> list[str]:
-    """Returns the names of the models that grade, each once."""
     named = [each.model for _, each in list_graders(grader) if isinstance(each, ScoreModel | LabelModel)]
     return list(dict.fromkeys(named))
 

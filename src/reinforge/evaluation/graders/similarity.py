@@ -49,7 +49,6 @@ def compute_similarity(metric: str, text: str, reference: str) -> float:
 
     Args:
         metric: One of those above.
-        text: The text.
         reference: What it is compared with.
     """
     if metric == "fuzzy_match":
@@ -78,7 +77,6 @@ def _split(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 def _count_runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
-    """Returns how often each run of words occurs: [a b a b], 2 -> {ab: 2, ba: 1}."""
     return Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
 
 

@@ -80,7 +80,6 @@ def fill_template(
     """Returns a template with the values of its references; values that are no text are written as JSON.
 
     Args:
-        template: The template.
         item: The row.
         sample: The answer.
         quote: Applied to what comes from the answer, which may try to instruct a model that reads it.

@@ -80,7 +80,6 @@ class ChatLogs:
         return "messages" in fields or is_message or is_pair or "chosen" in record or self._is_rating(record, fields)
 
     def split(self, record: Record) -> Iterator[Record]:
-        """Yields the record itself."""
         yield record
 
     def read(self, part: Record) -> Iterator[Entry]:
@@ -110,7 +109,6 @@ class ChatLogs:
         """Returns what the columns of a record hold: for example `prompt` -> `Question`.
 
         Args:
-            record: The record.
             with_empty: Count columns without a value as well.
         """
         names = tuple(name for name in record if with_empty or record[name] not in (None, "", []))

@@ -140,7 +140,6 @@ Entry = Exchange | Rating | LooseMessage | ComparedReplies | TraceName | Missing
 
 
 def list_mappings(value: Any) -> list[Record]:
-    """Returns the mappings of a list; none if it is no list."""
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 

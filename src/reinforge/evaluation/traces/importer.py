@@ -71,7 +71,6 @@ def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions)
     """Writes the rows of an export, and returns what was read and what was not.
 
     Args:
-        sources: Files or folders.
         output: The file of rows, in JSONL; replaced if it exists.
         options: How to read them.
 
@@ -266,7 +265,6 @@ class _RowWriter:
             yield self._finish(row, draft.calls[-1], conversation, draft.tools), location
 
     def _finish(self, row: dict[str, Any], id_: str, conversation: str, tools: Any) -> dict[str, Any]:
-        """Returns a row with its id, its conversation and its tools."""
         given = id_
         while id_ in self._ids:
             self._ids[given] += 1

@@ -49,7 +49,6 @@ class Langfuse:
     name = "langfuse"
 
     def matches(self, record: Record) -> bool:
-        """Returns True for an observation, a score, a trace, or a trace with its observations."""
         if isinstance(record.get("observations"), list | str) and ("trace" in record or "id" in record):
             return True
         return _is_observation(record) or _is_score(record) or _is_trace(record)
@@ -158,7 +157,6 @@ def _read_trace(record: Record) -> Iterator[Entry]:
 
 
 def _list_averages(record: Record) -> Iterator[tuple[str, float | bool | None]]:
-    """Yields the scores of a row of the table of traces: a mapping from names to values."""
     scores = parse_json(record.get("scores"))
     for name, value in scores.items() if isinstance(scores, Mapping) else ():
         yield from ((str(name), read_value(each)) for each in (value if isinstance(value, list) else [value]))

@@ -30,11 +30,9 @@ class LangSmith:
     name = "langsmith"
 
     def matches(self, record: Record) -> bool:
-        """Returns True for a run or a feedback."""
         return "run_type" in record or ("run_id" in record and "key" in record and "score" in record)
 
     def split(self, record: Record) -> Iterator[Record]:
-        """Yields a run and all runs below it."""
         yield record
         for child in list_mappings(record.get("child_runs")):
             yield from self.split(child)

@@ -36,7 +36,6 @@ class LiteLLM:
         )
 
     def split(self, record: Record) -> Iterator[Record]:
-        """Yields the payload."""
         payload = record.get("standard_logging_object")
         yield payload if isinstance(payload, Mapping) else record
 
@@ -70,7 +69,6 @@ class LiteLLM:
 
 
 def _find_messages(part: Record, request: Record) -> Any:
-    """Returns the messages of the log, or else those of the request to the proxy."""
     logged = parse_json(part.get("messages"))
     return logged or request.get("messages") or request.get("input")
 

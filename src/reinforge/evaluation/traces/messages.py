@@ -121,7 +121,6 @@ def add_system(messages: list[Message], system: Any) -> list[Message]:
 
 
 def _is_pair(value: Any) -> bool:
-    """Returns True for a role and a text, as in `["human", "hi"]`."""
     is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
     return is_pair and value[0].lower() in ROLES
 

@@ -60,7 +60,6 @@ def decode_value(value: Any) -> Any:
 
 
 def decode_attributes(attributes: Any) -> dict[str, Any]:
-    """Returns attributes by name, from a list of keys and values or from a mapping."""
     if isinstance(attributes, Mapping):
         return {str(key): decode_value(value) for key, value in attributes.items()}
     return {str(each.get("key")): decode_value(each.get("value")) for each in list_mappings(attributes)}

@@ -42,10 +42,6 @@ def list_files(sources: list[Path], output: Path) -> list[Path]:
 
     Hidden files and the output of an earlier import are no part of a folder.
 
-    Args:
-        sources: Files and folders.
-        output: The file to write.
-
     Raises:
         ConfigError: A path does not exist, is the output, or is a folder without such a file.
     """
@@ -114,7 +110,6 @@ def _has_object_per_line(file: TextRows) -> bool:
 
 
 def _unwrap(row: Row) -> Iterator[Row]:
-    """Yields the records of an object around a list, or the row itself."""
     value = row.value
     for key in LIST_KEYS:
         items = value.get(key) if isinstance(value, Mapping) else None
@@ -179,7 +174,6 @@ def _read_object(text: JsonText, file: TextRows, problems: RowProblems, location
 
 
 def _read_parquet(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """Yields the rows of a Parquet file, a thousand at a time."""
     pyarrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
     check_regular_file(path, LIMITS)
     try:

@@ -121,7 +121,6 @@ class ImportReport:
         }
 
     def format_lines(self) -> list[str]:
-        """Returns the report as lines."""
         read = ", ".join(f"{name} {count:,}" for name, count in self.records.most_common()) or "none"
         rows = f"{count_noun(self.num_rows, 'row')} of {count_noun(self.num_conversations, 'conversation')}"
         lines = [f"{self.output}: {rows} (records read: {read}; files: {self.num_files:,})"]
@@ -165,5 +164,4 @@ class ImportReport:
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Returns a count with its noun: `1 row`, `1,200 rows`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -85,14 +85,12 @@ class CallStore:
         self.num_repeated = 0
 
     def close(self) -> None:
-        """Closes the database."""
         self._database.close()
 
     def add(self, entries: Sequence[Entry], location: str, fallback_id: str) -> None:
         """Adds what one record holds.
 
         Args:
-            entries: The entries.
             location: Where the record is.
             fallback_id: The id of an exchange without one.
         """

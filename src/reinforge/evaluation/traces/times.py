@@ -16,7 +16,6 @@ def make_sort_key(start: str) -> str:
 
 
 def is_sortable(start: str) -> bool:
-    """Returns True for a number, or a time in ISO 8601."""
     return _parse_time(start) is not None
 
 

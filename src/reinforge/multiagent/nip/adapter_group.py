@@ -119,7 +119,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return None
 
     def _configure_adapter(self, job: JobRecord) -> None:
-        """Configures the adapter for a job."""
         beta = self.shared_agent_params.dpo_beta
         has_own_beta = job.method == "dpo" and beta is not None
         self.adapter.algorithm = (
@@ -200,8 +199,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             await self._run_on_loop(self._serve_trained_model())
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Returns a reply of the group's current model."""
-
         async def sample_when_ready() -> ModelReply:
             await self._ensure_ready()
             return await self._policy().sample(request)
@@ -336,7 +333,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return self.fine_tune_job_id
 
     async def _fetch_status(self) -> tuple[JobStatus, TrainingJobStatus | None]:
-        """Returns the job's status, and the adapter's own status of it."""
         if not self.is_trainable:
             return "succeeded", None
         await self._ensure_ready()
@@ -446,7 +442,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
 
 
 def _get_trained_tokens(trajectory: Trajectory) -> Any:
-    """Returns what tells the trained replies of two trajectories apart: their tokens, or the trajectory itself."""
     trained = [turn.tokens for turn in trajectory.turns if turn.is_trained]
     if any(tokens is None for tokens in trained):
         return id(trajectory)

@@ -68,7 +68,6 @@ class NestedArrayDict:
         return array
 
     def _index(self, index: Any) -> Self:
-        """Returns every array at the given index of the batch."""
         indices = index if isinstance(index, tuple) else (index,)
         if any(each is ... for each in indices):
             raise TypeError("... is ambiguous between dimensions of the batch and of the arrays; write : for each")
@@ -85,7 +84,6 @@ class NestedArrayDict:
         return key in self.keys(nested=True) or key in self._entries
 
     def __len__(self) -> int:
-        """Returns the first dimension of the batch."""
         return self.batch_size[0]
 
     def __iter__(self) -> Iterator[Self]:
@@ -115,22 +113,18 @@ class NestedArrayDict:
         return found
 
     def items(self) -> list[tuple[str, Any]]:
-        """Returns each name with its array or nested dict."""
         return list(self._entries.items())
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """Returns the array or nested dict under a name, or the default."""
         try:
             return self[key]
         except KeyError:
             return default
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the arrays as plain nested dicts."""
         return self._map(lambda array: array)
 
     def reshape(self, *sizes: int) -> Self:
-        """Returns the arrays with another batch size of the same number of elements; one size may be -1."""
         shape = np.empty(self.batch_size, np.bool_).reshape(sizes).shape
         depth = len(self.batch_size)
         return type(self)(self._map(lambda array: array.reshape(*shape, *array.shape[depth:])), shape)

@@ -67,7 +67,6 @@ def read_prompt_template(file: str, path: str) -> str:
     $question already is returned as it is.
 
     Args:
-        file: The template.
         path: Where it is named, for messages.
 
     Raises:

@@ -37,11 +37,9 @@ class GroupModel:
 
     @property
     def model_name(self) -> str:
-        """The model that is served."""
         return self.group.model_name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply."""
         return await self.group.sample(request)
 
 
@@ -62,7 +60,6 @@ async def collect_rollouts(
         groups: Groups of one experiment, which together contain all agents of its protocol.
         rows: Examples, such as `{"id": "1", "question": ..., "answer": "accept"}`.
         iteration: Seeds derive from it.
-        num_dialogues: Dialogues per example.
 
     Raises:
         ConfigError: Agents are missing, or rows are not valid examples.

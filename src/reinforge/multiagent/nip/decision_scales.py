@@ -30,7 +30,6 @@ def get_decision_values(scale: str) -> dict[str, float]:
 
 
 def find_scale(common: ProtocolCommonParameters) -> str:
-    """Returns the scale of an experiment, under either of its names."""
     spectrum = common.verifier_decision_spectrum
     return common.verifier_decision_scale if spectrum == "accept_reject" else spectrum
 

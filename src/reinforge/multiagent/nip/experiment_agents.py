@@ -72,7 +72,6 @@ class ExperimentAgent(PureTextWholeAgent):
 
     @property
     def agent_id(self) -> int:
-        """Its index among the protocol's agents."""
         return self.protocol_handler.agent_names.index(self.name)
 
     @property
@@ -173,7 +172,6 @@ def build_protocol_block(hyper_params: HyperParameters) -> dict[str, Any]:
 
 
 def build_workflow_block(hyper_params: HyperParameters, agents: dict[str, PureTextAgentParameters]) -> dict[str, Any]:
-    """Returns the protocol with its agents, as the section `workflow`."""
     blocks = {name: build_agent_block(hyper_params, name, params) for name, params in agents.items()}
     return {"_type": hyper_params.interaction_protocol, **build_protocol_block(hyper_params), "agents": blocks}
 
@@ -197,12 +195,7 @@ def build_agent_block(hyper_params: HyperParameters, name: str, params: PureText
 
 
 def build_agents(hyper_params: HyperParameters, project_root: str | Path = ".") -> dict[str, ExperimentAgent]:
-    """Returns the agents of an experiment by name, for shared-model groups that are used without a run.
-
-    Args:
-        hyper_params: The experiment.
-        project_root: Folder that `prompt_file` is relative to.
-    """
+    """Returns the agents of an experiment by name, for shared-model groups that are used without a run."""
     handler, agents = build_protocol(hyper_params), {}
     for name, agent_params in expand_agents(hyper_params).items():
         params = AgentParameters(**build_agent_block(hyper_params, name, agent_params))

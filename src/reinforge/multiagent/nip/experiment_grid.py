@@ -223,7 +223,6 @@ class SequentialHyperparameterExperiment:
         return name_run(RunIDFunctionArguments(index, self.cmd_args, None if file is None else Path(file).stem))
 
     def _run_point(self, run_id: str, combo: Combination, level: int) -> bool:
-        """Returns False if the run failed."""
         assert self.cmd_args is not None
         common = self._get_run_id(None)
         arguments = ExperimentFunctionArguments(combo, run_id, self.cmd_args, common, log_level=level)

@@ -57,9 +57,7 @@ def experiment_config(
     """Returns an experiment as the sections of a configuration file.
 
     Args:
-        hyper_params: The experiment.
         settings: How it is run.
-        dataset: Replaces the experiment's dataset.
         overrides: Further keys of any section; they take precedence.
 
     Raises:
@@ -226,7 +224,6 @@ def _build_malt_settings(hyper_params: HyperParameters, trained: PureTextAgentPa
 
 
 def _find_adapter_type(overrides: Mapping[str, Any], trained: PureTextAgentParameters) -> str:
-    """Returns the `_type` of the trainer adapter: that of the overrides, or the one of the agents' provider."""
     default = "openai" if trained.model_provider == "OpenAI" else "local"
     return str(overrides.get("trainer_adapters", {}).get("adapter", {}).get("_type", default))
 

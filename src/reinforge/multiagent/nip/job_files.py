@@ -48,11 +48,9 @@ class JobRecord:
 
     @property
     def training_ref(self) -> TrainingJobRef | None:
-        """The job's reference for the trainer adapter."""
         return None if self.ref is None else TrainingJobRef(**self.ref)
 
     def with_changes(self, **changes: Any) -> Self:
-        """Returns a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -83,7 +81,6 @@ class GroupFiles:
         self._write(self.folder / "state.json", state)
 
     def read_job(self, name: str) -> JobRecord | None:
-        """Returns a job, or None if there is none of that name."""
         data = _read_json(self.jobs / name / "job.json")
         return None if data is None else JobRecord(**data)
 
@@ -129,7 +126,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _dump_trajectory(trajectory: Trajectory) -> dict[str, Any]:
-    """Returns a trajectory with its tokens or prompts, ready for JSON."""
     data = trajectory.model_dump(exclude={"episode"})
     data["episode"] = [_dump_item(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
     return dict(json.loads(to_json(data)))

@@ -62,8 +62,6 @@ def build_rollouts(
     Dialogues in which an agent gave no valid reply are left out with a warning: what the others earned is unknown.
 
     Args:
-        outputs: The outputs of the episodes (`ProtocolOutput`).
-        handler: The protocol.
         rows: The example of each episode; needed if role prompts use columns other than the question.
         datapoint_ids: The number of each episode's example; None: examples are numbered as they occur.
 
@@ -129,7 +127,6 @@ def _count_retries(dialogue: Dialogue, handler: ProtocolHandler, round_: int) ->
 
 
 def _encode_state(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict[str, Any]:
-    """Returns the state of a dialogue before a round."""
     agents, channels = list(handler.agent_names), list(handler.message_channel_names)
     rounds = handler.max_message_rounds
     text, shown = (np.full((rounds, len(agents), len(channels)), None, object) for _ in range(2))
@@ -185,10 +182,6 @@ def _join_texts(texts: Array, axis: int) -> Array:
 def decode_dialogues(rollouts: NestedArrayDict, handler: ProtocolHandler) -> list[Dialogue]:
     """Returns each rollout's dialogue after its last round.
 
-    Args:
-        rollouts: Batch size (batch, round), or (timestep,) for dialogues up to the message of a single step.
-        handler: The protocol.
-
     Raises:
         TrajectoryError: Required names are missing.
     """
@@ -229,7 +222,6 @@ def _decode_step(step: NestedArrayDict, handler: ProtocolHandler) -> Dialogue:
 
 
 def _decode_absent_and_order(step: NestedArrayDict, agents: Sequence[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Returns the absent agents, and the delivery order of the others."""
     absent, order = step.get(("agents", "absent")), step.get(("agents", "order"))
     ranks = {} if order is None else {name: rank for name, rank in zip(agents, order, strict=True) if rank >= 0}
     missing = () if absent is None else (name for name, is_absent in zip(agents, absent, strict=True) if is_absent)
@@ -363,7 +355,6 @@ class ViewBuilder:
         return [message for message in dialogue.messages if message.agent == self.agent.name]
 
     def _build_prompt(self, dialogue: Dialogue, message: Message) -> list[ChatMessage]:
-        """Returns the prompt that a message answers."""
         return self.agent.build_messages(dialogue.before_round(message.round), self.handler, message.channel)
 
     def _build_trajectory(self, episode: list[EpisodeItem], reward: float, episode_id: str) -> Trajectory:

@@ -148,7 +148,6 @@ class PureTextSharedModelGroup(ABC):
         return problems
 
     def _release_agents(self) -> None:
-        """Lets the agents join another group."""
         for agent in self.agent_wholes.values():
             agent.shared_model_group = None
 
@@ -156,7 +155,6 @@ class PureTextSharedModelGroup(ABC):
 
     @property
     def model_name(self) -> str:
-        """The model that is served: the base model, or a fine-tuned one."""
         return self.fine_tuned_model_name or self.base_model_name
 
     @property
@@ -171,17 +169,14 @@ class PureTextSharedModelGroup(ABC):
 
     @property
     def rl_learning_rate(self) -> float:
-        """Peak learning rate."""
         return self.hyper_params.rl.lr
 
     @property
     def max_message_rounds(self) -> int:
-        """Rounds after which a dialogue of the protocol is over."""
         return self.protocol_handler.max_message_rounds
 
     @property
     def is_trainable(self) -> bool:
-        """True if some agent of the group is not frozen."""
         return any(not self.is_frozen(name) for name in self.agent_names)
 
     def is_frozen(self, agent_name: str) -> bool:
@@ -189,7 +184,6 @@ class PureTextSharedModelGroup(ABC):
         return self.hyper_params.agents[agent_name].freeze_agent or not self.agent_wholes[agent_name].is_trainable
 
     def agent_ids_and_names(self) -> Iterable[tuple[int, str]]:
-        """Yields each agent of the group with its index among the protocol's agents."""
         indices = {name: index for index, name in enumerate(self.protocol_handler.agent_names)}
         yield from ((indices[name], name) for name in self.agent_names)
 
@@ -257,11 +251,9 @@ class PureTextSharedModelGroup(ABC):
         return await self.get_fine_tune_job_status() in ENDED_WITHOUT_MODEL
 
     async def train(self) -> None:
-        """Sets the group to training mode."""
         self.is_training = True
 
     async def eval(self) -> None:
-        """Sets the group to evaluation mode."""
         self.is_training = False
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:
@@ -283,11 +275,9 @@ class PureTextSharedModelGroup(ABC):
     # State.
 
     def get_state(self) -> PureTextSharedModelGroupState:
-        """Returns the state from which the group resumes."""
         return PureTextSharedModelGroupState(self.fine_tune_job_id, self.fine_tuned_model_name)
 
     def get_state_dict(self) -> dict:
-        """Returns the state as a dict, ready for JSON."""
         return asdict(self.get_state())
 
     def set_state(self, checkpoint: PureTextSharedModelGroupState) -> None:

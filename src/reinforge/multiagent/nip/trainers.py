@@ -86,9 +86,7 @@ def run_experiment(
     An unfinished run with the same `run_id` is resumed.
 
     Args:
-        hyper_params: The experiment.
         settings: How it is run; None: as the keywords say.
-        dataset: Replaces the experiment's dataset: a file, or rows.
         overrides: Further keys of any section, as in a file; they take precedence. `{"trainer_adapters": {"adapter":
             {"_type": "openai"}}}` trains through a fine-tuning service.
         progress: Progress display; None: chosen for the terminal.
@@ -127,12 +125,7 @@ def prepare_experiment(
     """Validates an experiment, its dataset included, and returns what is known of it; nothing is run.
 
     Args:
-        hyper_params: The experiment.
         settings: How it would be run.
-        dataset: Replaces the experiment's dataset.
-        overrides: As for `run_experiment`.
-        registry: As for `run_experiment`.
-        keywords: As for `run_experiment`.
 
     Raises:
         ConfigError: Lists every problem.

@@ -52,8 +52,6 @@ class PreferenceArguments:
         """Returns the arguments of a call.
 
         Args:
-            first: The first positional argument.
-            second: The second one.
             more: All further positional ones.
             job_name: Passed by name.
             timesteps: Passed by name.
@@ -94,10 +92,6 @@ class TrainingData:
     def build_supervised(self, rollouts: DataByAgent, guess_replaced: DataByAgent) -> list[list[Trajectory]]:
         """Returns a group of one for each rollout of each agent.
 
-        Args:
-            rollouts: Rollouts to imitate.
-            guess_replaced: Rollouts to imitate after the verifier's last guess is replaced by the truth.
-
         Raises:
             ConfigError: An agent is not in this group.
             TrajectoryError: The data is inconsistent.
@@ -115,8 +109,6 @@ class TrainingData:
         """Returns pairs: the preferred reply with reward 1, the rejected one with reward 0.
 
         Args:
-            preferred: Preferred replies of each agent.
-            rejected: Rejected replies of each agent, in the same order.
             timesteps: What they answer; only its length is checked.
 
         Raises:

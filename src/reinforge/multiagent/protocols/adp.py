@@ -32,5 +32,4 @@ class ADP(ProtocolHandler):
     verifiers = ("verifier",)
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the prover's round and the verifier's."""
         return [[("prover", "main")], [("verifier", "main")]]

@@ -61,17 +61,14 @@ class Debate(ProtocolHandler):
         return dict(zip(self.provers, sides, strict=True))
 
     def display_name(self, agent: str, dialogue: Dialogue) -> str:
-        """Returns a prover's name after its stance, which differs from its own name if stances were swapped."""
         if self.provers == NUMBERED_PROVERS:
             return agent
         return f"prover_{dialogue.stances[agent]}" if agent in dialogue.stances else agent
 
     def order(self, problem: DialogueProblem, rng: random.Random) -> tuple[str, ...]:
-        """Returns the provers in random order."""
         return shuffle_names(self.provers, rng) if self.config.randomize_channel_order else ()
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the verifier's round, and one round of both provers or one round each."""
         return build_rounds(self.config, [[("verifier", "main")]], [(name, "main") for name in self.provers])
 
 
@@ -83,12 +80,10 @@ def has_numbered_provers(config: ProtocolConfig) -> bool:
 def build_rounds(
     config: TwoProversConfig, verifier: Sequence[Sequence[Turn]], provers: Sequence[Turn]
 ) -> Sequence[Sequence[Turn]]:
-    """Returns the verifier's rounds and one round of all provers or, if sequential, one round each."""
     provers = provers if config.prover0_first else provers[::-1]
     prover_rounds = [[turn] for turn in provers] if config.sequential else [list(provers)]
     return [*verifier, *prover_rounds] if config.verifier_first else [*prover_rounds, *verifier]
 
 
 def shuffle_names(names: Sequence[str], rng: random.Random) -> tuple[str, ...]:
-    """Returns names in random order."""
     return tuple(rng.sample(list(names), len(names)))

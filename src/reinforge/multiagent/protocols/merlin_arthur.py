@@ -65,9 +65,7 @@ class MerlinArthur(ProtocolHandler):
         return frozenset((rng.choice(self.provers),))
 
     def display_name(self, agent: str, dialogue: Dialogue) -> str:
-        """Returns the same name for both provers."""
         return "prover" if agent in self.provers else agent
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the provers' round, with one of them absent, and the verifier's."""
         return [[(name, "main") for name in self.provers], [("verifier", "main")]]

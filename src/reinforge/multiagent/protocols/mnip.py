@@ -31,19 +31,15 @@ class MNIP(ProtocolHandler):
     config: MNIPConfig
 
     def channels(self) -> Mapping[str, Sequence[str]]:
-        """Returns one channel per prover, shared with the verifier."""
         return {f"{name}_channel": (name, "verifier") for name in self.provers}
 
     def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
-        """Returns the same stance for both, accept or reject at random if stances are randomized."""
         stance: Decision = rng.choice(("accept", "reject")) if self.config.randomize_prover_stance else "accept"
         return dict.fromkeys(self.provers, stance)
 
     def order(self, problem: DialogueProblem, rng: random.Random) -> tuple[str, ...]:
-        """Returns the provers, and so their channels, in random order."""
         return shuffle_names(self.provers, rng) if self.config.randomize_channel_order else ()
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the verifier's round in both channels, and one round of both provers or one round each."""
         questions = [("verifier", channel) for channel in self.channels()]
         return build_rounds(self.config, [questions], [(name, f"{name}_channel") for name in self.provers])

@@ -51,11 +51,9 @@ class MultiChannel(ProtocolHandler):
         self.others = tuple(name for name in named if name not in (*self.provers, *self.verifiers))
 
     def channels(self) -> Mapping[str, Sequence[str]]:
-        """Returns the configured channels."""
         return self.config.channels
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the configured rounds."""
         return [[(agent, channel) for agent, _, channel in map(_split_turn, round_)] for round_ in self.config.rounds]
 
 

@@ -24,6 +24,5 @@ class NIP(ProtocolHandler):
     verifiers = ("verifier",)
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the verifier's round and the prover's."""
         rounds: list[list[Turn]] = [[("verifier", "main")], [("prover", "main")]]
         return rounds if self.config.verifier_first else rounds[::-1]

@@ -96,7 +96,6 @@ class Roles(ProtocolHandler):
         return Step(done=dialogue.round >= self.max_message_rounds)
 
     def answer(self, dialogue: Dialogue) -> str:
-        """Returns the last message of the answering role."""
         role = self.config.answer or self.config.roles[-1]
         return next(message.text for message in reversed(dialogue.messages) if message.agent == role)
 
@@ -116,12 +115,10 @@ class Roles(ProtocolHandler):
 
     @property
     def max_message_rounds(self) -> int:
-        """Rounds after which the team is done."""
         return len(self.config.roles) * self.config.passes
 
     @property
     def min_message_rounds(self) -> int:
-        """The same: a team always uses all rounds."""
         return self.max_message_rounds
 
     def reward_mid_point_estimate(self, agent_name: str) -> float:

@@ -20,10 +20,8 @@ def build_preference_metrics(loss: Tensor, beta: float, logprobs_BT: Tensor, bas
     The implicit reward of a probe is beta (log p - log p_baseline), summed over its tokens.
 
     Args:
-        loss: The loss.
         beta: The algorithm's.
         logprobs_BT: The tester's log-probs, 0 where there is no token.
-        baseline_BT: The baseline's.
     """
     chosen_P, rejected_P = logprobs_BT.sum(dim=1).chunk(2)
     ref_chosen_P, ref_rejected_P = baseline_BT.sum(dim=1).chunk(2)
@@ -49,10 +47,8 @@ def build_ppo_metrics(
     """Returns the metrics of PPO that follow from those of its loss.
 
     Args:
-        loss: The loss, -gain + value_coef error / 2.
         metrics: Metrics of the loss: `value_error` is the mean of the critic's squared error.
         value_coef: Weight of the critic's loss.
-        rewards: The probes' own rewards.
     """
     return {
         "training/loss": loss.item(),

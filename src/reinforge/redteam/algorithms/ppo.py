@@ -184,14 +184,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
     def _compute_credit(
         self, reward: float, logprobs: list[float], values: list[float], after: Sequence[TokenCredit]
     ) -> TokenCredit:
-        """Returns the credit of one probe's tokens.
-
-        Args:
-            reward: The probe's own reward.
-            logprobs: log p of its tokens.
-            values: The critic's value before each token.
-            after: Credit of the probe's children.
-        """
+        """Returns the credit of one probe's tokens."""
         rewards_T, values_T = np.zeros(len(values), np.float32), np.asarray(values, np.float32)
         rewards_T[-1:] = reward
         following = [(c.advantages[0], c.values[0]) for c in after if c.values]

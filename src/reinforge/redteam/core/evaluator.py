@@ -55,7 +55,6 @@ class Evaluator(ABC, Generic[StateT, ActionT, SeedT]):
 
         Args:
             n_rollouts: Number of rollouts; None: one for each seed.
-            progress: Show a progress bar.
 
         Raises:
             ConfigError: There are fewer seeds than rollouts, or neither seeds nor a number.

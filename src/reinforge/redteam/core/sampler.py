@@ -13,7 +13,6 @@ from reinforge.types.seeding import stable_seed
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Returns a seed for a sampler, from 0 to 2**32 - 1: `numpy.random.seed` takes no other."""
     return stable_seed(seed, *names) % 2**32
 
 
@@ -61,7 +60,6 @@ class Graph(Generic[StateT, ActionT]):
                 waiting += [node.children for node in group]
 
     def nodes(self) -> Iterator[Node[StateT, ActionT]]:
-        """Yields every node, level by level."""
         for group in self.sibling_groups():
             yield from group
 
@@ -113,5 +111,4 @@ class Sampler(ABC, Generic[StateT, ActionT]):
         return self.rollout(seed)
 
     def eval_rollouts(self, seeds: Sequence[Any]) -> list[Graph[StateT, ActionT]]:
-        """Returns one tree for evaluation per seed."""
         return [self.eval_rollout(seed) for seed in seeds]

@@ -163,7 +163,6 @@ class System(ABC, Generic[StateT, ActionT]):
 
         Args:
             context: The conversations so far.
-            continuation: The probes that continue them.
             logprobs: `[B, T]` from any of the models.
         """
         has_logprob_BT = (logprobs.detach() != 0).long()
@@ -181,7 +180,6 @@ class System(ABC, Generic[StateT, ActionT]):
         return self._run_seeded(seeds, lambda: self._rollout_prompt_with_tester_and_validate(context))
 
     def sample_responses(self, x: Sequence[StateT], seeds: Sequence[int]) -> Sequence[StateT | None]:
-        """Returns `rollout_prompt_with_target`, reproducible by seed; None where there is no response."""
         return self._run_seeded(seeds, lambda: self._rollout_prompt_with_target_and_validate(x))
 
     @staticmethod

@@ -34,7 +34,6 @@ class WeightedScorer(Scorer[Any, Any]):
         self.parts = dict(parts)
 
     def score(self, x: Sequence[Any]) -> list[float]:
-        """Returns the weighted sum for each text."""
         columns = [[weight * score for score in scorer.score(x)] for scorer, weight in self.parts.items()]
         return [math.fsum(row) for row in zip(*columns, strict=True)]
 

@@ -38,7 +38,6 @@ class DetoxifyScorer(Scorer[str, str]):
             raise ConfigError(Problem("harm_category", message, "use one of them"))
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns the category's score for each text."""
         if not x:
             return []
         return [float(score) for score in self.model.predict([str(text) for text in x])[self.harm_category]]

@@ -118,5 +118,4 @@ class PolicyScorer(Scorer[str, str]):
         self._broken += [EvaluatorScorer(RegexScorer(pattern).evaluator, invert=True) for pattern in required]
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns 1.0 or 0.0 for each text."""
         return [max(scores) for scores in zip(*(scorer.score(x) for scorer in self._broken), strict=True)]

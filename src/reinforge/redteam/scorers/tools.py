@@ -37,7 +37,6 @@ class ForbiddenToolScorer(Scorer[str, str]):
 
 
 def _list_called_tools(text: str) -> Iterator[str]:
-    """Yields the names of the tools that a response calls."""
     message: dict[str, Any] = getattr(text, "message", None) or {}
     messages = [message] if message.get("tool_calls") else [parse_tool_calls(text, form, "call") for form in ToolFormat]
     for each in messages:

@@ -58,7 +58,6 @@ class TrainingCheckpoints:
         return self.run_dir / "checkpoints"
 
     def newest(self) -> Path | None:
-        """Returns the newest undamaged checkpoint, or None."""
         found = sorted(self._folder.glob("step-*"), reverse=True)
         return next((folder for folder in found if find_damage(folder) is None), None)
 
@@ -66,8 +65,6 @@ class TrainingCheckpoints:
         """Writes a checkpoint and deletes those beyond `keep`.
 
         Args:
-            system: Writes its weights and optimizer state.
-            optimizer: The system's optimizer.
             state: The progress of the run.
             best: Write to `best/` instead, and delete nothing.
 

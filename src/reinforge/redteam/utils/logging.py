@@ -14,7 +14,6 @@ logger = logging.getLogger("reinforge.redteam")
 
 
 def config_logging() -> None:
-    """Shows the messages of all loggers from INFO on, and the metrics of each step."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logger.setLevel(logging.DEBUG)
 
@@ -46,5 +45,4 @@ class ASTRAWandbLogger:
         self.run = wandb.init(**wandb_kwargs)
 
     def log(self, current_logs: Mapping[Any, Any]) -> None:
-        """Logs metrics."""
         self.run.log(dict(current_logs))

@@ -35,7 +35,6 @@ class Point:
 
     @property
     def has_interval(self) -> bool:
-        """True if both bounds can be drawn."""
         return all(bound is not None and math.isfinite(bound) for bound in (self.low, self.high))
 
 
@@ -75,7 +74,6 @@ class _Scale:
         self.left, self.right, self.top, self.bottom = left, width - 12, 10, height - 26
 
     def x(self, epoch: float) -> float:
-        """Returns the place of an epoch."""
         share = (epoch - self.first) / (self.last - self.first) if self.last > self.first else 0.5
         return round(self.left + 8 + share * (self.right - self.left - 16), 1)
 
@@ -108,7 +106,6 @@ def draw_chart(title: str, lines: Sequence[Line], *, width: int = 720, height: i
         title: What it shows, for readers of screens.
         lines: Its lines; the first is drawn below the others.
         width: Width in units of the drawing; the page scales it.
-        height: Height in the same units.
     """
     scale = _Scale(lines, width, height, 52)
     svg = build("svg", viewBox=f"0 0 {width} {height}", role="img", aria_label=title, class_="chart")

@@ -45,7 +45,6 @@ def build_chat(row: EpisodeRow, style: ChatStyle) -> Element:
     """Returns an episode: how it ended, its scores, its messages and tool calls, and the agent's output.
 
     Args:
-        row: The episode.
         style: How its replies are split and coloured.
     """
     data = row.data
@@ -149,12 +148,10 @@ def _build_tokens(
 
 
 def choose_logprob_class(logprob: float) -> str:
-    """Returns the class of a log-prob: `p0` for a sure token, to `p5` for an unlikely one."""
     return f"p{sum(logprob < border for border in LOGPROB_STEPS)}"
 
 
 def choose_relative_class(relative: float) -> str:
-    """Returns the class of a relative reward: `n2`, `n1`, `a0`, `g1` or `g2`, from bad to good."""
     size = sum(abs(relative) > border for border in RELATIVE_STEPS)
     return "a0" if size == 0 else f"{'g' if relative > 0 else 'n'}{size}"
 

@@ -56,7 +56,6 @@ class EpisodeGroup:
 
     @property
     def mean(self) -> float:
-        """Mean reward of the episodes that have one."""
         return statistics.fmean(head.reward for head in self.episodes if head.reward is not None)
 
 
@@ -101,7 +100,6 @@ class PageContent:
     is_running: bool = False
 
     def list_flipped(self) -> tuple[list[ChangedExample], list[ChangedExample]]:
-        """Returns the most improved examples and those that got worse the most, at most `MAX_EXAMPLES` of each."""
         better = [example for example in self.examples if example.change > 0]
         worse = [example for example in reversed(self.examples) if example.change < 0]
         return better[:MAX_EXAMPLES], worse[:MAX_EXAMPLES]
@@ -111,7 +109,6 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
     """Returns what the page of a run shows.
 
     Args:
-        folder: The run folder.
         summary: How the run ended; None: read it from the folder.
 
     Raises:
@@ -132,7 +129,6 @@ def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> Pa
     """Returns the figures and settings that the page of a run shows, without its episodes.
 
     Args:
-        overview: The run at a glance.
         summary: How the run ended; None: as the overview says.
 
     Raises:

@@ -36,7 +36,6 @@ def write_page(folder: Path, summary: RunSummary | None = None, path: Path | Non
     """Writes the page of a run and returns its path.
 
     Args:
-        folder: The run folder.
         summary: How the run ended; None: read it from the folder.
         path: The file; None: `report.html` in the run folder.
 

@@ -232,7 +232,6 @@ def build_settings(content: PageContent, command: str) -> Element:
     """Returns the settings that differ from their default, all settings, and how to run it again.
 
     Args:
-        content: What the page shows.
         command: The command that runs it again.
     """
     rows = [(change.path, _format_value(change.new), _format_value(change.old)) for change in content.settings]

@@ -27,12 +27,7 @@ class TokenTexts:
 
     @classmethod
     def find(cls, folder: Path, config: Mapping[str, Any]) -> TokenTexts:
-        """Returns the texts of a run's tokens: of its model, of a checkpoint, or else of the model it began with.
-
-        Args:
-            folder: The run folder.
-            config: Its resolved configuration.
-        """
+        """Returns the texts of a run's tokens: of its model, of a checkpoint, or else of the model it began with."""
         if importlib.util.find_spec("tokenizers") is None:
             return cls()
         policy = (config.get("finetuning") or {}).get("policy") or {}

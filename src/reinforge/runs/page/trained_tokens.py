@@ -26,11 +26,7 @@ class TrainedTokens:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> TrainedTokens:
-        """Returns the settings of a run.
-
-        Args:
-            config: Its resolved configuration.
-        """
+        """Returns the settings of a run."""
         finetuning, llms = config.get("finetuning") or {}, config.get("llms") or {}
         policies = (name for name, llm in llms.items() if isinstance(llm, Mapping) and llm.get("_type") == "policy")
         functions = finetuning.get("target_functions") or cls().target_functions

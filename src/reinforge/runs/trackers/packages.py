@@ -12,7 +12,6 @@ def require_package(module: str, extra: str) -> None:
 
     Args:
         module: What is imported.
-        extra: The extra of reinforge that installs it.
 
     Raises:
         ConfigError: It is not installed.

@@ -63,7 +63,6 @@ def name_epoch_metrics(row: EpochMetrics) -> dict[str, float]:
 
 
 def name_validation_metrics(row: ValidationRow) -> dict[str, float]:
-    """Returns the metrics of a validation that are known, by their names on a dashboard."""
     own = {f"validation/{name}": value for name, value in row.metrics.items()}
     return keep_numbers({**own, "validation/reward": row.avg_reward, "validation/unscored": row.num_unscored})
 

@@ -41,7 +41,6 @@ class TrackerSender:
         self._thread.start()
 
     def send(self, point: MetricPoint) -> None:
-        """Queues a point."""
         self._queue.put(point)
 
     def finish(self, status: str, timeout_s: float) -> bool:

@@ -52,13 +52,11 @@ class TensorBoardTracker(Tracker):
         return {}
 
     def log(self, point: MetricPoint) -> None:
-        """Writes one scalar for each metric."""
         for name, value in point.metrics.items():
             self._writer.add_scalar(name, value, point.step, walltime=point.at_s)
         self._writer.flush()
 
     def finish(self, status: str) -> None:
-        """Closes the file."""
         self._writer.close()
 
 

@@ -66,7 +66,6 @@ class TrackedProgress:
             self._send_validation(validation)
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Shows the run's name, its folder and its settings."""
         self.display.start(run_id, folder, num_epochs, settings)
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
@@ -77,7 +76,6 @@ class TrackedProgress:
         self._report_failures()
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Shows the episode."""
         self.display.episode(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
@@ -115,7 +113,6 @@ class TrackedProgress:
                 self.display.note(f"{late}; the run folder has every metric")
 
     def close(self) -> None:
-        """Closes the display."""
         self.display.close()
 
     def _end_stage(self) -> None:
@@ -145,7 +142,6 @@ class TrackedProgress:
 
 
 def read_sent(journal: JournalReader) -> dict[str, dict[str, int]]:
-    """Returns the last step of each metric that was recorded as sent, by tracker."""
     facts = {name: value for name, value in journal.facts().items() if name.startswith(SENT)}
     return {name.removeprefix(SENT): value for name, value in facts.items() if isinstance(value, dict)}
 

@@ -161,7 +161,6 @@ class RayAdapter(LocalAdapter):
         return is_saved
 
     async def restore(self, folder: Path, version: int) -> bool:
-        """Loads a checkpoint's weights on every worker and serves them as `version`."""
         self._group.checkpoints = folder.parent
         return await super().restore(folder, version)
 

@@ -66,7 +66,6 @@ class AgentHost:
         return lines
 
     async def end(self) -> None:
-        """Ends this process and what its agents have started."""
         kill_descendants()
         os._exit(0)
 
@@ -128,7 +127,6 @@ class RayTransport:
             raise ConnectionError(self._end) from None
 
     async def describe_end(self) -> str:
-        """Returns how the actor ended."""
         return self._end or "the worker on the Ray cluster ended"
 
     def kill(self) -> None:

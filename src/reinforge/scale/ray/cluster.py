@@ -190,7 +190,6 @@ def _require_room(needed: int, resources: Mapping[str, float]) -> None:
 
 
 def _list_nodes() -> list[tuple[str, dict[str, float]]]:
-    """Returns the address and the resources of each living node."""
     import ray
 
     return [(each["NodeManagerAddress"], each["Resources"]) for each in ray.nodes() if each["Alive"]]

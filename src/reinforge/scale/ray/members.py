@@ -98,12 +98,10 @@ class Members:
             )
 
     def lose_shards(self) -> None:
-        """Notes that the workers have lost each other, and with it the shards of weights and optimizer."""
         self._shards_lost = True
 
     @property
     def workers(self) -> list[WorkerHandle]:
-        """The living workers, by number."""
         return [worker for _, worker in sorted(self._workers.items())]
 
     def list_connected(self, *, strict: bool = True) -> list[WorkerHandle]:
@@ -121,12 +119,10 @@ class Members:
         return found
 
     def find(self, number: int) -> WorkerHandle | None:
-        """Returns a living worker by its number."""
         return self._workers.get(number)
 
     @property
     def is_connected(self) -> bool:
-        """True if exactly the living workers are connected for training."""
         return tuple(sorted(self._workers)) == self.ranks
 
     def add(self, workers: Iterable[WorkerHandle]) -> None:

@@ -79,7 +79,6 @@ class WorkerGroup(EngineGroup):
             min_workers: How many there must be.
             resources: What each needs, by Ray's names.
             placement_timeout_s: How long Ray may take to place those that must be there.
-            settings: Further arguments of `Engine.load`.
 
         Raises:
             BackendUnavailable: A worker ended while it loaded, or Ray has no room.
@@ -105,7 +104,6 @@ class WorkerGroup(EngineGroup):
 
     @property
     def workers(self) -> list[WorkerHandle]:
-        """The living workers, by number."""
         return self.members.workers
 
     @property
@@ -184,7 +182,6 @@ class WorkerGroup(EngineGroup):
         ray.get(call(_local(worker, folder), {} if worker.is_near else read_files(folder)))
 
     def _find_checkpoint(self, version: int) -> Path | None:
-        """Returns the undamaged checkpoint of a version: `step-000003` of version 3."""
         found = [] if self.checkpoints is None else sorted(self.checkpoints.glob(f"*-{version:06d}"))
         return next((each for each in found if find_damage(each) is None), None)
 
@@ -195,7 +192,6 @@ class WorkerGroup(EngineGroup):
 
         Args:
             key: The conversation.
-            call: Asks an actor.
 
         Raises:
             BackendUnavailable: No worker is left and none comes, or several ended in turn while they answered.
@@ -337,7 +333,6 @@ class WorkerGroup(EngineGroup):
         raise BackendUnavailable("no worker is left that could write a checkpoint")
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
-        """Loads a checkpoint into every worker, within an open job."""
         self._load("load_weights", Path(folder), adapter)
         self._compare(adapter or self.policy.name)
 
@@ -360,7 +355,6 @@ class WorkerGroup(EngineGroup):
         self.members.collect(calls, strict=False)
 
     def close(self) -> None:
-        """Ends the workers."""
         self.members.close()
 
 
@@ -391,5 +385,4 @@ def _start_workers(recruiter: Recruiter, size: GroupSize, resources: Mapping[str
 
 
 def _local(worker: WorkerHandle, folder: Path) -> Path | None:
-    """Returns the folder for a worker that can reach it; None for one on another node."""
     return folder.absolute() if worker.is_near else None

@@ -119,8 +119,6 @@ class TorchrunGroup(EngineGroup):
             workers: The other processes.
             peers: How they train together.
             policy: The model and its training.
-            device: As `Engine.load` takes it.
-            settings: Further arguments of `Engine.load`.
 
         Raises:
             BackendUnavailable: A process ended.
@@ -150,17 +148,14 @@ class TorchrunGroup(EngineGroup):
 
     @property
     def policy(self) -> RoutedPolicy:
-        """The first policy."""
         return next(iter(self.policies.values()))
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer."""
         return self._engine.tokenizer
 
     @property
     def model(self) -> Any:
-        """The model of this process."""
         return self._engine.model
 
     @property
@@ -190,7 +185,6 @@ class TorchrunGroup(EngineGroup):
 
         Args:
             key: The conversation.
-            call: Asks a process.
 
         Raises:
             BackendUnavailable: The process ended.
@@ -221,7 +215,6 @@ class TorchrunGroup(EngineGroup):
         self.call_connected("call", "begin_job", *adapters)
 
     def end_job(self) -> None:
-        """Ends the job everywhere."""
         self.call_connected("call", "end_job")
 
     def rollback(self) -> None:

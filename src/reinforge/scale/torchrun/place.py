@@ -88,10 +88,8 @@ def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler:
     """Returns why a trainer adapter cannot use the processes of torchrun, if it has started this one.
 
     Args:
-        backend: The adapter's backend.
         where: Its path in the configuration.
         max_staleness: How many versions older than a job its tokens may be.
-        has_sampler: True if another program samples.
     """
     place = find_place()
     if place is None:

@@ -43,7 +43,6 @@ class TorchrunWorker(EngineWorker):
         self._place = place
 
     async def load(self, policy: Any, settings: Any) -> Any:
-        """Loads the model and returns a description of each policy, by name."""
         choose_gpu(self._place, settings["device"])
         return await super().load(policy, settings)
 
@@ -87,7 +86,6 @@ class Torchrun:
         self._place = place
 
     def load_engine(self, sharding: Sharding, peer_timeout_s: float, *arguments: Any, **settings: Any) -> Engine:
-        """Returns one engine that holds those of all processes."""
         peers = PeerSettings(sharding, peer_timeout_s)
         return cast("Engine", TorchrunGroup.load(find_workers(self._place), peers, *arguments, **settings))
 

@@ -27,7 +27,6 @@ async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
 
     Args:
         policy: The policy; its weights were sent.
-        version: Their version, for the message.
 
     Raises:
         JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.

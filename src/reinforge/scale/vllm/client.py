@@ -50,7 +50,6 @@ class VLLMClient:
         self.endpoint = endpoint
 
     async def get_version(self) -> str:
-        """Returns the version of vLLM."""
         return (await self._get("/version", VersionAnswer)).version
 
     async def get_model(self) -> ServedModelAnswer:
@@ -59,7 +58,6 @@ class VLLMClient:
         return next((model for model in models if model.parent is None), models[0])
 
     async def get_weight_label(self) -> str:
-        """Returns the label of the weights."""
         return (await self._get("/weight_info", WeightInfoAnswer)).weight_version
 
     async def generate(self, body: Mapping[str, Any]) -> GenerateAnswer:
@@ -115,7 +113,6 @@ class VLLMClient:
         await self.endpoint.call("POST", "/update_weight_version", body={"new_version": label})
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self.endpoint.close()
 
     async def _get(self, path: str, kind: type[A]) -> A:

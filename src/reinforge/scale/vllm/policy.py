@@ -113,17 +113,14 @@ class VLLMPolicy(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The version of the weights that the server has."""
         return self._server.version
 
     @property
     def model_name(self) -> str:
-        """The model's name, for `target_model` and the record."""
         return self.own.model_name
 
     @property
     def chat_template(self) -> str | None:
-        """The tokenizer's template."""
         return self.own.chat_template
 
     @property
@@ -151,7 +148,6 @@ class VLLMPolicy(PolicyServer):
         """Samples a reply without waiting for admission, and sets its tokens.
 
         Args:
-            sampled: What to sample.
             grammar: What it must match.
             reads_prefix_cache: False: the server computes the whole prompt.
 
@@ -229,7 +225,6 @@ class VLLMPolicy(PolicyServer):
         return await self.own.score(token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        """Returns the tokens of a given reply."""
         return await self.own.encode(request, reply)
 
     async def publish(self, version: int) -> None:

@@ -72,7 +72,6 @@ def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -
     """Returns the command line of `vllm serve`, without its address.
 
     Args:
-        model: What to serve.
         further: The user's arguments, by name; True: a switch that is on, False: one that is off.
     """
     settings: dict[str, Scalar] = {
@@ -157,7 +156,6 @@ class VLLMProcess:
         return {**variables, **joined}
 
     def connect(self, config: EndpointConfig) -> OpenAIEndpoint:
-        """Returns the connection to the server."""
         return OpenAIEndpoint(config, "http://vllm", socket_path=self.folder / SOCKET)
 
     async def wait_until_ready(self, client: VLLMClient) -> None:
@@ -213,11 +211,7 @@ def find_python(python: Path, project_root: Path) -> Path:
 
 
 def find_package(python: Path) -> str | None:
-    """Returns the name of the vLLM package in an interpreter's environment; None: there is none, or no interpreter.
-
-    Args:
-        python: The interpreter, `ENVIRONMENT/bin/python`.
-    """
+    """Returns the name of the vLLM package in an interpreter's environment; None: there is none, or no interpreter."""
     found = python.parent.parent.glob("lib/python3*/site-packages/vllm*.dist-info")
     return next((each.name for each in sorted(found)), None)
 

@@ -103,12 +103,10 @@ class VLLMSampler:
 
     @property
     def version(self) -> int:
-        """The version that the server has."""
         return self._version
 
     @property
     def label(self) -> str:
-        """What every reply of this version carries: no other run uses the same."""
         return f"reinforge-{self._run}-{self._version}"
 
     async def start(self, seed: int) -> None:
@@ -191,7 +189,6 @@ class VLLMSampler:
             raise self._explain(error) from error
 
     def _explain(self, error: BackendError) -> BackendError:
-        """Returns an error of a call, or how the launched server has ended, if that is why."""
         reason = self._process.find_end() if self._process is not None else None
         return error if reason is None else BackendUnavailable(f"the vLLM server {reason}")
 
@@ -294,5 +291,4 @@ class JointPolicies(NamedPolicies):
 
 
 def find_largest_rank(settings: dict[str, Any]) -> int:
-    """Returns the largest rank of several adapters, by PEFT's configuration of each."""
     return max(rank for each in settings.values() for rank in (each.r, *(each.rank_pattern or {}).values()))

@@ -23,5 +23,4 @@ class CellDebate(Debate):
     """Debate with evidence that can be checked."""
 
     def visible_text(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
-        """Returns a prover's evidence if it is true, else "false"."""
         return check_evidence(text, dialogue.problem.row) if agent in self.prover_names else text

@@ -86,7 +86,6 @@ def write_verifier_turn(rng: random.Random, cells: Cells, error_rate: float = 0.
     """Returns a verifier's prompt and its decision; a third of the prompts have no evidence of provers.
 
     Args:
-        rng: The random generator.
         cells: The problem.
         error_rate: Share of decisions that are wrong.
     """
@@ -100,5 +99,4 @@ def write_verifier_turn(rng: random.Random, cells: Cells, error_rate: float = 0.
 
 
 def _format_cell(cells: Cells, index: int) -> str:
-    """Returns a cell as text, such as "d4"."""
     return f"{NAMES[index]}{cells.digits[index]}"

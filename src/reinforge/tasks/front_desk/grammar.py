@@ -71,13 +71,11 @@ LEAKS = (("the lighthouse", "after dark"), ("the salt works", "at low tide"))
 
 
 def write_opening(rng: random.Random) -> str:
-    """Returns the opening sentence of a conversation."""
     weather, day, town, count = (rng.choice(words) for words in (WEATHER, DAYS, TOWNS, VISITORS))
     return f"It is a {weather} {day} at the desk in {town}, with {count} visitors."
 
 
 def write_question(rng: random.Random, place: str | None = None, time: str | None = None) -> str:
-    """Returns a visitor's question, about a given or a random subject."""
     place, time = place or rng.choice(PLACES), time or rng.choice(TIMES)
     return f"{rng.choice(GREETINGS)} {rng.choice(ASKS)} {place} {time}{rng.choice(ENDS)}"
 

@@ -75,7 +75,6 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The chat with its system message."""
         texts = (("system", SYSTEM), ("user", self.question), ("assistant", self.reply))
         return [{"role": role, "content": text} for role, text in texts]
 
@@ -96,7 +95,6 @@ def write_chat(rng: random.Random, manners: Manners) -> Chat:
 
 
 def count_kept_rules(question: str, reply: str) -> int:
-    """Returns how many of the three house rules a reply keeps."""
     item = next((item for item in ITEMS if item in question), None)
     return (item is not None and item in reply) + ("We will" in reply) + ("money" not in reply)
 
@@ -108,7 +106,6 @@ def write_logs(
 
     Args:
         num_chats: How many.
-        seed: Seed of the chats.
         rated: Share of the chats with a thumb.
         mistaken: Share of the thumbs that point the wrong way.
         manners: How often the desk breaks each rule; None: the default.

@@ -32,7 +32,6 @@ def ensure_starter(progress: Progress | None = None, recipe: CarelessDeskRecipe 
 
     Args:
         progress: Called with the progress of the supervised job.
-        recipe: Another recipe, for tests.
     """
     recipe = recipe or CarelessDeskRecipe()
     return ensure_built(
@@ -41,7 +40,6 @@ def ensure_starter(progress: Progress | None = None, recipe: CarelessDeskRecipe 
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer with one token per word of the chats that can encode any text."""
     rng = stable_random(0, "help_desk", "tokenizer")
     chats = [write_chat(rng, Manners()) for _ in range(NUM_TOKENIZER_CHATS)]
     return make_bpe_tokenizer([message["content"] for chat in chats for message in chat.messages], words=WORDS)

@@ -52,7 +52,6 @@ class ProjectTemplate:
     commands: tuple[str, ...]
 
     def build_files(self, project_name: str) -> dict[str, str]:
-        """Returns the text of every file of the project, by its path in the project."""
         files = {
             path: (HERE / "shared" / f"{source}{ENDING}").read_text(encoding="utf-8")
             for source, paths in SHARED.items()
@@ -89,7 +88,6 @@ def write_shop_questions() -> Iterable[Row]:
 
 
 def write_chats() -> Iterable[Row]:
-    """Yields logged chats, most of them with a thumb."""
     from reinforge.tasks.help_desk.grammar import write_logs
 
     return write_logs(NUM_CHATS)
@@ -113,10 +111,6 @@ TEMPLATES = {
 
 def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
     """Writes a project and returns its files; either all of them are written, or none.
-
-    Args:
-        template: What to write.
-        folder: The project's folder, which may exist.
 
     Raises:
         ConfigError: A file of the project exists; names every one.

@@ -8,7 +8,6 @@ EVEN = "02468"
 
 
 async def agent(item: Any, llm: Any, context: Any) -> str:
-    """Asks the model once and returns its reply, one token."""
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=1)
     return str(reply.choices[0].message.content)
 

@@ -58,9 +58,6 @@ def run_self_test(
 
     Args:
         folder: Gets the model, the data and the run.
-        device: As in `finetuning.device`.
-        progress: The progress display.
-        run: Runs a configuration, for tests.
 
     Raises:
         JobFailed: The model has not learned what any working installation learns.

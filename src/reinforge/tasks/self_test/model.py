@@ -16,5 +16,4 @@ def write_model(folder: Path) -> None:
 
 
 def list_questions() -> list[dict[str, str]]:
-    """Returns the rows of the dataset."""
     return [{"id": str(number), "question": f"{number:03d}"} for number in range(NUM_ROWS)]

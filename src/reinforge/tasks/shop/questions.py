@@ -81,12 +81,10 @@ class Question:
 
     @property
     def second(self) -> int:
-        """The second number."""
         return PRICES[self.item] if self.item is not None else self.other
 
     @property
     def answer(self) -> int:
-        """The right answer."""
         return calculate(self.count, self.operator, self.second)
 
 
@@ -147,7 +145,6 @@ def write_dialogue(rng: random.Random, question: Question, habits: Habits) -> li
 
 
 def write_tool_use(name: str, arguments: dict[str, str], result: str) -> list[Message]:
-    """Returns the message that calls a tool and the one with its result."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call-{name}", "type": "function", "function": function}
     return [

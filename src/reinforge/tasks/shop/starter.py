@@ -51,7 +51,6 @@ def ensure_starter(progress: Progress | None = None, recipe: ClerkRecipe | None 
 
     Args:
         progress: Called with the progress of the supervised job.
-        recipe: Another recipe, for tests.
     """
     recipe = recipe or ClerkRecipe()
     return ensure_built(Starter("shop", recipe, make_tokenizer, partial(generate_careless_clerks, recipe)), progress)

@@ -40,7 +40,6 @@ class TicTacToeDataset(DatasetLoader):
         self.config = config
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns all rows, in the order train, select, confirm."""
         sizes = {split: getattr(self.config, f"num_{split}") for split in ("train", "select", "confirm")}
         seeds = iter(random.Random(self.config.seed).sample(range(NUM_WORLD_SEEDS), sum(sizes.values())))
         return [self._row(split, index, next(seeds)) for split, size in sizes.items() for index in range(size)]

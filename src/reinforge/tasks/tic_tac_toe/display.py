@@ -30,7 +30,6 @@ def format_game(title: str, game: dict[str, Any]) -> list[str]:
 
     Args:
         title: Heading.
-        game: `Game.as_output()`.
     """
     board, boards = EMPTY_BOARD, []
     for move in game["moves"]:

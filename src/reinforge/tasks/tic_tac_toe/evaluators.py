@@ -49,7 +49,6 @@ class TicTacToeLegal(GameEvaluator):
     """The share of legal moves."""
 
     def score(self, game: dict[str, Any]) -> float:
-        """Returns legal moves / moves; 1.0 if the agent had no move."""
         return game["num_legal"] / game["num_moves"] if game["num_moves"] else 1.0
 
 

@@ -26,7 +26,6 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 
 def other(side: Side) -> Side:
-    """Returns the opponent's side."""
     return "O" if side == "X" else "X"
 
 
@@ -122,7 +121,6 @@ def win_rate(board: Board, side: Side, best: bool) -> float:
 
     Args:
         board: The position, with either side to move.
-        side: The side.
         best: True if `side` maximizes its win rate, False if it plays uniformly at random too.
     """
     if is_over(board):

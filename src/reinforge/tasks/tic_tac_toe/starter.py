@@ -31,7 +31,6 @@ def ensure_starter(progress: Progress | None = None, recipe: Recipe | None = Non
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer with one token per square of a board that can encode any text."""
     squares = [f" {sign}{number}" for sign in ("", "+", "-") for number in range(1, 10)]
     return make_bpe_tokenizer(["Play +:" + "".join(squares)] * 2, words=r" ?\S+|\s+")
 

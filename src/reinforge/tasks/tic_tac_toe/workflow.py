@@ -58,7 +58,6 @@ class Game:
     failed: bool = False
 
     def play(self, square: int) -> None:
-        """Makes the next move."""
         side = side_to_move(self.board)
         self.board = place(self.board, square, side)
         self.moves.append({"side": side, "square": square + 1})
@@ -89,7 +88,6 @@ async def play(item: Any, llm: Any, context: Any) -> dict[str, Any]:
     Args:
         item: The example; `input_obj` has `side`, `opponent` (`random`, or `sharp`: random, but it completes its line
             whenever it can) and `world_seed`, the seed of the opponent's moves, so that siblings have the same one.
-        llm: The model that plays.
         context: Unused.
 
     Raises:

@@ -47,7 +47,6 @@ class TicketExact(TicketEvaluator):
     """All fields right."""
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
-        """Returns 1.0 or 0.0."""
         return float(filed["ticket"] == expected)
 
 
@@ -71,7 +70,6 @@ class TicketSchema(TicketEvaluator):
     """The share of valid answers: 1.0 at once, 0.5 after a correction, 0.0 never."""
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
-        """Returns valid answers / answers."""
         return float(filed["ticket"] is not None) / filed["num_answers"]
 
 

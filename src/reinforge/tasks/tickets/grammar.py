@@ -151,7 +151,6 @@ class Email:
 
 
 def random_ticket(rng: random.Random) -> Ticket:
-    """Returns a ticket whose fields are uniform and independent."""
     return {name: rng.choice(values) for name, values in FIELDS.items()}
 
 
@@ -159,7 +158,6 @@ def write_email(rng: random.Random, wording_share: float = 1.0) -> Email:
     """Returns a random e-mail whose text determines all four fields of its ticket.
 
     Args:
-        rng: The random generator.
         wording_share: Share of the wordings to use, the first ones of each list; a model trained on such e-mails has
             not seen the rest.
     """
@@ -187,11 +185,9 @@ class _Writer:
     ticket: Ticket
 
     def pick(self, wordings: Sequence[str]) -> str:
-        """Returns a random wording among those in use."""
         return self.rng.choice(wordings[: math.ceil(len(wordings) * self.wording_share)])
 
     def write_aside(self) -> str:
-        """Returns praise of another product, or the denial of another issue."""
         if self.rng.random() < 0.5:
             return self.pick(PRAISE)
         return self.pick(DENIALS[self.rng.choice([issue for issue in DENIALS if issue != self.ticket["issue"]])])

@@ -48,7 +48,6 @@ def ensure_starter(progress: Progress | None = None, recipe: DeskRecipe | None =
 
     Args:
         progress: Called with the progress of the supervised job.
-        recipe: Another recipe, for tests.
     """
     recipe = recipe or DeskRecipe()
     return ensure_built(

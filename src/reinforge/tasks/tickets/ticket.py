@@ -23,7 +23,6 @@ Ticket = dict[str, Any]
 
 
 def format_ticket(ticket: Ticket) -> str:
-    """Returns a ticket as one compact line of JSON."""
     return json.dumps(ticket, separators=(",", ":"))
 
 
@@ -52,5 +51,4 @@ def find_ticket_problem(ticket: Any) -> str | None:
 
 
 def count_correct_fields(ticket: Ticket, expected: Ticket) -> int:
-    """Returns how many fields of a valid ticket have the expected value."""
     return sum(ticket[name] == expected[name] for name in FIELDS)

@@ -27,7 +27,6 @@ MAX_ANSWERS = 2
 
 
 def format_correction(problem: str) -> str:
-    """Returns the user message that follows an invalid ticket."""
     return f"Invalid ticket: {problem}."
 
 

@@ -43,7 +43,6 @@ def calculate(expression: str) -> str:
 
 
 def build_messages(problem: str) -> list[dict[str, str]]:
-    """Returns the messages that ask for the calculation of a problem."""
     return [ANSWER, {"role": "user", "content": f"{problem}\n\nThe calculation:"}]
 
 

@@ -62,7 +62,6 @@ class WordProblemsDataset(DatasetLoader):
         return rows
 
     def _split_calculations(self) -> dict[tuple[str, str], list[Calculation]]:
-        """Returns the calculations by split and operator."""
         found: dict[tuple[str, str], list[Calculation]] = {}
         for operator in WORDINGS:
             every = [each for each in list_calculations() if each.operator == operator]

@@ -53,7 +53,6 @@ def is_solved(episode: Mapping[str, Any]) -> bool:
 
 
 def format_verdict(episode: Mapping[str, Any]) -> str:
-    """Returns "right" or "wrong"."""
     return "right" if is_solved(episode) else "wrong"
 
 

@@ -89,7 +89,6 @@ class Calculation:
 
     @property
     def result(self) -> int:
-        """The result."""
         left, right = self.left, self.right
         return {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[self.operator]
 
@@ -99,7 +98,6 @@ def list_calculations(largest: int = 29, largest_factor: int = 12) -> Iterator[C
 
     Args:
         largest: Largest number of a sum or a difference.
-        largest_factor: Largest factor of a product.
     """
     for small in range(2, largest + 1):
         for large in range(small, largest + 1):
@@ -113,13 +111,7 @@ def list_calculations(largest: int = 29, largest_factor: int = 12) -> Iterator[C
 
 
 def write_problem(rng: random.Random, calculation: Calculation, wordings: Wordings) -> str:
-    """Returns a problem whose answer is the calculation's result.
-
-    Args:
-        rng: The random generator.
-        calculation: What to calculate.
-        wordings: Wordings to choose from.
-    """
+    """Returns a problem whose answer is the calculation's result."""
     left, right = calculation.left, calculation.right
     if calculation.operator in "+*" and rng.random() < 0.5:
         left, right = right, left

@@ -51,5 +51,4 @@ def score_tool_use(item: EvalInputItem) -> float:
 
 
 def is_right(reply: str, expected: str) -> bool:
-    """True if the last number of the reply is the expected one."""
     return find_last_number(reply) == float(expected)

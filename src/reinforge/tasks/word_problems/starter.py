@@ -45,7 +45,6 @@ def ensure_starter(progress: Progress | None = None, recipe: HastyRecipe | None 
 
     Args:
         progress: Called with the progress of the supervised job.
-        recipe: Another recipe, for tests.
     """
     recipe = recipe or HastyRecipe()
     return ensure_built(
@@ -54,7 +53,6 @@ def ensure_starter(progress: Progress | None = None, recipe: HastyRecipe | None 
 
 
 def list_small_calculations() -> list[Calculation]:
-    """Returns the calculations of the problems that the starter knows."""
     return list(list_calculations(LARGEST, LARGEST))
 
 
@@ -94,5 +92,4 @@ def change_operator(rng: random.Random, calculation: Calculation) -> Calculation
 
 
 def format_calculation(calculation: Calculation) -> str:
-    """Returns a calculation with its result, such as "12 + 5 = 17"."""
     return f"{calculation.left} {calculation.operator} {calculation.right} = {calculation.result}"

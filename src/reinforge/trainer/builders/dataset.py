@@ -132,7 +132,6 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         self._runs[run_id] = asyncio.create_task(self._build_groups(int((meta or {}).get("epoch", 0))))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Returns the groups of an epoch."""
         groups = await self._runs.pop(run_id)
         return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
 

@@ -177,7 +177,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return [Problem("finetuning.target_model", message, "name one of these, or leave target_model out")]
 
     def num_siblings(self, workflow_config: Any) -> int:
-        """Returns the maximum number of trajectories that are compared with each other."""
         return self.num_generations
 
     async def _build_groups(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
@@ -203,7 +202,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         await self._cancel([run_id])
 
     async def cleanup(self) -> None:
-        """Cancels the collections that are still running."""
         await self._cancel(list(self.evaluation_runs))
 
     async def _cancel(self, run_ids: Sequence[str]) -> None:
@@ -236,10 +234,8 @@ def select_epoch_examples(
     """Returns an epoch's slice of the shuffled example ids; each pass over the data is shuffled again.
 
     Args:
-        ids: All of them.
         count: How many an epoch uses; None: all.
         seed: The run's.
-        epoch: From 0.
         drop_last: The remainder of a pass that is shorter than a whole slice is not used in that pass; False: it is the
             pass's last slice.
     """

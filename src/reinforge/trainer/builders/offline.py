@@ -59,7 +59,6 @@ def refuse_rewards(algorithm: Algorithm, rewards: Sequence[Sequence[float]]) -> 
     """Returns why nothing can be learnt from these rewards.
 
     Args:
-        algorithm: The algorithm.
         rewards: Rewards of the replies to each prompt.
     """
     name, floor = type(algorithm).__name__, _get_floor(algorithm)
@@ -120,7 +119,6 @@ def find_missing_labels(rows: Sequence[Any], locations: Sequence[str]) -> list[P
     """Returns which rows have no thumb, for an algorithm that learns from thumbs.
 
     Args:
-        rows: The rows.
         locations: Location of each.
     """
     found, unlabelled = RowProblems(), find_unlabelled(rows)

@@ -90,7 +90,6 @@ class PreferencePair:
 
     @property
     def content(self) -> tuple[str, str, str]:
-        """Prompt and responses as text, to compare pairs."""
         return str(self.chosen.prompt), self.chosen.response, self.rejected.response
 
 
@@ -126,7 +125,6 @@ class DPOTrajectoryBuilder(GroupTrajectoryBuilder):
         return problems
 
     def take_notes(self) -> list[str]:
-        """Returns, once, what made no pair."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -177,8 +175,6 @@ def find_candidates(record: EpisodeRecord, step_name: str, left_out: Counter[str
     """Returns the candidates that an agent marked in one episode.
 
     Args:
-        record: The episode.
-        step_name: Name of the steps that are candidates.
         left_out: Counts, by reason, what cannot be used.
     """
     found = []
@@ -213,11 +209,6 @@ def make_turn_pairs(
 
     Example: scores a 0.9, b 0.5, c 0.2 -> (a, c), (a, b), (b, c); with exhaustive_pairs false -> (a, c); with
     min_score_diff 0.4 -> (a, c), (a, b).
-
-    Args:
-        turn: Its candidates.
-        config: Which pairs to keep.
-        left_out: Counts, by reason, what makes no pair.
     """
     if len(turn) < 2:
         left_out["turns with a single candidate"] += 1

@@ -22,7 +22,6 @@ TRAIN = "train"
 
 
 def name_train_split(stage: PipelineStage) -> str:
-    """Returns the split with the training examples of a stage: its own, or the run's `train`."""
     return TRAIN if stage.settings.dataset is None else f"{TRAIN} ({stage.name})"
 
 
@@ -69,27 +68,21 @@ class StageEvaluation(EvaluationRunner):
         )
 
     async def collect(self, keys: Sequence[EpisodeKey]) -> list[EpisodeRecord]:
-        """Runs these episodes."""
         return await self.inner.collect(keys)
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
-        """Runs every example of a split."""
         return await self.inner.validate(self._find_split(split), epoch, phase)
 
     def example_ids(self, split: str) -> list[str]:
-        """Returns the ids of a split's examples."""
         return self.inner.example_ids(self._find_split(split))
 
     def examples(self, split: str) -> list[EvalInputItem]:
-        """Returns a split's examples."""
         return self.inner.examples(self._find_split(split))
 
     def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
-        """Returns the collected episodes of a finished epoch."""
         return self.inner.journalled_episodes(epoch)
 
     def find_call(self, call_id: str) -> ModelCall | None:
-        """Returns a model call of this epoch's episodes."""
         return self.inner.find_call(call_id)
 
     def _find_split(self, split: str) -> str:
@@ -119,7 +112,6 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
 
     @property
     def evaluation(self) -> EvaluationRunner | None:
-        """Runs and scores episodes."""
         return self._evaluation
 
     @evaluation.setter
@@ -132,32 +124,26 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
 
     @property
     def records(self) -> list[EpisodeRecord] | None:  # type: ignore[override]  # a plain attribute of the port
-        """The episodes of the last collection."""
         return self._current.builder.records
 
     @property
     def policies(self) -> Any:
-        """The trained entries of `llms`, as the builder of the current stage knows them."""
         return getattr(self._current.builder, "policies", ())
 
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
     ) -> list[Problem]:
-        """Returns nothing: each stage has been validated with its own algorithm and examples."""
         return []
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Binds the run's configuration to every stage's builder."""
         await super().initialize(run_config)
         for each in self.parts:
             await each.builder.initialize(run_config)
 
     async def run_eval(self) -> EvaluationRunOutput:
-        """Runs the agent once on every training example of the current stage."""
         return await self._current.builder.run_eval()
 
     def plan(self, epoch: int) -> CollectionPlan | None:
-        """Returns which episodes an epoch collects."""
         return self._find(epoch).builder.plan(epoch)
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
@@ -175,7 +161,6 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         await self._current.builder.start_run(run_id, meta)
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Returns every group of the collection."""
         return await self._find(int((meta or {}).get("epoch", 0))).builder.finalize(run_id, meta)
 
     async def discard_run(self, run_id: str) -> None:
@@ -183,7 +168,6 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         await self._current.builder.discard_run(run_id)
 
     def take_notes(self) -> list[str]:
-        """Returns, once, which stage has begun, and what its builder says."""
         notes, self._notes = self._notes, []
         return notes + self._current.builder.take_notes()
 
@@ -192,7 +176,6 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return self._current.builder.example_rewards(groups)
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:
-        """Returns the reward of one score, as the builder of its epoch's stage computes it."""
         return await self._find(int((meta or {}).get("epoch", 0))).builder.compute_reward(output_item, meta)
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
@@ -200,7 +183,6 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         self._current.builder.log_progress(run_id, metrics, output_dir)
 
     async def cleanup(self) -> None:
-        """Frees the resources of every stage's builder."""
         for each in self.parts:
             await each.builder.cleanup()
 
@@ -210,5 +192,4 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
 
 
 def describe_epochs(stage: PipelineStage) -> str:
-    """Returns the epochs of a stage: `epoch 0`, or `epochs 2 to 4`."""
     return f"epoch {stage.first}" if stage.first == stage.last else f"epochs {stage.first} to {stage.last}"

@@ -50,7 +50,6 @@ class History:
 
     @property
     def last(self) -> EpochMetrics:
-        """The metrics of the last epoch."""
         return self.epochs[-1]
 
     @property
@@ -66,16 +65,13 @@ class History:
 
     @property
     def baseline(self) -> ValidationRow | None:
-        """The validation before training."""
         return next((row for row in self.validations if row.epoch == BASELINE), None)
 
     @property
     def validation(self) -> ValidationRow | None:
-        """The validation after the last epoch; None: there was none."""
         return next((row for row in self.validations if row.epoch == self.last.epoch), None)
 
     def up_to(self, number: int) -> History:
-        """Returns the history up to and including the epoch with this index among `epochs`."""
         epochs = self.epochs[: number + 1]
         validations = [row for row in self.validations if row.epoch <= epochs[-1].epoch]
         return History(epochs, validations, self.held_out, self.is_relative)
@@ -209,6 +205,5 @@ MEASURES: dict[str, Measure] = {
 
 
 def list_guards(config: GuardsConfig) -> dict[str, GuardLimits]:
-    """Returns the guards that are on, by name."""
     guards = {name: getattr(config, name) for name in MEASURES}
     return {name: limits for name, limits in guards.items() if limits.limit is not None}

@@ -23,7 +23,6 @@ Splits = Mapping[str, Sequence[EvalInputItem]]
 
 
 def list_held_out_metrics(gate: GateConfig, reward: str) -> list[str]:
-    """Returns the metrics apart from the reward that the verdict looks at."""
     named = [gate.metric or reward, *gate.guard_metrics]
     return [name for name in dict.fromkeys(named) if name != reward]
 
@@ -36,7 +35,6 @@ def find_warnings(
     Args:
         config: Its settings.
         splits: Its examples.
-        reward: The evaluator that is the reward.
         evaluators: All evaluators of the held-out examples.
         trains_on_reward: False if the rows of the dataset are trained on, which no reward was computed for.
     """

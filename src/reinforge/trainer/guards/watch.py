@@ -87,8 +87,6 @@ class GuardWatch:
         """Warns about the last epoch, and stops the run if a guard says so; nothing is said again after a resume.
 
         Args:
-            epochs: The metrics of all epochs so far.
-            validations: All validations so far.
             is_last: Training is over, so there is nothing to stop.
 
         Raises:

@@ -134,7 +134,6 @@ def measure_lengths(records: Sequence[EpisodeRecord], context: int | None) -> Le
     """Returns the lengths of the sampled model calls.
 
     Args:
-        records: The episodes.
         context: Tokens that fit the policy's context; None: unknown.
     """
     calls = [call for record in records for call in record.calls]
@@ -160,8 +159,6 @@ def measure_detectable(gate: GateConfig, num_confirm: int, groups: Sequence[Sequ
     the variance `2 v / num_samples` on an example.
 
     Args:
-        gate: The settings of the gate.
-        num_confirm: Number of `confirm` examples.
         groups: Scores of the metric of the verdict, by example.
     """
     text = describe_power(gate, num_confirm)
@@ -225,7 +222,6 @@ def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> list[list[fl
 
 
 def _order_metrics(report: EvaluationReport, metric: str, reward: str) -> list[MetricSummary]:
-    """Returns the metric of the verdict, the reward, and the others."""
     names = dict.fromkeys(name for name in (metric, reward, *report.summaries) if name in report.summaries)
     return [report.summaries[name] for name in names]
 

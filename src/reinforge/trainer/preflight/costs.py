@@ -69,9 +69,7 @@ def measure_usage(
     A model that counts its calls knows those of judges too; of the others the calls of the agent are known.
 
     Args:
-        llms: The models by entry.
         before: What `copy_usage` returned before the sample.
-        records: The episodes of the sample.
     """
     found = {}
     for name, now in copy_usage(llms).items():
@@ -97,12 +95,6 @@ def predict_costs(
     """Returns the use of each model by the whole run.
 
     Example: 2,000 prompt tokens in 80 episodes, 8,000 episodes, 0.5 per million -> 200,000 tokens, 0.1.
-
-    Args:
-        usage: What the sample asked each model for.
-        num_sampled: Episodes of the sample.
-        num_episodes: Episodes of the run.
-        prices: The price of each model, as far as it is known.
     """
     scale, costs = num_episodes / max(1, num_sampled), []
     for entry, used in usage.items():
@@ -117,8 +109,6 @@ def predict_training_cost(tokens_per_episode: float, num_trained: int, price: fl
     """Returns the cost of training at a service that counts the tokens of the episodes that it trains on.
 
     Args:
-        tokens_per_episode: Prompt and reply tokens of an episode.
-        num_trained: Episodes that the run trains on.
         price: Of a million tokens; None: not known.
     """
     tokens = tokens_per_episode * num_trained

@@ -61,7 +61,6 @@ class RunSize:
 
     @property
     def num_validated(self) -> int:
-        """Episodes of the baseline and of all validations."""
         return (1 + self.num_validations) * self.num_select
 
     @property
@@ -71,7 +70,6 @@ class RunSize:
 
     @property
     def num_episodes(self) -> int:
-        """All episodes of the run."""
         return self.num_collected + self.num_validated + self.num_confirmed
 
 
@@ -101,7 +99,6 @@ class StageClock(SilentProgress):
         self._shown.stage(None, stage, total)
 
     def stop(self) -> None:
-        """Ends the current stage."""
         if self._current is not None:
             self.seconds[self._current] = self.seconds.get(self._current, 0.0) + self._clock() - self._since
             self._current = None
@@ -111,7 +108,6 @@ class StageClock(SilentProgress):
         self._shown.episode(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Keeps the epoch's metrics."""
         self.rows.append(metrics)
 
     def note(self, text: str) -> None:
@@ -215,12 +211,10 @@ class PredictedTime:
 
     @property
     def is_complete(self) -> bool:
-        """True if every part is known."""
         return all(part.seconds is not None for part in self.parts)
 
     @property
     def total_s(self) -> float:
-        """The sum of the known parts."""
         return sum(part.seconds or 0.0 for part in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -233,7 +227,6 @@ def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None,
     """Returns what a run will take.
 
     Args:
-        size: How much the run does.
         timings: What the probe took.
         signal_share: Expected share of groups with signal, where the probed epochs are smaller than the run's.
         growth: Mean share of the groups that the curriculum trains on, as a multiple of the first epochs' share.

@@ -42,7 +42,6 @@ def predict_signal_share(groups: Sequence[Sequence[float]], size: int, min_rewar
 
     Args:
         groups: The rewards of each example's replies.
-        size: Replies of a group.
         min_reward_diff: Rewards that differ by less count as equal.
     """
     counts = [_count_levels(group, max(ZERO_VARIANCE, min_reward_diff)) for group in groups if len(group) > 1]
@@ -69,6 +68,5 @@ def _log_likelihood(counts: Mapping[int, int], shares: Mapping[int, float], conc
 
 
 def _log_all_equal(share: float, size: int, concentration: float) -> float:
-    """Returns the log-probability that all replies of a group have the reward with this share."""
     mean = concentration * share
     return math.lgamma(mean + size) - math.lgamma(mean) + math.lgamma(concentration) - math.lgamma(concentration + size)

@@ -40,7 +40,6 @@ def fit_job_time(small: tuple[int, float], large: tuple[int, float]) -> JobTime:
 
     Args:
         small: Groups and seconds of a job.
-        large: Those of a larger one; of the same one if there is no larger one.
     """
     (few, few_s), (many, many_s) = small, large
     slope = (many_s - few_s) / (many - few) if many > few else 0.0

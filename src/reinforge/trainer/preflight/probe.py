@@ -130,7 +130,6 @@ class Probe:
 
     @property
     def limits(self) -> LimitsConfig:
-        """The run's limits."""
         return self.parts.config.limits
 
     @property
@@ -357,7 +356,6 @@ class _Prober:
         self.evaluation.recall = recall
 
     async def _time_jobs(self) -> JobTime | None:
-        """Returns what a job takes by its size, from the episodes that were collected last."""
         self._recall(self.parts.trajectory_builder.records or [])
         return await time_jobs(self.parts, self.evaluation)
 

@@ -139,7 +139,6 @@ class PreflightReport:
         }
 
     def format_lines(self) -> list[str]:
-        """Returns the report as text."""
         found = self.findings
         rows: list[tuple[str, Sequence[str]]] = [
             ("sample", [f"{self.num_episodes} episodes of {found.num_examples} train examples in {self._format_s()}"]),
@@ -253,7 +252,6 @@ def _describe_detectable(detectable: Detectable) -> list[str]:
 
 
 def _format_count(count: float) -> str:
-    """Returns `1.2 M`, `12 k` or `350`."""
     if count >= 1e6:
         return f"{count / 1e6:.1f} M"
     return f"{count / 1e3:.0f} k" if count >= 1e4 else f"{count:,.0f}"

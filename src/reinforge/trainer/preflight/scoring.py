@@ -26,8 +26,6 @@ async def score_twice(
     """Returns the first and a second score of the same answers, or why there are none.
 
     Args:
-        evaluation: Its reward evaluator scores again.
-        records: The episodes, scored once.
         max_concurrency: How many answers are scored at the same time.
     """
     answered = [each for each in records if each.outcome is Outcome.OK and each.reward is not None]

@@ -27,10 +27,8 @@ class Attempts:
             return None
 
     def add(self, problems: Iterable[Problem]) -> None:
-        """Adds problems found in another way."""
         self.problems += map(self.locate, problems)
 
     def raise_if_any(self) -> None:
-        """Raises one `ConfigError` with all problems so far."""
         if self.problems:
             raise ConfigError(self.problems)

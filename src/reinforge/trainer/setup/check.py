@@ -96,12 +96,10 @@ class CheckReport:
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report, ready for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Returns the free bytes on a folder's disk."""
     return shutil.disk_usage(folder).free
 
 
@@ -118,7 +116,6 @@ async def check_config(
         loaded: A configuration; problems of its own come first, and components with problems are left out.
         registry: Component types; None: all installed ones.
         num_samples: How many examples to try the evaluators on; each may call a judge twice.
-        free_bytes: Returns the free bytes on a folder's disk.
     """
     report = CheckReport(problems=list(loaded.problems))
     if not {"finetuning", "finetuning.enabled"} & {problem.path for problem in loaded.problems}:

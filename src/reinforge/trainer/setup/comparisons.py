@@ -24,10 +24,8 @@ def find_comparison_problems(
     """Returns why evaluators that compare answers would have nothing to compare.
 
     Args:
-        config: The whole configuration.
         evaluators: Evaluators by name; None for one that cannot be built.
         held_out: Those of `select` and `confirm`.
-        splits: Examples by split.
         builder: The trajectory builder; None: it cannot be built.
     """
     problems = _find_missing_answers(evaluators, splits.get("train", []), all_of=False)
@@ -61,7 +59,6 @@ def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: s
     """Returns, for the settings that a run prints, what its reward is compared with; None: nothing.
 
     Args:
-        evaluators: Evaluators by name.
         held_out: Those of `select` and `confirm`.
         metric: The evaluator that is the reward.
     """
@@ -81,9 +78,7 @@ def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem]
     """Returns the problem of examples without the expected answer that an evaluator compares with.
 
     Args:
-        evaluators: Evaluators by name.
         items: The examples that they score.
-        all_of: Also for the evaluators that compare siblings in training and use expected answers on held-out examples.
     """
     without = [item for item in items if item.expected_output_obj is None]
     problems = []

@@ -66,12 +66,10 @@ class ComponentBuilder:
 
     @property
     def config(self) -> Any:
-        """The whole configuration."""
         return self.loaded.config
 
     @property
     def project_root(self) -> Path:
-        """The folder that relative paths and `module:name` start from."""
         return self.loaded.project_root
 
     async def __aenter__(self) -> Self:
@@ -104,7 +102,6 @@ class ComponentBuilder:
     async def get_llm(self, name: str, wrapper_type: str) -> Any: ...
 
     async def get_llm(self, name: str, wrapper_type: str | None = None) -> Any:
-        """Returns the `ChatModel` behind an entry of `llms`, or, with `wrapper_type`, its client for a framework."""
         model = await self._section("llm", "llms", name)
         return model if wrapper_type is None else build_client(name, wrapper_type)
 
@@ -132,7 +129,6 @@ class ComponentBuilder:
         return self._placed
 
     async def get_function(self, name: str) -> Any:
-        """Returns a component of `functions`."""
         config = self.config.functions.get(name)
         if getattr(config, "placement", DRIVER) != DRIVER:
             path = f"functions.{name}.placement"
@@ -167,11 +163,9 @@ class ComponentBuilder:
         return await self._make("dataset", DATASET, config, name=name, key=str(file))
 
     async def get_evaluator(self, name: str) -> Evaluator:
-        """Returns an evaluator."""
         return await self._make("evaluator", f"eval.evaluators.{name}", self.config.eval.evaluators[name])
 
     async def get_trajectory_builder(self, name: str, stage: str = "") -> TrajectoryBuilder:
-        """Returns a trajectory builder; each stage of a pipeline has its own."""
         return await self._section("trajectory_builder", "trajectory_builders", name, stage)
 
     async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
@@ -184,11 +178,9 @@ class ComponentBuilder:
         self._adapter = self.replaced_adapter = adapter
 
     async def get_trainer(self, name: str) -> Trainer:
-        """Returns a trainer."""
         return await self._section("trainer", "trainers", name)
 
     async def get_tracker(self, name: str) -> Tracker:
-        """Returns a tracker."""
         return await self._make("tracker", f"finetuning.trackers.{name}", self.config.finetuning.trackers[name])
 
     async def get_algorithm(self) -> Algorithm:
@@ -222,7 +214,6 @@ class ComponentBuilder:
         """Returns the folder of `bundled:NAME`, made on first use; any other model is returned unchanged.
 
         Args:
-            model: Folder, hub id or `bundled:NAME`.
             path: Its path in the configuration, for error messages.
 
         Raises:
@@ -288,7 +279,6 @@ class ComponentBuilder:
 
         Args:
             problem: The problem; its path may be relative to the component.
-            component: Path of the component.
         """
         if problem.location:
             return problem

@@ -19,7 +19,6 @@ def settle_dtype(loaded: LoadedConfig, resumed: Path | None) -> DtypeChoice | No
     `config.yml` of the run folder then names the type, so that whatever reads it loads the same one.
 
     Args:
-        loaded: The configuration, changed in place.
         resumed: The folder of a run that is resumed: its type is kept.
     """
     config = loaded.config.finetuning

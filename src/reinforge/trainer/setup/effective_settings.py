@@ -106,7 +106,6 @@ def _training_settings(parts: Parts) -> list[tuple[str, str]]:
 
 
 def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
-    """Returns the effective settings of the embedded engine."""
     config = parts.config
     model = getattr(parts.adapter, "model", None)  # the folder of a bundled model
     policy = config.policy.model_copy(update={"model": model}) if model else config.policy
@@ -126,7 +125,6 @@ def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
 
 
 def _describe_optimizer(policy: PolicyConfig, algorithm: Algorithm, epoch: int = 0) -> str:
-    """Returns optimizer, learning rate, schedule and steps of a policy whose algorithm is that of an epoch."""
     batch = policy.batch
     loss = algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else getattr(algorithm, "loss", None)
     steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
@@ -150,7 +148,6 @@ def _describe_critic(config: FinetuneConfig) -> str:
 
 
 def _format_settings(settings: dict[str, Any]) -> str:
-    """Returns settings as `name value, name value`."""
     return ", ".join(
         f"{name} {value if isinstance(value, str) else to_json(value)}" for name, value in settings.items()
     )

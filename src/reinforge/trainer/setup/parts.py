@@ -39,7 +39,6 @@ class Parts:
 
     @property
     def reward_metric(self) -> str:
-        """The evaluator that is the reward."""
         assert self.config.reward_function is not None  # FinetuneConfig requires it
         return self.config.reward_function.name
 

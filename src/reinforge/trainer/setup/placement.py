@@ -43,7 +43,6 @@ async def open_placed(
 
     Args:
         loaded: The configuration, from which the workers build the agent.
-        config: The workflow's.
         workflow: The same agent in this process.
         is_run: False: the configuration is only checked, so Ray is not started.
 

@@ -51,7 +51,6 @@ async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
     """Returns every component of a valid run.
 
     Args:
-        builder: Builds them.
         folder: The new run folder, which must not exist yet; None: not needed.
 
     Raises:
@@ -149,7 +148,6 @@ async def _get_trajectory_builder(
 
 
 def _knows_agent(config: Config) -> bool:
-    """Returns True if the settings of the agent and of each model are known, at least in part."""
     parts = [config.workflow, *config.llms.values()]
     return all(part is not None and part.static_type is not None for part in parts)
 

@@ -17,7 +17,6 @@ def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Probl
 
     Args:
         run: The settings of the call.
-        workflow: The configured workflow.
     """
     problems = []
     for name, check in (("endpoint", validate_agent_url), ("result_json_path", validate_json_path)):

@@ -18,12 +18,7 @@ MAX_REFILLS = 16
 
 
 def validate_run_settings(run: FinetuneRunConfig, workflow: object = None) -> list[Problem]:
-    """Returns the settings of a call that are wrong or that a file cannot have.
-
-    Args:
-        run: The settings.
-        workflow: The configured workflow.
-    """
+    """Returns the settings of a call that are wrong or that a file cannot have."""
     problems, defaults = find_remote_problems(run, workflow), FinetuneRunConfig()
     for name in ("config_file", "override"):
         if getattr(run, name) != getattr(defaults, name):

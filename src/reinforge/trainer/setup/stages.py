@@ -90,7 +90,6 @@ async def build_stages(
     """Returns the trajectory builder of a pipeline; None: a stage has problems, which `attempt` then holds.
 
     Args:
-        builder: Builds the components.
         splits: The run's examples; those of stages with a dataset of their own are added. None: they have problems.
         row_locations: Where the rows of the run's dataset are.
         attempt: Collects the problems.
@@ -111,7 +110,6 @@ async def build_stages(
 
 
 def _find_builder(builder: ComponentBuilder, stage: PipelineStage) -> str:
-    """Returns the path of the trajectory builder of a stage."""
     return f"trajectory_builders.{stage.settings.trajectory_builder or builder.config.finetuning.trajectory_builder}"
 
 
@@ -140,7 +138,6 @@ async def _find_data(
 
 
 def _move(problem: Problem, stage: PipelineStage) -> Problem:
-    """Returns a problem at the setting of the stage that it is about."""
     if problem.path.startswith(ALGORITHM) and stage.settings.algorithm is not None:
         return replace(problem, path=f"{stage.path}.algorithm{problem.path.removeprefix(ALGORITHM)}")
     if problem.path.startswith(DATASET) and stage.settings.dataset is not None:

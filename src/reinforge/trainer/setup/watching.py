@@ -57,6 +57,5 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
 
 
 def finish_trackers(context: RunContext, summary: RunSummary) -> None:
-    """Sends the verdict, and closes the run at its trackers."""
     if isinstance(context.progress, TrackedProgress):
         context.progress.finish(summary)

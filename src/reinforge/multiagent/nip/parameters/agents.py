@@ -111,7 +111,6 @@ class AgentsParameters(dict[str, PureTextAgentParameters]):
 
 
 def get_group_name(name: str, params: PureTextAgentParameters) -> str:
-    """Returns the shared-model group of an agent; an agent that names none is a group of its own."""
     return params.shared_model_group or name
 
 

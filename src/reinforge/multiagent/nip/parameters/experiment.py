@@ -157,12 +157,10 @@ class HyperParameters(ParameterBlock):
     d_linear_message_space: int = 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the experiment as nested dicts."""
         return {**asdict(self), "agents": {name: asdict(params) for name, params in self.agents.items()}}
 
     @classmethod
     def from_dict(cls, params_dict: Mapping[str, Any]) -> HyperParameters:
-        """Returns the experiment that `to_dict` made a dict of."""
         return cls(**params_dict)
 
 

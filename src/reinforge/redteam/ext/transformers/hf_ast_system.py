@@ -72,12 +72,10 @@ class HFASTSystem(ASTProblem):
 
     @property
     def tester(self) -> Any:
-        """The tester's Hugging Face module."""
         return self.engine.model.module
 
     @property
     def tokenizer(self) -> Any:
-        """The tester's tokenizer."""
         return self.engine.tokenizer
 
     tester_tokenizer = tokenizer
@@ -89,7 +87,6 @@ class HFASTSystem(ASTProblem):
 
     @property
     def baseline_tokenizer(self) -> Any:
-        """The baseline's tokenizer, which is the tester's if no baseline was named."""
         return self.tokenizer if self._baseline is None else self._baseline.tokenizer
 
     @property
@@ -222,7 +219,6 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
 
         Args:
             step: Part of the folder's name, unless the tag is `best` or `last`.
-            tag: `best` and `last` name a folder each; any other tag gives `TAG-STEP`.
         """
         folder = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}")
         save_tester(self.system, folder, self._scheduled_optimizer)

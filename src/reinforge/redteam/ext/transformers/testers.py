@@ -31,12 +31,10 @@ def check_tester_can_be_saved(system: System[Any, Any]) -> None:
 
 
 def find_module(system: System[Any, Any]) -> Any:
-    """Returns `system.tester` (or `auditor`, its earlier name) if it has `save_pretrained`, else None."""
     return _find_saveable(system, ("tester", "auditor"))
 
 
 def _find_saveable(system: System[Any, Any], names: Sequence[str]) -> Any:
-    """Returns the first of a system's attributes that has `save_pretrained`, or None."""
     named = (getattr(system, name, None) for name in names)
     return next((found for found in named if hasattr(found, "save_pretrained")), None)
 

@@ -86,7 +86,6 @@ class ASTEvaluator(Evaluator[str, str]):
         ]
 
     def _compute_perplexities(self, nodes: Sequence[Node[str, str]]) -> Sequence[float | None]:
-        """Returns the perplexity of each probe; None if the system is not an `ASTSystem`."""
         if not isinstance(self.env.system, ASTSystem):
             return [None] * len(nodes)
         return self.env.system.perplexities([node.context for node in nodes], [node.probe for node in nodes])
@@ -132,19 +131,16 @@ def _list_paths(nodes: Sequence[Node[str, str]], path: tuple[int, ...] = ()) -> 
 
 
 def _describe_turn(rows: Sequence[dict[str, Any]], contexts: Mapping[tuple[int, ...], str]) -> dict[str, Any]:
-    """Returns the metrics of one turn over all branches, with the texts of the first branch."""
     first = rows[0]
     texts = {"context": contexts[tuple(first["path"])], "probe": first["probe"], "response": first["response"]}
     return {"turn": len(first["path"]), **_means(rows), **texts}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the numbers that are known; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Returns means over probes, under astra-rl's names."""
     names = {"reward": "reward", "probe_score": "adversarial_toxicity", "score": "target_toxicity"}
     return {name: statistics.fmean(row[key] for row in rows) if rows else None for key, name in names.items()}

@@ -167,7 +167,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         return _raise_errors(self._request_responses(x, [None] * len(x)))
 
     def sample_probes(self, context: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """Returns a probe for each conversation, sampled with its own seed; None where the context is full."""
         return [_none_if_full(probe) for probe in self._request_probes(context, seeds)]
 
     def sample_responses(self, x: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
@@ -292,7 +291,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         self._published = self._count_changes()
 
     def _publish_changed_weights(self) -> None:
-        """Publishes weights that an optimizer of the caller's own changed: the sampler keeps copies and caches."""
         if self._count_changes() != self._published:
             with self.updating():
                 pass

@@ -53,7 +53,6 @@ class ASTSystem(System[str, str]):
         self.defense_toxicity_weight, self.likelihood = defense_toxicity_weight, likelihood
 
     def advance(self, context: str, probe: str, response: str) -> str:
-        """Returns context, probe and response as one text."""
         return context + probe + response
 
     def reward(self, context: Sequence[str], probe: Sequence[str], response: Sequence[str]) -> list[float]:

@@ -43,7 +43,6 @@ class FunctionTarget:
 
     @property
     def model_name(self) -> str:
-        """The function's name."""
         return getattr(self._function, "__name__", type(self._function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
@@ -91,7 +90,6 @@ class WorkflowTarget:
 
     @property
     def model_name(self) -> str:
-        """The workflow's name."""
         return getattr(self._bound.function, "__name__", type(self._bound.function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
@@ -129,7 +127,6 @@ def openai_target(
     Example: `ASTProblem(target=openai_target("some-model", "http://localhost:8000/v1"))`.
 
     Args:
-        model_name: The model's name at the endpoint.
         base_url: URL up to /v1; None: `OPENAI_BASE_URL`, or OpenAI's own endpoint.
         api_key: Sent as a bearer token. None: with a `base_url`, no key is sent; without one, `OPENAI_API_KEY` is.
         settings: Other settings of `llms.<name>._type: openai`, such as `timeout_s`.
@@ -151,7 +148,6 @@ async def resolve_model_folder(named: str | Path) -> str:
 
 
 def is_in_process(target: Target) -> bool:
-    """Returns True if the target is a model to load in this process."""
     return isinstance(target, str | Path)
 
 

@@ -25,7 +25,6 @@ class GeneratedText(str):
     def __new__(
         cls, text: str = "", tokens: TokenLogprobs | None = None, message: Message | None = None
     ) -> GeneratedText:
-        """Returns the text with its tokens and message."""
         generated = super().__new__(cls, text)
         generated.tokens, generated.message = tokens, message
         return generated
@@ -64,5 +63,4 @@ class Conversation(str):
 
     @property
     def open_probe(self) -> str | None:
-        """The last probe if it has no response yet, else None."""
         return self.turns[-1] if len(self.turns) % 2 == 0 else None

@@ -57,7 +57,6 @@ class WeightChanges:
         return self._num_steps + self._num_unseen + sum(parameter._version for parameter in self._parameters)
 
     def _take_sample(self) -> list[Tensor]:
-        """Returns some numbers of each parameter, spread over all of it."""
         flat = [parameter.detach().reshape(-1) for parameter in self._parameters]
         return [values[:: max(1, values.numel() // SAMPLE_SIZE)].clone() for values in flat]
 

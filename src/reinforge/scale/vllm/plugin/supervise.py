@@ -53,7 +53,6 @@ def end_with_run(program: subprocess.Popen[bytes]) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kills what is left of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
