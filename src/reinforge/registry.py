@@ -71,7 +71,7 @@ BUILTINS = {
         "evaluation.evaluators.regex": "regex",
         "evaluation.evaluators.relative_judge": "relative_judge",
         "evaluation.evaluators.weighted": "weighted",
-        "evaluation.graders.evaluator": "grader",
+        "protocols.openai.graders.evaluator": "grader",
         "multiagent.evaluators": "agent_reward invalid_replies verifier_accuracy",
         "redteam.evaluators": "attack_naturalness attack_success",
         "tasks.tic_tac_toe.evaluators": "tic_tac_toe_legal tic_tac_toe_reward tic_tac_toe_win",
@@ -93,10 +93,10 @@ BUILTINS = {
         "tasks.word_problems": "word_problems",
     },
     "tracker": {
-        "runs.trackers.mlflow": "mlflow",
-        "runs.trackers.tensorboard": "tensorboard",
-        "runs.trackers.trackio": "trackio",
-        "runs.trackers.wandb": "wandb",
+        "trackers.mlflow": "mlflow",
+        "trackers.tensorboard": "tensorboard",
+        "trackers.trackio": "trackio",
+        "trackers.wandb": "wandb",
     },
     "trainer": {
         "protocols.art.trainer": "openpipe_art_trainer",

@@ -18,8 +18,8 @@ import torch
 
 import reinforge
 from reinforge.config.episodes import SamplingConfig
-from reinforge.engine.artifacts import gguf_file
-from reinforge.engine.artifacts.generate_policy import GeneratePolicy
+from reinforge.exports.generate_policy import GeneratePolicy
+from reinforge.exports.gguf import file as gguf_file
 from reinforge.exports.llama_cpp_policy import LlamaCppPolicy
 from reinforge.exports.parity import Parity, compare, make_greedy
 from reinforge.types.request import ModelRequest, SamplingParams

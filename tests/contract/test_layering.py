@@ -35,8 +35,8 @@ NESTED = {
     *(f"tasks.{name}" for name in ("debate", "front_desk", "help_desk", "self_test", "shop", "tickets")),
 }
 """Folders of a core package that stand around it."""
-HOSTS = {"protocols": {"serving"}}
-"""What a package around the core is part of: `reinforge serve` hosts the servers of the protocols."""
+HOSTS = {"protocols": {"serving"}, "tasks.front_desk": {"redteam"}}
+"""What a package around the core is for: `reinforge serve` hosts the servers of the protocols."""
 RANK = {name: rank for rank, names in enumerate(CORE) for name in names}
 NEIGHBORS_MAY_IMPORT = {("errors", "types"), ("types", "errors")}
 ENTRANCES = {ROOT / "__init__.py", ROOT / "__main__.py", ROOT / "finetuning.py"}
@@ -111,7 +111,8 @@ def may_import(own, other):
     if other in RANK:
         return RANK[other] < RANK.get(own, len(CORE))
     first = own.split(".")[0]
-    return own not in RANK and (other in HOSTS.get(first, ()) or (other == first and other in AROUND))
+    hosts = HOSTS.get(own, HOSTS.get(first, ()))
+    return own not in RANK and (other in hosts or (other == first and other in AROUND))
 
 
 def find_wrong_imports(path):
@@ -127,7 +128,7 @@ def test_imports_point_one_way():
 
 def find_heavy_imports(path):
     """Returns the packages that a file imports although only the engine may."""
-    if package(path) in ("engine", "redteam"):
+    if package(path) in ("engine", "exports", "redteam"):
         return set()
     heavy = {"torch", "transformers", "safetensors", "tokenizers", "peft"}
     found = {module.split(".")[0] for module in imports(path)} & heavy

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import reinforge
 from reinforge.cli import main
-from reinforge.engine.artifacts import gguf_file
 from reinforge.exports.api import ExportOptions, export_run
 from reinforge.exports.artifact import ArtifactOptions
+from reinforge.exports.gguf import file as gguf_file
 from tests.models import make_tiny_model
 from tests.project import Project
 

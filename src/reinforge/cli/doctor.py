@@ -24,6 +24,8 @@ REINSTALL = (
     "traceback, to report together with `reinforge env`"
 )
 
+SELF_TEST = "reinforge.tasks.self_test.learning:run_self_test"
+
 
 @click.command("doctor", cls=GroupedCommand, context_settings={"show_default": True})
 @OUTPUT_DIR
@@ -87,13 +89,13 @@ def _try_learning(device: str, *, debug: bool) -> InstallationCheck:
     import traceback
 
     from reinforge.errors import Interrupted, describe_error
+    from reinforge.registry import load_named
     from reinforge.runs.summary import format_duration
-    from reinforge.tasks.self_test.learning import run_self_test
     from reinforge.trainer.installation import InstallationCheck
 
     try:
         with tempfile.TemporaryDirectory(prefix="reinforge-doctor-", ignore_cleanup_errors=True) as folder:
-            result = run_self_test(Path(folder), device=device)
+            result = load_named(SELF_TEST)(Path(folder), device=device)
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001  whatever fails here is broken

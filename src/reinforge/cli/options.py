@@ -83,10 +83,10 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
     """Makes the import paths of another project lead here, and imports its installed plugins."""
     if value is None or context.resilient_parsing:
         return
-    from reinforge.compat import nat
+    from reinforge.registry import load_named
 
-    if nat.install():
-        nat.load_plugins()
+    if load_named("reinforge.compat.nat:install")():
+        load_named("reinforge.compat.nat:load_plugins")()
 
 
 CONFIG_FILE = click.argument("file", callback=parse_existing_file)

@@ -26,8 +26,8 @@ import torch
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.artifacts.base_model import write_base_model
 from reinforge.engine.callers import deliver_replies, report_tokens
+from reinforge.engine.checkpoint import write_base_model
 from reinforge.engine.jobs import EngineJobs
 from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from reinforge.config.policy import DEFAULT_LEARNING_RATE, PolicyConfig
 from reinforge.engine.model.preflight import has_adapters, read_headers
-from reinforge.engine.model.source import MODEL, find_weights, read_gguf
+from reinforge.engine.model.source import MODEL, find_weights, get_gguf
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def count_parameters(model: str | None) -> int | None:
     """Returns the number of parameters of a folder's or a file's weights, or of its adapter's base; None: a hub id."""
     source = find_weights(model)
     if source is None or source.is_gguf:
-        return None if source is None else read_gguf(source.location, MODEL).num_weights
+        return None if source is None else get_gguf().read_gguf(source.location, MODEL).num_weights
     folder = Path(source.location)
     entries = [entry for header in read_headers(folder) for entry in header.values() if isinstance(entry, dict)]
     shapes = [entry.get("shape") for entry in entries]

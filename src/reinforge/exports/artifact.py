@@ -76,7 +76,7 @@ def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem
         problems.append(Problem("--base_model", "only an adapter names its base", "leave it out, or use --format peft"))
     if options.format != "gguf" or problems:
         return problems
-    from reinforge.engine.artifacts.gguf_file import check_architecture, check_gguf_package
+    from reinforge.exports.gguf.file import check_architecture, check_gguf_package
 
     if options.quantize == "q4_k_m" and shutil.which(QUANTIZER) is None:
         message = f"q4_k_m is written by llama.cpp's own {QUANTIZER}, which is not on the PATH"
@@ -102,7 +102,7 @@ def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) 
     """
     if options.format == "peft":
         return _write_adapter(model, options, folder)
-    from reinforge.engine.artifacts.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling
+    from reinforge.exports.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling
 
     module, tokenizer = load_merged(model.folder), load_artifact_tokenizer(model.folder)
     set_sampling(module, model.sampling)
@@ -114,7 +114,7 @@ def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) 
 
 
 def _write_adapter(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
-    from reinforge.engine.artifacts.merging import name_base
+    from reinforge.exports.merging import name_base
 
     kept = shutil.ignore_patterns("training", MANIFEST)
     shutil.copytree(model.folder, folder, ignore=kept, dirs_exist_ok=True)
@@ -140,8 +140,8 @@ def _open_base(model: TrainedModel) -> BaseModel:
 
 
 def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, module: Any, tokenizer: Any) -> Artifact:
-    from reinforge.engine.artifacts.gguf_file import GgufSettings, find_context_length, write_gguf
     from reinforge.engine.model.chat_template import PromptRenderer
+    from reinforge.exports.gguf.file import GgufSettings, find_context_length, write_gguf
     from reinforge.types.request import ModelRequest
 
     storage = options.quantize or ("f32" if model.dtype == "float32" else "bf16")

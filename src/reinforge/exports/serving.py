@@ -91,7 +91,7 @@ def serve(artifact: Path, program: str, model: TrainedModel, device: str, scratc
     if program == LLAMA_CPP:
         server = LlamaCppPolicy(artifact, max_model_len=find_context(model), seed=seed)
     else:
-        from reinforge.engine.artifacts.generate_policy import GeneratePolicy
+        from reinforge.exports.generate_policy import GeneratePolicy
 
         folder = _read_back(artifact, scratch) if artifact.is_file() else artifact
         server = GeneratePolicy(folder, device=device, dtype=model.dtype, history=model.history, seed=seed)
@@ -112,8 +112,8 @@ def find_context(model: TrainedModel) -> int:
 
 def _read_back(file: Path, folder: Path) -> Path:
     """Converts a GGUF file into a folder, as `policy.model: FILE.gguf` does."""
-    from reinforge.engine.model.gguf_convert import convert
-    from reinforge.engine.model.source import read_gguf
+    from reinforge.exports.gguf.convert import convert
+    from reinforge.exports.gguf.source import read_gguf
 
     convert(file, read_gguf(file, "--judge"), folder, tokenizer=True)
     return folder

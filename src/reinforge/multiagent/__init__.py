@@ -15,22 +15,24 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from reinforge.multiagent.nip import __all__ as _NIP_NAMES
-
 _NAMES_BY_MODULE = {
     "reinforge.multiagent.agent_parameters": ("AgentParameters",),
     "reinforge.multiagent.dialogue": ("Dialogue", "DialogueProblem", "Message", "Step"),
     "reinforge.multiagent.episode": ("ProtocolOutput", "ProtocolWorkflow"),
     "reinforge.multiagent.protocol": ("ProtocolConfig",),
     "reinforge.multiagent.registration": ("register_protocol",),
-    "reinforge.multiagent.nip": _NIP_NAMES,
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
-__all__ = sorted(_MODULES)
+_NIP = "reinforge.multiagent.nip"
+"""Stands around the core: its names are looked up when one is used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    if name == "__all__":
+        return sorted({*_MODULES, *importlib.import_module(_NIP).__all__})
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    if not name.startswith("_") and name in (nip := importlib.import_module(_NIP)).__all__:
+        return getattr(nip, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from reinforge.engine.artifacts.generate_policy import GeneratePolicy
+from reinforge.exports.generate_policy import GeneratePolicy
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 

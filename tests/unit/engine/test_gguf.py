@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.engine.model import gguf_convert, source
-from reinforge.engine.model.gguf_convert import restore_head_order
-from reinforge.engine.model.gguf_families import find_llama3_rotation, name_tensor
-from reinforge.engine.model.gguf_header import BLOCKS, GGUFError, read_header
 from reinforge.engine.model.loading import load_model, load_module, load_tokenizer
 from reinforge.engine.model.preflight import check_policy
-from reinforge.engine.model.source import ensure_converted, find_source
+from reinforge.engine.model.source import find_source
 from reinforge.errors import ConfigError, StorageError
+from reinforge.exports.gguf import convert as gguf_convert
+from reinforge.exports.gguf import source
+from reinforge.exports.gguf.convert import restore_head_order
+from reinforge.exports.gguf.families import find_llama3_rotation, name_tensor
+from reinforge.exports.gguf.header import BLOCKS, GGUFError, read_header
+from reinforge.exports.gguf.source import ensure_converted
 from tests.gguf_files import pack_header, pack_tensor, pack_text, write_gguf
 from tests.models import SENTENCES, make_tiny_model
 from tests.tokenizer_kinds import TOKENIZERS

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 import reinforge
 from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine.artifacts.merging import load_merged
 from reinforge.engine.model import hub, model_files
 from reinforge.engine.model.loading import add_adapter, init_random_module, load_model, load_module, load_tokenizer
 from reinforge.engine.model.model_files import check_files, check_tokenizer_settings
 from reinforge.engine.model.preflight import check_policy, read_tensor_names
 from reinforge.errors import ConfigError, EngineError
+from reinforge.exports.merging import load_merged
 from tests.models import edit_json
 
 MODEL = "finetuning.policy.model"

@@ -16,8 +16,9 @@ from reinforge.engine.model import loading
 from reinforge.engine.model.architecture import FAMILIES, LANGUAGE_MODELS, MULTIMODAL, read_names
 from reinforge.engine.model.loading import load_model, load_module, load_tokenizer
 from reinforge.engine.model.preflight import check_policy
-from reinforge.engine.model.source import ensure_converted, find_base_source, find_source, find_weights
+from reinforge.engine.model.source import find_base_source, find_source, find_weights
 from reinforge.errors import ConfigError
+from reinforge.exports.gguf.source import ensure_converted
 from tests.gguf_files import write_gguf
 from tests.models import edit_json, make_tiny_model
 

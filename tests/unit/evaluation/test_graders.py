@@ -8,12 +8,12 @@ import pytest
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, ContextOverflow
 from reinforge.evaluation.answers import UnusableOutputError
-from reinforge.evaluation.graders.evaluator import GraderEvaluator
-from reinforge.evaluation.graders.formula import Formula, FormulaError
-from reinforge.evaluation.graders.grading import Grading
-from reinforge.evaluation.graders.schema import METRICS, parse_grader
-from reinforge.evaluation.graders.similarity import compute_similarity
-from reinforge.evaluation.graders.templates import GradedSample, TemplateError, check_template, fill_template
+from reinforge.protocols.openai.graders.evaluator import GraderEvaluator
+from reinforge.protocols.openai.graders.formula import Formula, FormulaError
+from reinforge.protocols.openai.graders.grading import Grading
+from reinforge.protocols.openai.graders.schema import METRICS, parse_grader
+from reinforge.protocols.openai.graders.similarity import compute_similarity
+from reinforge.protocols.openai.graders.templates import GradedSample, TemplateError, check_template, fill_template
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply

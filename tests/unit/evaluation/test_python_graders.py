@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from reinforge.evaluation.graders.grading import Grading
-from reinforge.evaluation.graders.python_grader import PythonFailed, open_python_graders
-from reinforge.evaluation.graders.schema import PythonGrader, parse_grader
-from reinforge.evaluation.graders.templates import GradedSample
+from reinforge.protocols.openai.graders.grading import Grading
+from reinforge.protocols.openai.graders.python_grader import PythonFailed, open_python_graders
+from reinforge.protocols.openai.graders.schema import PythonGrader, parse_grader
+from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.rollout.isolation.processes import list_processes
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.row_statistics import load_rows
-from reinforge.evaluation.traces.importer import ImportOptions, import_traces
+from reinforge.traces.importer import ImportOptions, import_traces
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 CALL = {"id": "call_1", "type": "function", "function": {"name": "find_order", "arguments": '{"number": "17"}'}}

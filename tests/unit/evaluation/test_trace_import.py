@@ -8,12 +8,12 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.json_text import JsonSyntaxError, JsonText, JsonTooLongError
-from reinforge.evaluation.traces import importer, records
-from reinforge.evaluation.traces.assembly import merge_calls
-from reinforge.evaluation.traces.entries import Exchange
-from reinforge.evaluation.traces.importer import ImportOptions, import_traces
-from reinforge.evaluation.traces.ratings import read_value
-from reinforge.evaluation.traces.redaction import redact_value
+from reinforge.traces import importer, records
+from reinforge.traces.assembly import merge_calls
+from reinforge.traces.entries import Exchange
+from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.ratings import read_value
+from reinforge.traces.redaction import redact_value
 
 
 def chat(number, reply="A", **more):
@@ -296,7 +296,7 @@ def test_a_record_that_is_too_long_is_told(run, monkeypatch):
 
 
 def test_every_format_of_the_command_line_exists():
-    from reinforge.cli.data import FORMATS
+    from reinforge.traces.command import FORMATS
 
     assert importer.FORMATS == FORMATS
     assert sorted(FORMATS) == sorted(each.name for each in importer._make_formats(ImportOptions()))

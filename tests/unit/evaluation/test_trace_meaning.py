@@ -5,8 +5,8 @@ import json
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.evaluation.traces import store
-from reinforge.evaluation.traces.importer import ImportOptions, import_traces
+from reinforge.traces import store
+from reinforge.traces.importer import ImportOptions, import_traces
 
 
 def user(text):

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reinforge.config.episodes import SamplingConfig
-from reinforge.engine.artifacts import gguf_file
-from reinforge.engine.artifacts.gguf_file import GgufSettings, check_architecture, permute_heads, write_gguf
-from reinforge.engine.artifacts.gguf_vocabulary import build_vocabulary, name_pre_tokenizer
-from reinforge.engine.model.gguf_tokenizer import SPLITS
 from reinforge.errors import ConfigError
+from reinforge.exports.gguf import file as gguf_file
+from reinforge.exports.gguf.file import GgufSettings, check_architecture, permute_heads, write_gguf
+from reinforge.exports.gguf.tokenizer import SPLITS
+from reinforge.exports.gguf.vocabulary import build_vocabulary, name_pre_tokenizer
 from tests.models import make_tiny_model
 
 FAMILIES = {

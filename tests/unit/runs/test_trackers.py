@@ -10,20 +10,21 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import Improvement
+from reinforge.runs import tracking as tracked_progress
 from reinforge.runs.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.summary import RunSummary
-from reinforge.runs.trackers import tracked_progress
-from reinforge.runs.trackers.packages import require_package
-from reinforge.runs.trackers.points import (
+from reinforge.runs.tracking import (
     StepCount,
+    TrackedProgress,
     keep_numbers,
     name_epoch_metrics,
     name_results,
     name_validation_metrics,
+    read_sent,
 )
-from reinforge.runs.trackers.tracked_progress import TrackedProgress, read_sent
+from reinforge.trackers.packages import require_package
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.tracking import TrackedRun
 from tests.trackers import ListTracker, read_mlflow, read_tensorboard, read_trackio, read_wandb
@@ -273,12 +274,12 @@ def make_real(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     """Returns what makes the tracker, and what reads the points that it wrote for a run."""
     if name == "tensorboard":
         pytest.importorskip("tensorboardX")
-        from reinforge.runs.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
+        from reinforge.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
 
         return lambda: TensorBoardTracker(TensorBoardConfig()), lambda run: read_tensorboard(run.folder / "tensorboard")
     if name == "mlflow":
         pytest.importorskip("mlflow")
-        from reinforge.runs.trackers.mlflow import MLflowConfig, MLflowTracker
+        from reinforge.trackers.mlflow import MLflowConfig, MLflowTracker
 
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = (tmp_path / "mlruns").as_uri()
@@ -287,12 +288,12 @@ def make_real(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         pytest.importorskip("trackio")
         from trackio import sqlite_storage
 
-        from reinforge.runs.trackers.trackio import TrackioConfig, TrackioTracker
+        from reinforge.trackers.trackio import TrackioConfig, TrackioTracker
 
         monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "trackio")
         return lambda: TrackioTracker(TrackioConfig(project="p")), lambda run: read_trackio("p", run.key)
     pytest.importorskip("wandb")
-    from reinforge.runs.trackers.wandb import WandbConfig, WandbTracker
+    from reinforge.trackers.wandb import WandbConfig, WandbTracker
 
     return lambda: WandbTracker(WandbConfig(mode="offline")), lambda run: read_wandb(run.folder / "wandb")
 
@@ -334,8 +335,8 @@ def test_each_dashboard_has_every_point_once_after_a_resume(
 
 def test_a_tracker_says_which_server_it_sends_to(monkeypatch: pytest.MonkeyPatch) -> None:
     from reinforge.config.loader import build_config
-    from reinforge.runs.trackers.mlflow import MLflowConfig
-    from reinforge.runs.trackers.wandb import WandbConfig
+    from reinforge.trackers.mlflow import MLflowConfig
+    from reinforge.trackers.wandb import WandbConfig
     from reinforge.trainer.setup.reach import list_reach
 
     for name in ("WANDB_MODE", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI"):

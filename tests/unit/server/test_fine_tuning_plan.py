@@ -10,7 +10,7 @@ from reinforge.config.dump import dump_config
 from reinforge.config.loader import build_config, load_config
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.learning_rate import IMITATION, choose_learning_rate
-from reinforge.evaluation.graders.schema import parse_grader
+from reinforge.protocols.openai.graders.schema import parse_grader
 from reinforge.protocols.openai.server.plan import JobInput, plan_job
 from reinforge.protocols.openai.server.request import read_job
 from reinforge.trainer.builders.group import select_epoch_examples

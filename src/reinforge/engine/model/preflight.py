@@ -11,7 +11,6 @@ from typing import Any
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.installed import BITSANDBYTES, is_installed
 from reinforge.engine.model.architecture import find_untrainable
-from reinforge.engine.model.gguf_tokenizer import TEMPLATE
 from reinforge.engine.model.model_files import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -28,10 +27,9 @@ from reinforge.engine.model.source import (
     TOKENIZER,
     ModelSource,
     find_base_source,
-    find_gguf_problems,
     find_source,
     find_tokenizer_source,
-    read_gguf,
+    get_gguf,
 )
 from reinforge.errors import ConfigError, Problem, did_you_mean
 
@@ -159,7 +157,7 @@ def _name_kind(name: str) -> str:
 
 def _check_model(config: PolicyConfig, source: ModelSource) -> list[Problem]:
     if source.is_gguf:
-        return find_gguf_problems(source.location, MODEL, tokenizer=config.tokenizer is None)
+        return get_gguf().find_problems(source.location, MODEL, tokenizer=config.tokenizer is None)
     return _check_folder(config, Path(source.location)) if source.is_folder else []
 
 
@@ -262,9 +260,9 @@ def _check_tokenizer(config: PolicyConfig, source: ModelSource) -> list[Problem]
 
 def _check_gguf_tokenizer(config: PolicyConfig, source: ModelSource, path: str) -> list[Problem]:
     """Returns the problems of a GGUF file's tokenizer that those of its model do not include."""
-    problems = [] if config.tokenizer is None else find_gguf_problems(source.location, path, tokenizer=True)
-    if not problems and config.chat_template is None and TEMPLATE not in read_gguf(source.location, path).settings:
-        message = f"{source.location} has no chat template ({TEMPLATE})"
+    problems = [] if config.tokenizer is None else get_gguf().find_problems(source.location, path, tokenizer=True)
+    if not problems and config.chat_template is None and get_gguf().get_chat_template(source.location, path) is None:
+        message = f"{source.location} has no chat template (tokenizer.chat_template)"
         problems.append(Problem(path, message, f"set {CHAT_TEMPLATE} to Jinja text or to a file"))
     return problems
 
@@ -300,8 +298,8 @@ def _find_templates(config: PolicyConfig, tokenizer: ModelSource | None) -> Iter
         elif Path(given).is_file():
             yield CHAT_TEMPLATE, given, _read_start(Path(given))
     elif tokenizer is not None and tokenizer.is_gguf:
-        template = read_gguf(tokenizer.location, path).settings.get(TEMPLATE)
-        if isinstance(template, str):
+        template = get_gguf().get_chat_template(tokenizer.location, path)
+        if template is not None:
             yield path, f"of {tokenizer.location}", template[:MAX_TEMPLATE_READ]
     elif tokenizer is not None and tokenizer.is_folder:
         yield from _find_folder_templates(Path(tokenizer.location), path)

@@ -10,36 +10,27 @@ After `resolve_source` nobody has to know about GGUF or packages. Needs no torch
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
+import importlib
 import logging
-import shutil
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from reinforge.engine.model import gguf_tokenizer
-from reinforge.engine.model.gguf_families import describe_model
-from reinforge.engine.model.gguf_header import MAGIC, PLAIN_TYPES, GGUFError, GGUFHeader, read_header
-from reinforge.engine.model.gguf_tokenizer import check_tokenizer
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, find_base, read_json
 from reinforge.engine.model.package_model import PIP, find_package_model
-from reinforge.errors import ConfigError, Problem, StorageError, boundary
-from reinforge.files import home, remove_leftovers, write_folder
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import home
 
 if TYPE_CHECKING:
     from reinforge.config.policy import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
-GGUF = ".gguf"
-FORMAT = 1
-"""Part of a converted folder's name; raised when a conversion gives other files."""
+GGUF, MAGIC = ".gguf", b"GGUF"
+GGUF_FORMAT = "reinforge.exports.gguf.source"
+"""The module that reads and converts GGUF files, imported when a model is one."""
 MODEL, TOKENIZER = "finetuning.policy.model", "finetuning.policy.tokenizer"
 REVISION = "finetuning.policy.revision"
-ROOM = 1.1
-"""Free bytes that a conversion asks for, as a multiple of what it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +67,37 @@ class ModelSource:
         return f"{self.name} ({listed})" if listed else self.name
 
 
+class FileHeader(Protocol):
+    """What is known of a file before its weights are read."""
+
+    licence: str | None
+    num_weights: int
+
+
+class ModelFormat(Protocol):
+    """A format of files that hold a whole model; `setting` is the key that names the file, for messages."""
+
+    def read_gguf(self, file: str, setting: str) -> FileHeader:
+        """Returns the header of a file; raises `ConfigError` if it is damaged."""
+
+    def find_problems(self, file: str, setting: str, *, tokenizer: bool) -> list[Problem]:
+        """Returns why a file cannot be loaded, as far as its header shows."""
+
+    def get_chat_template(self, file: str, setting: str) -> str | None:
+        """Returns the chat template of a file; None: it has none."""
+
+    def check_same_tokens(self, tokenizer: Any, file: str, setting: str) -> None:
+        """Raises `ConfigError` if a loaded tokenizer gives other tokens than the file's."""
+
+    def ensure_converted(self, file: Path, setting: str) -> Path:
+        """Returns the folder with the model of a file, which is converted once."""
+
+
+def get_gguf() -> ModelFormat:
+    """Returns the format of GGUF files."""
+    return cast("ModelFormat", importlib.import_module(GGUF_FORMAT))
+
+
 def looks_like_gguf(file: Path) -> bool:
     """True for a file that is called .gguf, or that begins as GGUF does: Ollama's files have no suffix."""
     if not file.is_file():
@@ -109,7 +131,7 @@ def find_source(name: str, setting: str = MODEL, revision: str | None = None) ->
     elif not Path(name).is_dir() and (own := _find_in_cache(name)) is not None:
         source = ModelSource(name, str(own), revision)
     if source.is_gguf:
-        source = replace(source, licence=read_gguf(source.location, setting).licence or source.licence)
+        source = replace(source, licence=get_gguf().read_gguf(source.location, setting).licence or source.licence)
     if revision is not None and (source.is_gguf or source.is_folder or name.startswith((PIP, "bundled:"))):
         message = f"{name} is no hub id, so it has no revision {revision!r}"
         raise ConfigError(Problem(REVISION, message, "remove revision, or name a model of the hub (owner/name)"))
@@ -157,7 +179,7 @@ def open_tokenizer(config: PolicyConfig) -> ModelSource:
     """
     setting = MODEL if config.tokenizer is None else TOKENIZER
     source = find_tokenizer_source(config)
-    if source.is_gguf and (problems := find_gguf_problems(source.location, setting, tokenizer=True)):
+    if source.is_gguf and (problems := get_gguf().find_problems(source.location, setting, tokenizer=True)):
         raise ConfigError(problems)
     return open_source(source, setting)
 
@@ -171,11 +193,7 @@ def check_same_tokens(tokenizer: Any, config: PolicyConfig) -> None:
     source = find_tokenizer_source(config)
     if not source.is_gguf:
         return
-    setting = MODEL if config.tokenizer is None else TOKENIZER
-    try:
-        gguf_tokenizer.check_same_tokens(tokenizer, read_gguf(source.location, setting))
-    except GGUFError as error:
-        raise ConfigError(Problem(setting, f"{source.location} {error}", error.fix)) from error
+    get_gguf().check_same_tokens(tokenizer, source.location, MODEL if config.tokenizer is None else TOKENIZER)
 
 
 def find_weights(model: str | None) -> ModelSource | None:
@@ -200,107 +218,11 @@ def open_source(source: ModelSource, setting: str) -> ModelSource:
         logger.info("model %s", source)
     if not source.is_gguf:
         return source
-    return replace(source, location=str(ensure_converted(Path(source.location), setting)))
-
-
-def read_gguf(file: str | Path, setting: str) -> GGUFHeader:
-    """Returns the header of a GGUF file.
-
-    Raises:
-        ConfigError: It is damaged.
-    """
-    try:
-        stat = Path(file).stat()
-        return _read_header(str(file), stat.st_size, stat.st_mtime_ns)
-    except GGUFError as error:
-        raise ConfigError(Problem(setting, f"{file} {error}", error.fix)) from error
-    except OSError as error:
-        raise ConfigError(Problem(setting, f"cannot read {file}: {error.strerror or error}")) from error
-
-
-@lru_cache(maxsize=4)
-def _read_header(file: str, size: int, changed_ns: int) -> GGUFHeader:
-    return read_header(Path(file))
-
-
-def find_gguf_problems(file: str, setting: str, *, tokenizer: bool) -> list[Problem]:
-    """Returns why a GGUF file cannot be loaded, as far as its header shows."""
-    try:
-        header = read_gguf(file, setting)
-        describe_model(header)
-        _require_package(header, file, setting)
-        if tokenizer:
-            check_tokenizer(header)
-    except ConfigError as error:
-        return error.problems
-    except GGUFError as error:
-        return [Problem(setting, f"{file} {error}", error.fix)]
-    return []
+    return replace(source, location=str(get_gguf().ensure_converted(Path(source.location), setting)))
 
 
 def cache_folder() -> Path:
     return home() / "models" / "gguf"
-
-
-def ensure_converted(file: Path, setting: str) -> Path:
-    """Returns the folder with the model of a GGUF file; converts it first if there is none for this content.
-
-    The folder is complete or does not exist. If several processes call it at once, one converts and the others wait.
-
-    Raises:
-        ConfigError: The file cannot be converted, or the package gguf is missing.
-        StorageError: The folder cannot be written.
-    """
-    from filelock import FileLock
-
-    header = read_gguf(file, setting)
-    folder = cache_folder() / f"{file.stem[:80]}-{hash_content(file)[:16]}-{FORMAT}"
-    if folder.is_dir():
-        return folder
-    _require_package(header, file, setting)
-    from reinforge.engine.model.gguf_convert import convert, measure_folder  # imports torch
-
-    with boundary(StorageError, f"cannot make {folder.parent}"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / ".lock"):
-        if folder.is_dir():
-            return folder
-        remove_leftovers(folder.parent)  # of a process that was killed: under the lock nobody else converts
-        _require_room(folder.parent, measure_folder(header), file)
-        logger.warning("converting %s for training, once, into %s", file, folder)
-        try:
-            has_own = not find_gguf_problems(str(file), setting, tokenizer=True)
-            write_folder(folder, lambda staged: convert(file, header, staged, tokenizer=has_own), source=file.name)
-        except GGUFError as error:
-            raise ConfigError(Problem(setting, f"{file} {error}", error.fix)) from error
-    return folder
-
-
-def _require_package(header: GGUFHeader, file: str | Path, setting: str) -> None:
-    quantized = sorted({tensor.type_name for tensor in header.tensors.values()} - PLAIN_TYPES)
-    if quantized and importlib.util.find_spec("gguf") is None:
-        message = f"{file} has weights of the type {quantized[0]}; reading them needs gguf, which is not installed"
-        raise ConfigError(Problem(setting, message, 'pip install "reinforge[gguf]", or: pip install gguf'))
-
-
-def hash_content(file: Path) -> str:
-    """Returns the SHA-256 of a file; computed again only if its size or its time changed."""
-    stat = file.stat()
-    return _hash_content(str(file), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-@lru_cache(maxsize=16)
-def _hash_content(file: str, size: int, changed_ns: int, inode: int) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _require_room(folder: Path, num_bytes: int, file: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes * ROOM:
-        needed = f"{num_bytes * ROOM / 2**30:.1f} GiB"
-        message = f"converting {file} needs {needed} in {folder}, which has {free / 2**30:.1f} GiB free"
-        raise StorageError(f"{message}\n    fix: free some space, or set REINFORGE_HOME to a folder on another disk")
 
 
 def _find_in_cache(name: str) -> Path | None:

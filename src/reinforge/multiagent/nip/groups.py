@@ -23,12 +23,13 @@ from reinforge.multiagent.nip.parameters import (
     reject_service_chosen_fields,
 )
 from reinforge.multiagent.protocol import ProtocolHandler
-from reinforge.protocols.openai.adapter import OpenAIAdapter
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.registry import REGISTRY, load_named
 from reinforge.rollout.models.openai_config import resolve_endpoint
 from reinforge.types.job import TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+
+OPENAI_ADAPTER = "reinforge.protocols.openai.adapter:OpenAIAdapter"
 
 JOB_SETTINGS = ("base_url", "n_epochs", "batch_size", "learning_rate_multiplier", "seed", "suffix")
 """Settings of a service that a job's model depends on."""
@@ -130,9 +131,9 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
         self._service = dict(service or {})
         super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
 
-    def _make_adapter(self) -> tuple[OpenAIAdapter, FinetuneConfig]:
+    def _make_adapter(self) -> tuple[Any, FinetuneConfig]:
         reject_service_chosen_fields(self.hyper_params.rl, self.shared_agent_params)
-        config = OpenAIAdapterConfig(
+        config: Any = REGISTRY.get("trainer_adapter", "openai").config_type(
             **{
                 "n_epochs": self.num_epochs,
                 "max_retries": self.settings.num_api_connection_errors,
@@ -142,7 +143,7 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
             }
         )
         run = FinetuneConfig(seed=stable_seed(self.hyper_params.seed, self.group_name))
-        return OpenAIAdapter(config, ALGORITHMS["supervised"], *resolve_endpoint(config)), run
+        return load_named(OPENAI_ADAPTER)(config, ALGORITHMS["supervised"], *resolve_endpoint(config)), run
 
     @property
     def _job_settings(self) -> dict[str, Any]:

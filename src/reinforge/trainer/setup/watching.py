@@ -11,7 +11,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.runs.guard_events import STAGE, list_guard_events
 from reinforge.runs.rows import BASELINE
 from reinforge.runs.summary import RunSummary
-from reinforge.runs.trackers.tracked_progress import TrackedProgress
+from reinforge.runs.tracking import TrackedProgress
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.guards.precautions import find_warnings, list_held_out_metrics
 from reinforge.trainer.guards.watch import GuardWatch

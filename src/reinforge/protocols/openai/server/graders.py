@@ -7,11 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from reinforge.evaluation.graders.grading import Grade, Grading
-from reinforge.evaluation.graders.python_grader import PythonGraders, open_python_graders
-from reinforge.evaluation.graders.schema import Grader, LabelModel, ScoreModel
-from reinforge.evaluation.graders.templates import GradedSample
 from reinforge.interfaces import ChatModel
+from reinforge.protocols.openai.graders.grading import Grade, Grading
+from reinforge.protocols.openai.graders.python_grader import PythonGraders, open_python_graders
+from reinforge.protocols.openai.graders.schema import Grader, LabelModel, ScoreModel
+from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.protocols.openai.server.request import check_grader
 from reinforge.serving.api_error import ApiError
 from reinforge.serving.models import ServedModels

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
 from reinforge.errors import ReinforgeError, describe_error
-from reinforge.evaluation.graders.schema import Grader, list_models
 from reinforge.files import find_damage, make_private_folder, remove_folder
+from reinforge.protocols.openai.graders.schema import Grader, list_models
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.database import make_id
 from reinforge.protocols.openai.server.plan import KEPT_CHECKPOINTS

@@ -30,7 +30,7 @@ from reinforge.engine.learning_rate import IMITATION, choose_learning_rate, coun
 from reinforge.engine.model.preflight import has_adapters
 from reinforge.engine.model.source import MODEL, find_base_source, find_source
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.graders.schema import Grader, list_models
+from reinforge.protocols.openai.graders.schema import Grader, list_models
 from reinforge.protocols.openai.server.records import FineTuningJob
 from reinforge.protocols.openai.server.training_rows import ROW, ROW_ID
 from reinforge.trainer.api import build_sections

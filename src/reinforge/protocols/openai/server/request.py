@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reinforge.errors import ConfigError, did_you_mean
-from reinforge.evaluation.graders.schema import Grader, parse_grader
+from reinforge.protocols.openai.graders.schema import Grader, parse_grader
 from reinforge.protocols.openai.server.database import make_id
 from reinforge.protocols.openai.server.records import FineTuningJob
 from reinforge.serving.api_error import ApiError

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
-from reinforge.evaluation.graders.schema import Grader
 from reinforge.files import make_private_folder, read_regular_file, write_json
+from reinforge.protocols.openai.graders.schema import Grader
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.database import UnknownObject
 from reinforge.protocols.openai.server.launcher import Launcher, RunningJob

@@ -15,12 +15,12 @@ from typing import Any
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.demonstrations import parse_demonstrations
-from reinforge.evaluation.graders.schema import Grader, list_graders, list_templates
-from reinforge.evaluation.graders.templates import TemplateError, check_fields
 from reinforge.evaluation.row_limits import RowLimits, TextRows
 from reinforge.evaluation.rows import Row, RowProblems, read_jsonl_rows
 from reinforge.evaluation.shapes import MESSAGES, InvalidRowError, parse_messages
 from reinforge.files import replace_file
+from reinforge.protocols.openai.graders.schema import Grader, list_graders, list_templates
+from reinforge.protocols.openai.graders.templates import TemplateError, check_fields
 
 ROW_ID, PROMPT, ROW = "id", "prompt", "row"
 """Columns of the file that a reinforcement job is given: the prompt, and the whole row for the grader."""

@@ -1,1 +1,0 @@
-"""Models written for other programs: adapters merged into their base, and GGUF files."""

@@ -1,0 +1,1 @@
+"""GGUF files: read as models, and written for llama.cpp and Ollama."""

@@ -1,0 +1,139 @@
+"""Runs graders in Python, each call in a process of its own with few rights. They are off by default.
+
+The process has an empty environment, a folder of its own, limits of time, memory, processes and file sizes, and no
+network: where the kernel allows it, its own network namespace; in any case a hook that refuses sockets. When it ends,
+everything that it has started is killed. This keeps an honest mistake from doing harm. It is no boundary against an
+attacker, who may read what the user of this process may read: allow it only for code that you would run yourself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from reinforge.evaluation.answers import UnusableOutputError
+from reinforge.evaluation.evaluators.base import describe_refusal, to_score
+from reinforge.protocols.openai.graders.templates import GradedSample
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.workflows.program import ProgramError, ProgramLimits, ProgramWatch, run_program
+
+TIMEOUT_S = 20.0
+MAX_MEMORY_MB = 512
+MAX_PROCESSES = 1
+MAX_FILE_BYTES = 1 << 24
+MAX_AT_ONCE = 4
+"""Graders that run at a time; further ones wait."""
+SHOWN = 2000
+
+PROGRAM = """
+import json, os, resource, sys
+seconds, size = int(sys.argv[1]), int(sys.argv[2])
+for limit, value in (("CPU", seconds), ("FSIZE", size), ("NOFILE", 64), ("CORE", 0)):
+    number = getattr(resource, "RLIMIT_" + limit)
+    resource.setrlimit(number, (value, value))
+try:
+    import ctypes
+    ctypes.CDLL(None, use_errno=True).unshare(0x10000000 | 0x40000000)  # CLONE_NEWUSER | CLONE_NEWNET
+except Exception:  # not every kernel lets a user do this; the hook below refuses sockets anyway
+    pass
+def refuse(event, arguments):
+    if event.startswith("socket.") or event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system",
+                                                "subprocess.Popen", "os.kill", "ctypes.dlopen", "ctypes.dlsym"):
+        raise PermissionError("a grader may not use " + event)
+import math, re, string, datetime, collections, itertools, difflib, statistics
+given = json.load(sys.stdin)
+answer, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+namespace = {"__name__": "grader"}
+sys.addaudithook(refuse)
+exec(compile(given["source"], "grader.py", "exec"), namespace)
+if not callable(namespace.get("grade")):
+    raise NameError("the source defines no function grade(sample, item)")
+result = namespace["grade"](given["sample"], given["item"])
+if isinstance(result, bool) or not isinstance(result, (int, float)):
+    raise TypeError("grade returned " + type(result).__name__ + ", not a number")
+answer.write(json.dumps(float(result)))
+answer.flush()
+os._exit(0)
+"""
+"""The process: it limits itself, then runs the source. Its standard output is the score alone."""
+
+
+class PythonFailed(Exception):
+    """A grader in Python gave no score; the message says why."""
+
+
+class PythonGraders:
+    """Runs graders in Python; made by `open_python_graders`."""
+
+    def __init__(self, watch: ProgramWatch, timeout_s: float = TIMEOUT_S):
+        self._watch, self.timeout_s = watch, timeout_s
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def grade(self, source: str, item: Mapping[str, Any], sample: GradedSample) -> float:
+        """Returns what `grade(sample, item)` of the source returns.
+
+        Raises:
+            PythonFailed: It failed, exceeded a limit, or returned no number.
+            UnusableOutputError: The answer cannot be handed to it.
+        """
+        given = {"source": source, "item": dict(item), "sample": build_sample(sample)}
+        try:
+            stdin = json.dumps(given, default=str).encode()
+        except (ValueError, RecursionError) as error:
+            raise UnusableOutputError(f"the answer cannot be written as JSON: {error}") from None
+        async with self._slots:
+            text = await self._run(stdin)
+        try:
+            score = to_score(json.loads(text))
+        except ValueError:
+            raise PythonFailed(f"the grader wrote {text[:80]!r} instead of a number") from None
+        if score is None:
+            raise PythonFailed(f"the grader returned {describe_refusal(json.loads(text))}")
+        return score
+
+    async def _run(self, stdin: bytes) -> str:
+        folder = Path(await run_in_daemon_thread(lambda: tempfile.mkdtemp(prefix="reinforge-grader-"), "grader"))
+        command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(int(self.timeout_s) + 1), str(MAX_FILE_BYTES)]
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                result = await run_program(
+                    command,
+                    cwd=folder,
+                    env={"HOME": str(folder), "TMPDIR": str(folder)},
+                    stdin=stdin,
+                    limits=ProgramLimits(MAX_MEMORY_MB, MAX_PROCESSES),
+                    watch=self._watch,
+                )
+        except TimeoutError:
+            raise PythonFailed(f"the grader took longer than {self.timeout_s:g} s and was killed") from None
+        except ProgramError as error:
+            raise PythonFailed(f"the grader {error}") from None
+        finally:
+            await run_in_daemon_thread(lambda: shutil.rmtree(folder, ignore_errors=True), "grader")
+        if result.exit_code != 0:
+            end = result.stderr.decode("utf-8", "replace").strip()[-SHOWN:]
+            raise PythonFailed(f"the grader failed (exit code {result.exit_code}): {end or 'it wrote nothing'}")
+        return result.stdout.decode("utf-8", "replace")
+
+
+def build_sample(sample: GradedSample) -> dict[str, Any]:
+    """Returns an answer as `grade` gets it; `output_json` is None if the text is no JSON."""
+    try:
+        parsed = sample.find("output_json")
+    except UnusableOutputError:
+        parsed = None
+    return {"output_text": sample.output_text, "output_json": parsed, "output_tools": list(sample.output_tools)}
+
+
+@asynccontextmanager
+async def open_python_graders(timeout_s: float = TIMEOUT_S) -> AsyncIterator[PythonGraders]:
+    """Yields what runs graders in Python, and watches their limits until the end of the block."""
+    async with ProgramWatch().open() as watch:
+        yield PythonGraders(watch, timeout_s)

@@ -1,0 +1,305 @@
+"""Imports exports of tracing tools and chat logs as rows of conversations.
+
+    {"id": "c7", "conversation": "s1", "messages": [..], "tools": [..], "label": true, "scores": {"thumbs": 1.0}}
+
+`conversation` keeps the rows of one conversation in one split. `label` is a thumb, `reward` the score that the user
+names; `weight: 0` marks replies that are only context. Rows with a better and a worse reply have `prompt`, `chosen` and
+`rejected` instead of `messages`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.row_limits import find_unusable
+from reinforge.files import open_private, storage_boundary
+from reinforge.traces.assembly import Draft, merge_calls
+from reinforge.traces.chat_logs import ChatLogs
+from reinforge.traces.entries import (
+    ComparedReplies,
+    Exchange,
+    ExportFormat,
+    IgnoredRecordError,
+    Rating,
+    Record,
+    UnreadableRecordError,
+)
+from reinforge.traces.langfuse import Langfuse
+from reinforge.traces.langsmith import LangSmith
+from reinforge.traces.litellm import LiteLLM
+from reinforge.traces.opentelemetry import OpenTelemetry
+from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name
+from reinforge.traces.records import list_files, read_records
+from reinforge.traces.redaction import redact_value
+from reinforge.traces.report import ImportReport
+from reinforge.traces.store import CallStore, RatingSummary, StoredExchange
+
+FORMATS = ("langfuse", "langsmith", "opentelemetry", "litellm", "chat")
+LISTED_FIELDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """How an export is read.
+
+    Attributes:
+        format: One of `FORMATS`; None: detected for each record.
+        label: Name of the score that is a thumb; None: those with a usual name and two values.
+        reward: Name of the score that is the reward; None: one that is called reward or score.
+        columns: What a column of a chat log holds -> its name.
+        rated_only: Leave out rows without label and reward.
+        redact: Mask e-mail addresses and keys.
+    """
+
+    format: str | None = None
+    label: str | None = None
+    reward: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    rated_only: bool = False
+    redact: bool = False
+
+
+def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions) -> ImportReport:
+    """Writes the rows of an export, and returns what was read and what was not.
+
+    Args:
+        output: The file of rows, in JSONL; replaced if it exists.
+        options: How to read them.
+
+    Raises:
+        ConfigError: A file cannot be read, or nothing in it can be used.
+        StorageError: The rows cannot be written.
+    """
+    report = ImportReport(output)
+    files = list_files(list(sources), output)
+    with (
+        storage_boundary(output),
+        tempfile.TemporaryDirectory(prefix=".import-", dir=output.absolute().parent) as folder,
+    ):
+        store = CallStore(Path(folder) / "calls.sqlite")
+        try:
+            stems = Counter(path.stem for path in files)
+            for index, path in enumerate(files, start=1):
+                prefix = path.stem if stems[path.stem] == 1 else f"{path.stem}.{index}"
+                _read_file(path, prefix, store, options, report)
+            store.join_messages()
+            for location, reason in store.read_missing():
+                report.unread.add(location, reason)
+            staged = Path(folder) / "rows.jsonl"
+            with open(staged, "w", encoding="utf-8", opener=open_private) as file:
+                _RowWriter(store, options, report).write(file)
+            if not report.num_rows:
+                raise ConfigError(_explain_empty(report))
+            os.replace(staged, output)
+        finally:
+            store.close()
+    return report
+
+
+def _make_formats(options: ImportOptions) -> list[ExportFormat]:
+    named = tuple(name for name in (options.label, options.reward) if name is not None)
+    formats: list[ExportFormat] = [
+        OpenTelemetry(),
+        LangSmith(),
+        LiteLLM(),
+        Langfuse(),
+        ChatLogs(options.columns, named),
+    ]
+    return [each for each in formats if options.format in (None, each.name)]
+
+
+def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions, report: ImportReport) -> None:
+    """Adds the records of a file to the store; `prefix` starts the ids of records without one."""
+    report.num_files += 1
+    formats, problems = _make_formats(options), report.unread
+    for number, row in enumerate(read_records(path, problems), start=1):
+        if not isinstance(row.value, dict):
+            problems.add(row.location, f"expected an object, found {type(row.value).__name__}")
+            continue
+        reader = next((each for each in formats if options.format or each.matches(row.value)), None)
+        if reader is None:
+            fields = ", ".join(map(str, list(row.value)[:LISTED_FIELDS])) or "no fields"
+            problems.add(
+                row.location, f"no known format (the record has {fields})", "give --format, or --column for chat logs"
+            )
+            continue
+        report.records[reader.name] += 1
+        for part, record in enumerate(_split_record(reader, row.value, row.location, report)):
+            _read_part(
+                reader, record, store, report, (row.location, f"{prefix}-{number}" + (f"-{part}" if part else ""))
+            )
+
+
+def _split_record(reader: ExportFormat, record: Record, location: str, report: ImportReport) -> Iterator[Record]:
+    try:
+        yield from reader.split(record)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        report.unread.add(location, _describe_surprise(reader, error))
+
+
+def _read_part(
+    reader: ExportFormat, part: Record, store: CallStore, report: ImportReport, place: tuple[str, str]
+) -> None:
+    """Adds what a part of a record holds to the store; what cannot be read is counted."""
+    location, fallback_id = place
+    entries = []
+    try:
+        for entry in reader.read(part):
+            entries.append(entry)
+            for rating in (entry,) if isinstance(entry, Rating) else getattr(entry, "ratings", ()):
+                if rating.value is None:
+                    what = f"{rating.name} is neither a number nor a thumb; the rest of the record is read"
+                    report.unread.add(location, what)
+    except UnreadableRecordError as error:
+        report.unread.add(location, str(error))
+    except IgnoredRecordError as error:
+        report.ignore(str(error))
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        # an export is the work of other programs, whose records may hold anything anywhere
+        report.unread.add(location, _describe_surprise(reader, error))
+    try:
+        store.add(entries, location, fallback_id)
+    except (ValueError, RecursionError) as error:  # lone surrogates, numbers that JSON does not have
+        report.unread.add(location, f"the record cannot be kept: {error}"[:200])
+
+
+def _describe_surprise(reader: ExportFormat, error: Exception) -> str:
+    return f"not what {reader.name} records look like ({type(error).__name__}: {str(error)[:80]})"
+
+
+def _explain_empty(report: ImportReport) -> list[Problem]:
+    ignored = [Problem("", f"{count} × {kind} were ignored") for kind, count in report.ignored.most_common()]
+    problems = [*report.unread.list_problems(), *ignored]
+    if report.num_unrated:
+        problems.append(Problem("", f"{report.num_unrated} rows have no label and no reward", "leave out --rated"))
+    return problems or [Problem("", "there are no records in these files")]
+
+
+class _RowWriter:
+    """Writes the rows of all conversations.
+
+    Args:
+        store: What was read.
+        options: How to write it.
+        report: Gets the counts.
+    """
+
+    def __init__(self, store: CallStore, options: ImportOptions, report: ImportReport):
+        self.store, self.options, self.report = store, options, report
+        report.ratings = store.summarize_ratings()
+        self.labels = {each.name: each for each in report.ratings if self._is_label(each)}
+        self.reward = self._find_reward(report.ratings)
+        report.label_names, report.reward_name = list(self.labels), self.reward
+        self._ids: Counter[str] = Counter()
+        self._aliases: dict[str, str] = {}
+
+    def _is_label(self, rating: RatingSummary) -> bool:
+        if self.options.label is not None:
+            return rating.name == self.options.label
+        return normalize_name(rating.name) in THUMB_NAMES and rating.is_binary and rating.name != self.options.reward
+
+    def _find_reward(self, ratings: Sequence[RatingSummary]) -> str | None:
+        names = [each.name for each in ratings]
+        for wanted, found in (("reward", self.options.reward), ("label", self.options.label)):
+            if found is not None and found not in names:
+                fix = f"the scores are {', '.join(names)}" if names else "the export has no scores"
+                raise ConfigError(Problem("", f'--{wanted}: no score is called "{found}"', fix))
+        for each in ratings:
+            if each.name == self.options.label and not each.is_binary:
+                values = f'the values of "{each.name}" go from {each.low:g} to {each.high:g}'
+                message = f"--label: {values}, but a thumb is 1 or 0, or 1 or -1"
+                raise ConfigError(Problem("", message, f"make it the reward: --reward {each.name}"))
+        if self.options.reward is not None:
+            return self.options.reward
+        return next((name for wanted in sorted(REWARD_NAMES) for name in names if normalize_name(name) == wanted), None)
+
+    def write(self, file: TextIO) -> None:
+        """Writes the rows, those of a conversation one after another."""
+        previous = None
+        for conversation, found in self.store.read_traces():
+            for row, location in self._build_rows(conversation, found):
+                if (problem := find_unusable(row)) is not None:
+                    self.report.unread.add(location, problem[0])
+                    continue
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                self.report.num_rows += 1
+                self.report.num_conversations += conversation != previous
+                previous = conversation
+                self._count(row)
+        self.report.num_unused_ratings = self.store.count_unused_ratings()
+        self.report.num_repeated = self.store.num_repeated
+
+    def _count(self, row: dict[str, Any]) -> None:
+        if "label" in row:
+            self.report.labels[row["label"]] += 1
+        self.report.num_rewarded += "reward" in row
+        self.report.shapes["messages" if "messages" in row else "prompt/chosen/rejected"] += 1
+
+    def _build_rows(self, conversation: str, found: Sequence[StoredExchange]) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yields each row of a trace and where it was read."""
+        location = found[0].location
+        for each in found:
+            if isinstance(each.exchange, ComparedReplies):
+                compared = each.exchange
+                row = {"prompt": compared.prompt, "chosen": compared.chosen, "rejected": compared.rejected}
+                yield self._finish(row, compared.id, conversation, compared.tools), each.location
+        for draft in merge_calls([each.exchange for each in found if isinstance(each.exchange, Exchange)]):
+            try:
+                messages = draft.build_messages()
+            except UnreadableRecordError as error:
+                self.report.unread.add(location, str(error))
+                continue
+            row = {"messages": messages} | self._rate(draft, conversation)
+            if self.options.rated_only and "label" not in row and "reward" not in row:
+                self.report.num_unrated += 1
+                continue
+            self.report.num_trimmed += len(messages) < len(draft.messages)
+            yield self._finish(row, draft.calls[-1], conversation, draft.tools), location
+
+    def _finish(self, row: dict[str, Any], id_: str, conversation: str, tools: Any) -> dict[str, Any]:
+        given = id_
+        while id_ in self._ids:
+            self._ids[given] += 1
+            id_ = f"{given}-{self._ids[given]}"
+        self._ids[id_] += 1
+        row = {"id": id_, "conversation": conversation} | row | ({"tools": tools} if tools else {})
+        if not self.options.redact:
+            return row
+        masked: dict[str, Any] = {
+            key: self._mask_id(value) if key in ("id", "conversation") else redact_value(value)
+            for key, value in row.items()
+        }
+        self.report.num_masked += masked != row
+        return masked
+
+    def _mask_id(self, id_: str) -> str:
+        """Returns an id as it is, or a number in place of one with an address or a key, which stays one of its own."""
+        if id_ not in self._aliases and redact_value(id_) == id_:
+            return id_
+        return self._aliases.setdefault(id_, f"{redact_value(id_)}-{len(self._aliases) + 1}")
+
+    def _rate(self, draft: Draft, conversation: str) -> dict[str, Any]:
+        """Returns the columns with a row's thumb, its reward and all its scores."""
+        values: dict[str, list[float]] = {}
+        for name, value in self.store.find_ratings(draft.records, draft.calls, draft.trace, conversation):
+            values.setdefault(name, []).append(value)
+        thumbs = {
+            value > 0
+            for name, label in self.labels.items()
+            for value in values.get(name, ())
+            if value != 0 or label.low >= 0  # on a scale from -1 to 1, 0 is neither
+        }
+        self.report.num_contradictory += len(thumbs) > 1
+        means = {name: sum(found) / len(found) for name, found in values.items()}
+        row: dict[str, Any] = {"label": thumbs.pop()} if len(thumbs) == 1 else {}
+        if self.reward in means:
+            row["reward"] = means[self.reward]
+        return row | ({"scores": means} if means else {})

@@ -1,0 +1,105 @@
+"""LangSmith: runs from `list_runs`, the API or a bulk export, and feedback.
+
+A run of the type `llm` is a model call. `feedback_stats` of a run holds the mean of each feedback; a conversation is
+the thread that `extra.metadata` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from reinforge.traces.entries import (
+    Entry,
+    Exchange,
+    IgnoredRecordError,
+    Level,
+    Rating,
+    Record,
+    UnreadableRecordError,
+    list_mappings,
+)
+from reinforge.traces.messages import get_mapping, parse_json, read_messages, read_replies, read_tools
+from reinforge.traces.ratings import read_value
+
+THREAD_KEYS = ("thread_id", "session_id", "conversation_id")
+
+
+class LangSmith:
+    """Reads the exports of LangSmith."""
+
+    name = "langsmith"
+
+    def matches(self, record: Record) -> bool:
+        return "run_type" in record or ("run_id" in record and "key" in record and "score" in record)
+
+    def split(self, record: Record) -> Iterator[Record]:
+        yield record
+        for child in list_mappings(record.get("child_runs")):
+            yield from self.split(child)
+
+    def read(self, part: Record) -> Iterator[Entry]:
+        """Yields a run's feedback and its model call, or a feedback of its own."""
+        if "run_type" not in part:
+            yield _read_feedback(part)
+            return
+        is_root, is_call = not part.get("parent_run_id"), part["run_type"] == "llm"
+        trace, id_ = str(part.get("trace_id") or part.get("id") or ""), str(part.get("id") or "")
+        level: Level = "trace" if is_root and not is_call else "call"
+        for name, value in _list_feedback(part):
+            yield Rating(name, value, level, trace if level == "trace" else id_)
+        if part.get("error"):
+            raise IgnoredRecordError("LangSmith runs that failed")
+        if not is_call and not is_root:
+            raise IgnoredRecordError(f"LangSmith runs of the type {part['run_type']}")
+        yield _read_run(part, id_, trace, is_summary=not is_call)
+
+
+def _read_run(run: Record, id_: str, trace: str, *, is_summary: bool) -> Exchange:
+    inputs, outputs = parse_json(run.get("inputs")), parse_json(run.get("outputs"))
+    if not inputs or not outputs:
+        raise UnreadableRecordError("the run has no inputs or no outputs; export it with both")
+    try:
+        messages = read_messages(inputs)
+        replies = read_replies(outputs, messages)
+    except UnreadableRecordError:
+        if is_summary:  # a chain may take and return anything
+            raise IgnoredRecordError("LangSmith runs of chains without messages") from None
+        raise
+    extra = get_mapping(run, "extra")
+    options = get_mapping(extra, "invocation_params")
+    tools = (inputs.get("tools") if isinstance(inputs, Mapping) else None) or options.get("tools")
+    return Exchange(
+        id=id_,
+        messages=[*messages, *replies],
+        num_context=len(messages),
+        trace=trace,
+        conversation=_find_thread(run, extra),
+        start=str(run.get("dotted_order") or run.get("start_time") or ""),
+        tools=read_tools(tools),
+        is_summary=is_summary,
+    )
+
+
+def _find_thread(run: Record, extra: Record) -> str:
+    metadata = get_mapping(extra, "metadata") or get_mapping(run, "metadata")
+    return str(next((metadata[key] for key in THREAD_KEYS if metadata.get(key)), run.get("thread_id") or ""))
+
+
+def _list_feedback(run: Record) -> Iterator[tuple[str, float | bool | None]]:
+    for name, stats in get_mapping(run, "feedback_stats").items():
+        mean = read_value(stats.get("avg") if isinstance(stats, Mapping) else stats)
+        if mean is not None:
+            yield str(name), mean
+        elif isinstance(stats, Mapping) and isinstance(values := stats.get("values"), Mapping):
+            yield from ((str(name), read_value(word)) for word in values)
+
+
+def _read_feedback(record: Record) -> Rating:
+    found = read_value(record.get("score"))
+    if found is None:
+        found = read_value(record.get("value"))
+    if found is None:
+        raise UnreadableRecordError(f"the feedback {record['key']} is neither a number nor a thumb")
+    if not record.get("run_id"):
+        return Rating(str(record["key"]), found, "trace", str(record.get("trace_id") or ""))
+    return Rating(str(record["key"]), found, "any", str(record["run_id"]))  # of a call, or of a trace by its root run

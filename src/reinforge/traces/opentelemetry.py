@@ -1,0 +1,252 @@
+"""OpenTelemetry GenAI: spans and log events, as OTLP JSON or as the SDKs print them.
+
+Where a model call keeps its messages has changed over the years; all of these are read:
+
+    attributes  gen_ai.input.messages, gen_ai.output.messages, gen_ai.system_instructions     since 1.37
+    events      gen_ai.user.message, gen_ai.assistant.message, gen_ai.tool.message, gen_ai.choice   1.28 to 1.36
+    events      gen_ai.content.prompt, gen_ai.content.completion                               before
+    attributes  gen_ai.prompt.0.role, gen_ai.prompt.0.content, gen_ai.completion.0.content     OpenLLMetry
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from reinforge.traces.entries import (
+    Entry,
+    Exchange,
+    IgnoredRecordError,
+    LooseMessage,
+    MissingContent,
+    Rating,
+    Record,
+    UnreadableRecordError,
+    list_mappings,
+)
+from reinforge.traces.messages import parse_json, read_message, read_messages, read_reply, read_tools
+from reinforge.traces.ratings import read_value
+from reinforge.types.request import Message
+
+EVENT_ROLES = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+CHOICE, EVALUATION = "gen_ai.choice", "gen_ai.evaluation.result"
+DETAILS = "gen_ai.client.inference.operation.details"
+_OTHER_OPERATIONS = ("embeddings", "execute_tool", "invoke_agent", "create_agent", "invoke_workflow", "retrieval")
+_INDEXED = re.compile(r"(?:gen_ai|llm)\.(prompt|completion)s?\.(\d+)\.(.+)")
+_INDEXED_CALL = re.compile(r"tool_calls\.(\d+)\.(id|name|arguments)")
+_INDEXED_TOOL = re.compile(r"(?:gen_ai|llm)\.request\.functions\.(\d+)\.(name|description|parameters)")
+_SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue")
+
+
+def decode_value(value: Any) -> Any:
+    """Returns a value of OTLP JSON as plain data: `{"intValue": "3"}` -> 3."""
+    if not isinstance(value, Mapping):
+        return value
+    for name in _SCALARS:
+        if name in value:
+            return int(value[name]) if name == "intValue" else value[name]
+    if isinstance(value.get("arrayValue"), Mapping):
+        return [decode_value(each) for each in value["arrayValue"].get("values") or ()]
+    if isinstance(value.get("kvlistValue"), Mapping):
+        return decode_attributes(value["kvlistValue"].get("values"))
+    return dict(value)
+
+
+def decode_attributes(attributes: Any) -> dict[str, Any]:
+    if isinstance(attributes, Mapping):
+        return {str(key): decode_value(value) for key, value in attributes.items()}
+    return {str(each.get("key")): decode_value(each.get("value")) for each in list_mappings(attributes)}
+
+
+class OpenTelemetry:
+    """Reads spans and log events of the GenAI conventions."""
+
+    name = "opentelemetry"
+
+    def matches(self, record: Record) -> bool:
+        """Returns True for a batch of OTLP, a span or a log event."""
+        if any(key in record for key in ("resourceSpans", "resourceLogs", "resource_spans", "resource_logs")):
+            return True
+        context = record.get("context")
+        is_span = "spanId" in record or "span_id" in record or (isinstance(context, Mapping) and "span_id" in context)
+        return is_span and ("attributes" in record or "events" in record or "body" in record)
+
+    def split(self, record: Record) -> Iterator[Record]:
+        """Yields the spans and the log events of a batch."""
+        resources = [
+            *list_mappings(record.get("resourceSpans") or record.get("resource_spans")),
+            *list_mappings(record.get("resourceLogs") or record.get("resource_logs")),
+        ]
+        if not resources:
+            yield record
+        for resource in resources:
+            names = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "scopeLogs", "scope_logs")
+            for scope in (scope for name in names for scope in list_mappings(resource.get(name))):
+                for name in ("spans", "logRecords", "log_records"):
+                    yield from list_mappings(scope.get(name))
+
+    def read(self, part: Record) -> Iterator[Entry]:
+        """Yields the model call of a span and its evaluations, or the message of a log event."""
+        attributes = decode_attributes(part.get("attributes"))
+        context = part.get("context") if isinstance(part.get("context"), Mapping) else part
+        assert isinstance(context, Mapping)
+        ids = _Ids(
+            span=str(context.get("spanId") or context.get("span_id") or ""),
+            trace=str(context.get("traceId") or context.get("trace_id") or ""),
+            start=str(part.get("startTimeUnixNano") or part.get("start_time") or part.get("timeUnixNano") or ""),
+            conversation=str(_first(attributes, "gen_ai.conversation.id", "session.id", "thread.id") or ""),
+        )
+        event = part.get("eventName") or part.get("event_name") or attributes.get("event.name")
+        if event and event != DETAILS:
+            yield from _read_log_event(str(event), part, attributes, ids)
+            return
+        events = [
+            (str(each.get("name")), decode_attributes(each.get("attributes")))
+            for each in list_mappings(part.get("events"))
+        ]
+        for name, found in events:
+            if name == EVALUATION:
+                yield _read_evaluation(found, ids)
+        yield _read_span(attributes, events, ids)
+
+
+class _Ids:
+    """The ids of a span and when it began."""
+
+    def __init__(self, span: str, trace: str, start: str, conversation: str):
+        self.span, self.trace, self.start, self.conversation = span, trace, start, conversation
+
+
+def _first(attributes: Record, *names: str) -> Any:
+    return next((attributes[name] for name in names if attributes.get(name)), None)
+
+
+def _read_span(attributes: Record, events: list[tuple[str, dict[str, Any]]], ids: _Ids) -> Exchange | MissingContent:
+    operation = str(attributes.get("gen_ai.operation.name") or "")
+    if operation in _OTHER_OPERATIONS:
+        raise IgnoredRecordError(f"spans of the operation {operation}")
+    if not any(key.startswith(("gen_ai.", "llm.")) for key in attributes):
+        raise IgnoredRecordError("spans that are no model call")
+    if attributes.get("error.type"):
+        raise IgnoredRecordError("spans of model calls that failed")
+    prompt, reply = _read_attributes(attributes) or _read_indexed(attributes) or _read_events(events) or ([], None)
+    if not prompt or reply is None:
+        if operation or prompt:
+            what = "let the instrumentation capture message content, and export its log events too"
+            return MissingContent(ids.span, f"a span of a model call has no messages or no reply; {what}")
+        raise IgnoredRecordError("spans that are no model call")
+    return Exchange(
+        id=ids.span,
+        messages=[*prompt, reply],
+        num_context=len(prompt),
+        trace=ids.trace,
+        conversation=ids.conversation,
+        start=ids.start,
+        tools=read_tools(_first(attributes, "gen_ai.tool.definitions", "gen_ai.request.tools"))
+        or _read_indexed_tools(attributes),
+    )
+
+
+def _read_attributes(attributes: Record) -> tuple[list[Message], Message | None] | None:
+    given = _first(attributes, "gen_ai.input.messages", "gen_ai.prompt", "llm.prompts")
+    output = _first(attributes, "gen_ai.output.messages", "gen_ai.completion", "llm.completions")
+    if given is None:
+        return None
+    prompt = read_messages(given)
+    if system := parse_json(attributes.get("gen_ai.system_instructions")):
+        prompt = [*read_message({"role": "system", "content": system}), *prompt]
+    return prompt, read_reply(output) if output else None
+
+
+def _read_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message], Message | None] | None:
+    prompt, reply = list[Message](), None
+    for name, found in events:
+        if name in EVENT_ROLES:
+            prompt += read_message(_as_message(found, EVENT_ROLES[name]))
+        elif name == CHOICE and reply is None:
+            reply = _read_choice(found)
+        elif name == "gen_ai.content.prompt":
+            prompt = read_messages(found.get("gen_ai.prompt"))
+        elif name == "gen_ai.content.completion" and reply is None:
+            reply = read_reply(found.get("gen_ai.completion"))
+    return (prompt, reply) if prompt else None
+
+
+def _as_message(body: Record, role: str) -> dict[str, Any]:
+    """Returns the message of an event, whose parts may be JSON texts."""
+    return {"role": role} | {
+        key.removeprefix("gen_ai.event."): parse_json(value) if key != "content" else value
+        for key, value in body.items()
+    }
+
+
+def _read_choice(body: Record) -> Message:
+    message = parse_json(body.get("message"))
+    return read_reply(
+        {**(message if isinstance(message, Mapping) else _as_message(body, "assistant")), "role": "assistant"}
+    )
+
+
+def _read_indexed(attributes: Record) -> tuple[list[Message], Message | None] | None:
+    """Returns the messages of attributes such as `gen_ai.prompt.0.content`."""
+    found: dict[str, dict[int, dict[str, Any]]] = {"prompt": defaultdict(dict), "completion": defaultdict(dict)}
+    for key, value in attributes.items():
+        if (match := _INDEXED.fullmatch(key)) is None:
+            continue
+        message = found[match[1]][int(match[2])]
+        if (call := _INDEXED_CALL.fullmatch(match[3])) is not None:
+            message.setdefault("calls", {}).setdefault(int(call[1]), {})[call[2]] = value
+        else:
+            message[match[3]] = (
+                parse_json(value) if match[3] == "content" and str(value).startswith('[{"type"') else value
+            )
+    if not found["prompt"]:
+        return None
+    prompt = [each for _, body in sorted(found["prompt"].items()) for each in read_message(_join_calls(body, "user"))]
+    reply = next((read_reply(_join_calls(body, "assistant")) for _, body in sorted(found["completion"].items())), None)
+    return prompt, reply
+
+
+def _join_calls(body: dict[str, Any], role: str) -> dict[str, Any]:
+    calls = [call for _, call in sorted(body.pop("calls", {}).items())]
+    return {"role": role, **body, **({"tool_calls": calls} if calls else {})}
+
+
+def _read_indexed_tools(attributes: Record) -> list[dict[str, Any]] | None:
+    tools: dict[int, dict[str, Any]] = defaultdict(dict)
+    for key, value in attributes.items():
+        if (match := _INDEXED_TOOL.fullmatch(key)) is not None:
+            tools[int(match[1])][match[2]] = value
+    return read_tools([tool for _, tool in sorted(tools.items())])
+
+
+def _read_log_event(event: str, record: Record, attributes: Record, ids: _Ids) -> Iterator[Entry]:
+    body = decode_value(record.get("body"))
+    body = body if isinstance(body, Mapping) else {"content": body} if body else attributes
+    if event == EVALUATION:
+        yield _read_evaluation({**attributes, **body}, ids)
+        return
+    if event not in EVENT_ROLES and event != CHOICE:
+        raise IgnoredRecordError(f"log events {event}")
+    if not ids.span:
+        raise UnreadableRecordError(f"the log event {event} names no span")
+    if event == CHOICE:
+        yield LooseMessage(ids.span, _read_choice(body), ids.start, True, ids.trace, ids.conversation)
+        return
+    for message in read_message(_as_message(body, EVENT_ROLES[event])):
+        yield LooseMessage(ids.span, message, ids.start, False, ids.trace, ids.conversation)
+
+
+def _read_evaluation(attributes: Record, ids: _Ids) -> Rating:
+    name = str(attributes.get("gen_ai.evaluation.name") or "evaluation")
+    value = read_value(attributes.get("gen_ai.evaluation.score.value"))
+    if value is None:
+        value = read_value(attributes.get("gen_ai.evaluation.score.label"))
+    return Rating(name, value, "call", ids.span)
