@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe, refuse_if_busy
 from reinforge.config.loader import load_config
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal_writer import JournalWriter
+from reinforge.runs.journal.writer import JournalWriter
 from reinforge.tasks.tic_tac_toe import DEMO
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async
@@ -64,7 +64,10 @@ def train(folder: Path, epochs: int, *, durable: bool) -> float:
     options = RunOptions(run_name=f"{'durable' if durable else 'bare'}-{time.time_ns()}")
     writer = JournalWriter if durable else Forgetful
     keep = timed_keep if durable else keeps_nothing
-    with mock.patch("reinforge.runs.journal.JournalWriter", writer), mock.patch.object(Checkpoints, "write", keep):
+    with (
+        mock.patch("reinforge.runs.journal.journal.JournalWriter", writer),
+        mock.patch.object(Checkpoints, "write", keep),
+    ):
         summary = asyncio.run(run_async(loaded, options))
     return sum(seconds for stage, seconds in summary.wall_time_s.items() if stage.upper() not in APART)
 

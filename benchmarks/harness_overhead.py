@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import reinforge
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sides import Side, Turns, alternate, compute_ratios, format_spread, start_side
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import Evaluator
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe
 from reinforge.config.loader import load_config
 from reinforge.evaluation.statistics import compute_mean_interval, format_interval
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import SilentProgress
 from reinforge.tasks.word_problems import WORD_PROBLEMS
 from reinforge.trainer.options import RunOptions

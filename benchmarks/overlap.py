@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, random_model
 from reinforge.config.loader import build_config
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 

@@ -122,7 +122,7 @@ def find_project() -> Path:
 
 def inflate(database: Path, num_episodes: int, chars: int) -> None:
     """Adds episodes to a journal, and the rows of the epochs that they would have been."""
-    from reinforge.runs.journal_checksums import insert_row, register_checksum
+    from reinforge.runs.journal.checksums import insert_row, register_checksum
 
     num_epochs = num_episodes // EPISODES_PER_EPOCH
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as db:

@@ -413,7 +413,7 @@ def measure_driver() -> tuple[float, float, float]:
                 if writer is None:
                     asyncio.run(harness.run_round(Path(folder) / "r", make_agent(turns)))
                 else:
-                    with mock.patch("reinforge.runs.journal.JournalWriter", writer):
+                    with mock.patch("reinforge.runs.journal.journal.JournalWriter", writer):
                         asyncio.run(harness.run_round(Path(folder) / "r", make_agent(turns)))
                 found.append(time.process_time() - started)
         return min(found[1:]) / (harness.EXAMPLES * harness.GENERATIONS)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import psutil
 import yaml
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import load_config
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.setup.components import ComponentBuilder

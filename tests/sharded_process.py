@@ -12,8 +12,8 @@ import torch
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
+from reinforge.engine.devices import MemoryUse
 from reinforge.engine.losses.base import register_loss
-from reinforge.engine.memory_use import MemoryUse
 from reinforge.engine.training import memory_need
 from reinforge.engine.training.data_parallel import DataParallel, PeerFailed, listen
 from reinforge.engine.training.learner import Learner

@@ -60,7 +60,7 @@ from reinforge.registry import (
 from reinforge.rollout.functions import Context, FunctionInfo, FunctionRef, LLMRef, register_function
 from reinforge.rollout.step_messages import parse_to_openai_messages
 from reinforge.rollout.workflow import PolicyFailure
-from reinforge.trainer.evaluation_run import EvaluationRun
+from reinforge.trainer.evaluate import EvaluationRun
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.evaluation import (
     EvalInput,

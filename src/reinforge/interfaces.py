@@ -39,7 +39,6 @@ from reinforge.config.schema import (
     TrajectoryBuilderConfig,
 )
 from reinforge.errors import BackendError, ConfigError, EvaluationError, Problem, describe_error
-from reinforge.types.collection import CollectionPlan
 from reinforge.types.evaluation import (
     EvalInputItem,
     EvalOutputItem,
@@ -51,7 +50,7 @@ from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.tracking import MetricPoint, TrackedRun
-from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
+from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
 from reinforge.types.workflow import BoundWorkflow
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVALUATION_OF_A_FILE = "reinforge.trainer.evaluation_run"
+EVALUATION_OF_A_FILE = "reinforge.trainer.evaluate"
 """Has the `EvaluationRun` for a builder outside a run. It is made of these interfaces, so it is loaded on first use."""
 
 

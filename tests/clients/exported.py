@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import reinforge
-from reinforge.config.episodes import SamplingConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.exports.generate_policy import GeneratePolicy
 from reinforge.exports.gguf import file as gguf_file
 from reinforge.exports.llama_cpp_policy import LlamaCppPolicy

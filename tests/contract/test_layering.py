@@ -32,11 +32,11 @@ AROUND = {"compat", "exports", "graders", "protocols", "redteam", "scale", "serv
 """What is found by name: it imports the core, never the reverse, and none of these imports another."""
 NESTED = {
     "multiagent.nip",
-    *(f"tasks.{name}" for name in ("debate", "front_desk", "help_desk", "self_test", "shop", "tickets")),
+    *(f"tasks.{name}" for name in ("debate", "front_desk", "help_desk", "projects", "self_test", "shop", "tickets")),
 }
 """Folders of a core package that stand around it."""
-HOSTS = {"protocols": {"serving"}, "tasks.front_desk": {"redteam"}}
-"""What a package around the core is for: `reinforge serve` hosts the servers of the protocols."""
+HOSTS = {"protocols": {"serving"}, "tasks.front_desk": {"redteam"}, "tasks.projects": {"tasks.help_desk", "tasks.shop"}}
+"""Packages around the core that build on others: `reinforge serve` hosts the servers of the protocols."""
 RANK = {name: rank for rank, names in enumerate(CORE) for name in names}
 NEIGHBORS_MAY_IMPORT = {("errors", "types"), ("types", "errors")}
 ENTRANCES = {ROOT / "__init__.py", ROOT / "__main__.py", ROOT / "finetuning.py"}

@@ -6,7 +6,7 @@ import sys
 
 import filelock
 
-from reinforge.runs.journal import LOCK
+from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.run_folder import can_lock, is_in_use
 
 POSIX_ONLY = ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "syslog", "readline")

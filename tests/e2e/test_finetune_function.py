@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import reinforge
 from reinforge.cli import main
 from reinforge.errors import ConfigError, Interrupted, JobFailed, StorageError
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import PlainProgress, SilentProgress
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import ConfigError
-from reinforge.trainer.evaluation_run import EvaluationRun
+from reinforge.trainer.evaluate import EvaluationRun
 from reinforge.types.evaluation import EvaluationRunConfig
 from tests.e2e.conftest import project  # noqa: F401
 from tests.journal_rows import read_rows

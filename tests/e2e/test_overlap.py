@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 
 AGENT = """
 import asyncio

@@ -18,7 +18,7 @@ from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.ppo import PPO, PPOConfig
 from reinforge.algorithms.sft import SFT
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.scale.ray.cluster import RayConnection

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.rollout.isolation.isolated_agent import LOADER, PlacedWorkflow
 from reinforge.rollout.isolation.worker_pool import WorkerPool
 from reinforge.types.trajectory import Outcome

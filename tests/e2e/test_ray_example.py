@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.tasks.tic_tac_toe import DEMO
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster"

@@ -18,7 +18,7 @@ from reinforge.algorithms.kto import KTO, KTOConfig
 from reinforge.algorithms.ppo import PPO, PPOConfig
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.rollout.episode import build_episode_item
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig

@@ -10,8 +10,8 @@ from reinforge.cli import main
 from reinforge.errors import BudgetReached, EvaluationError, JobFailed
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.report import MAX_ROWS
+from reinforge.trainer import gate
 from reinforge.trainer import run as run_module
-from reinforge.trainer import verdict
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.scripted_run import ScriptedRun, ask
 
@@ -96,7 +96,7 @@ async def test_a_gain_of_one_part_alone_comes_with_a_warning_everywhere(tmp_path
 
 async def test_without_the_check_such_a_gain_passes_without_a_word(tmp_path, monkeypatch):
     """The mutation: it is this check that warns."""
-    monkeypatch.setattr(verdict, "find_one_sided_gain", lambda changes: None)
+    monkeypatch.setattr(gate, "find_one_sided_gain", lambda changes: None)
     run = LearningRun(tmp_path)
     weights = {"_type": "weighted", "weights": {"judge": 0.8, "format": 0.2}}
     run.settings["eval"]["evaluators"] = {"judge": python(never), "format": python(by_version), "reward": weights}

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.runs.episodes import FoundEpisode, format_episode
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from tests.e2e.conftest import Project
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import read_rows

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.cli import watch as watch_module
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.rows import EpochMetrics
 from tests.scripted_run import ScriptedRun
 

@@ -28,7 +28,7 @@ from reinforge.rollout import runner
 from reinforge.rollout.isolation import containment, processes, transport
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.trainer import guard, loop, resume, run, signals, stages
+from reinforge.trainer import loop, resume, run, shutdown, signals, versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance
 from reinforge.types import trajectory
@@ -71,8 +71,8 @@ def forget_the_reference():
 
 
 def forget_where_stages_begin():
-    drop = stages.drop_checkpoints
-    stages.drop_checkpoints = lambda *args, stage_ends=(), **kwargs: drop(*args, **kwargs)
+    drop = versions.drop_checkpoints
+    versions.drop_checkpoints = lambda *args, stage_ends=(), **kwargs: drop(*args, **kwargs)
 
 
 def forget_the_critic():
@@ -126,7 +126,7 @@ def record_before_the_checkpoint():
         context.journal.record_snapshot(EpochSnapshot(epoch, version, name, state))
         return await keep(context.checkpoints, adapter, version, state)
 
-    stages.commit = commit
+    versions.commit = commit
     trust_the_journal()
 
 
@@ -226,12 +226,12 @@ def keep_settings_of_the_last_call():
 
 def stop_soon():
     """Removes no safety: the limits of a stop are shorter than those of the test."""
-    guard.STOP_S, guard.BLOCKED_AT_STOP_S = 3.0, 0.5
+    shutdown.STOP_S, shutdown.BLOCKED_AT_STOP_S = 3.0, 0.5
 
 
 def wait_for_the_stop():
     stop_soon()
-    guard.LoopGuard._check_deadline = lambda guard: None
+    shutdown.ShutdownThread._check_deadline = lambda guard: None
 
 
 def leave_the_loop_stopped():
@@ -251,7 +251,7 @@ def contain_nothing():
 
 
 def interrupt_nobody():
-    guard.INTERRUPT = None
+    shutdown.INTERRUPT = None
 
 
 def close_the_loop_on_this_thread():
@@ -274,7 +274,7 @@ def let_workers_live():
 
 
 def leave_processes_behind():
-    processes.kill_descendants = guard.kill_descendants = lambda: None
+    processes.kill_descendants = shutdown.kill_descendants = lambda: None
 
 
 def leave_a_child_behind():
@@ -302,7 +302,7 @@ def stop_in_the_second_epoch_and_commit_nothing():
 
 
 def handle_two_signals(number):
-    guard.SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    shutdown.SIGNALS = (signal.SIGINT, signal.SIGTERM)
     stop_in_the_second_epoch(number)
 
 

@@ -14,7 +14,7 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import StorageError
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer.resume import choose_snapshot
 from reinforge.types.sample import LossSpec

@@ -20,7 +20,7 @@ from reinforge.errors import StorageError
 from reinforge.files import replace_file, storage_boundary
 from reinforge.runs import checkpoints as checkpoints_module
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
 from tests.e2e.conftest import Project

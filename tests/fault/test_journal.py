@@ -11,8 +11,8 @@ import time
 import pytest
 
 from reinforge.files import to_json
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from tests.doubles import examples

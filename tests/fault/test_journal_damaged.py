@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import StorageError
-from reinforge.runs import journal_checksums
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_checksums import compute_checksum
-from reinforge.runs.journal_reader import DamagedJournal, JournalReader
-from reinforge.runs.journal_repair import REPAIR_NOTES, check_journal, repair_journal
+from reinforge.runs.journal import checksums
+from reinforge.runs.journal.checksums import compute_checksum
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import DamagedJournal, JournalReader
+from reinforge.runs.journal.repair import REPAIR_NOTES, check_journal, repair_journal
 from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.runs.run_folder import read_overview
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -114,8 +114,8 @@ def test_none_of_4000_changed_bits_of_a_journal_is_overlooked(tmp_path, whole):
 
 
 def test_without_comparing_checksums_changed_bits_are_overlooked(tmp_path, whole, monkeypatch):
-    find_problem = journal_checksums.find_problem
-    monkeypatch.setattr(journal_checksums, "find_problem", lambda table, values, _: find_problem(table, values, None))
+    find_problem = checksums.find_problem
+    monkeypatch.setattr(checksums, "find_problem", lambda table, values, _: find_problem(table, values, None))
     num_changed, overlooked = find_overlooked(tmp_path, whole, 150, seed=1)
     assert len(overlooked) > num_changed / 4, "JSON with another letter is JSON"
 

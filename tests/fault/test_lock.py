@@ -9,7 +9,7 @@ import filelock
 import pytest
 
 from reinforge.errors import ConfigError, StorageError
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 
 RACERS = 4
 

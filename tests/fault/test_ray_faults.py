@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.scale import engine_group
 from reinforge.scale.ray import adapter as ray_adapters

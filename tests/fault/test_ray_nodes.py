@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.scale.versions import list_versions
 from tests import ray_jobs

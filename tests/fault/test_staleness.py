@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer import epoch_collection, overlap
+from reinforge.trainer import epoch_collection
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
@@ -197,14 +197,14 @@ def begin_too_early(epoch, max_staleness):
 
 def test_collections_that_begin_too_early_make_a_difference(monkeypatch):
     """Mutation check: their groups are dropped before they are trained, so they were sampled in vain."""
-    monkeypatch.setattr(overlap, "find_last_due", begin_too_early)
+    monkeypatch.setattr(epoch_collection, "find_last_due", begin_too_early)
     with pytest.raises(AssertionError, match="no sample was made in vain"):
         check(1, 320)
 
 
 def test_without_either_safety_old_tokens_are_trained(monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(overlap, "find_last_due", begin_too_early)
+    monkeypatch.setattr(epoch_collection, "find_last_due", begin_too_early)
     monkeypatch.setattr(epoch_collection, "drop_stale", lambda collection, oldest: (collection, 0))
     with pytest.raises(AssertionError, match="a trained token is too old"):
         check(1, 320)

@@ -17,7 +17,7 @@ import pytest
 
 from reinforge.algorithms import samples as to_samples_module
 from reinforge.algorithms.grpo import GRPO
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine

@@ -13,8 +13,8 @@ from reinforge.rollout import runner as runner_module
 from reinforge.rollout.recording import drop_unrecordable
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.runs.episodes import find_episode
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_writer import JournalWriter
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.writer import JournalWriter
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.evaluation import EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from reinforge.errors import ReinforgeError
-from reinforge.runs.verify import verify_run
+from reinforge.runs.journal.verify import verify_run
 from tests.fuzz.fuzzing import OBJECTS, TEXTS, VALUES, fuzzed, to_bytes
 from tests.journal_rows import read_rows
 from tests.scripted_run import ScriptedRun

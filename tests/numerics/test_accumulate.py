@@ -11,8 +11,7 @@ import torch
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine, register_loss
 from reinforge.errors import EngineError
-from reinforge.types.gradients import AdamSettings
-from reinforge.types.sample import LossSpec
+from reinforge.types.sample import AdamSettings, LossSpec
 from tests.device import DEVICE
 from tests.samples import ask, random_samples, request
 

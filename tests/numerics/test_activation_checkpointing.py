@@ -9,7 +9,7 @@ import torch
 
 from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
+from reinforge.engine.model.causal_model import checkpoint_activations, find_checkpointable_layers
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches

@@ -15,7 +15,7 @@ import torch
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model import architecture
-from reinforge.engine.model.missing_kernels import HUB_KERNELS, shorten_kernel_warnings
+from reinforge.engine.model.architecture import HUB_KERNELS, shorten_kernel_warnings
 from reinforge.engine.model.model_cache import LeftPadding
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs

@@ -10,7 +10,7 @@ import torch
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.sampling import fast_llama, llama_weights, projection, torchscript
+from reinforge.engine.sampling import fast_llama, llama_weights, projection, token_sampling
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import PrefillRequest
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -249,7 +249,7 @@ def test_logits_are_the_same_without_torchscript(tiny_model_dir, monkeypatch, ca
     with load(tiny_model_dir) as engine:
         found = prompts(engine), step(engine)
         assert isinstance(find_fast_llama(engine)._decode, torch.jit.ScriptFunction)
-    torchscript._compile.cache_clear()
+    token_sampling._compile.cache_clear()
     monkeypatch.setattr(torch.jit, "script", gone)
     try:
         with caplog.at_level(logging.INFO), load(tiny_model_dir) as engine:
@@ -257,7 +257,7 @@ def test_logits_are_the_same_without_torchscript(tiny_model_dir, monkeypatch, ca
             assert not isinstance(find_fast_llama(engine)._decode, torch.jit.ScriptFunction)
             assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, (prompts(engine), step(engine)), strict=True))
     finally:
-        torchscript._compile.cache_clear()
+        token_sampling._compile.cache_clear()
 
 
 def test_long_prompts_use_the_modules(tiny_model_dir, tmp_path):

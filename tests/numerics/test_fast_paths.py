@@ -14,8 +14,8 @@ from reinforge.engine import Engine
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import THRESHOLDS
 from reinforge.engine.model import attention
-from reinforge.engine.model.last_mlp import find_last_layer
-from reinforge.engine.sampling import torchscript
+from reinforge.engine.model.causal_model import find_last_layer
+from reinforge.engine.sampling import token_sampling
 from reinforge.engine.sampling.threads import ThreadLoad
 from reinforge.types.sample import LossSpec
 from tests.device import DEVICE
@@ -63,13 +63,13 @@ def uses_attention(folder, enabled, monkeypatch):
 
 def uses_torchscript(folder, enabled, monkeypatch):
     compiled = []
-    torchscript._compile.cache_clear()
+    token_sampling._compile.cache_clear()
     monkeypatch.setattr(torch.jit, "script", lambda function: (compiled.append(function), function)[1])
     try:
         with load(folder, enabled) as engine:
             sample_and_train(engine)
     finally:
-        torchscript._compile.cache_clear()
+        token_sampling._compile.cache_clear()
     return bool(compiled)
 
 

@@ -16,8 +16,8 @@ from reinforge.algorithms.kto import add_mismatched
 from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.loading import load_module
-from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.training.learner import Learner
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.types.request import TokenLogprobs

@@ -7,8 +7,7 @@ import torch
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.last_mlp import compute_mlp_at, find_last_layer
+from reinforge.engine.model.causal_model import CausalModel, compute_mlp_at, find_last_layer
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.sampling.fast_llama import MAX_PROMPT
 from reinforge.engine.training.collate import collate

@@ -11,7 +11,7 @@ import torch
 
 from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import LossOutput, register_loss
-from reinforge.engine.model import lm_head as head
+from reinforge.engine.model import heads as head
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training import learner as learner_module

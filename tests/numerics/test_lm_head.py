@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from reinforge.engine.model import lm_head
-from reinforge.engine.model.lm_head import ChunkedLMHead, split_tokens
+from reinforge.engine.model import heads
+from reinforge.engine.model.heads import ChunkedLMHead, split_tokens
 
 
 def test_two_tokens_by_hand():
@@ -19,8 +19,8 @@ def test_two_tokens_by_hand():
 
 
 def test_chunks_by_hand():
-    assert split_tokens(5, lm_head.CHUNK_LOGITS // 3) == [slice(0, 3), slice(3, 6)]
-    assert split_tokens(2, 2 * lm_head.CHUNK_LOGITS) == [slice(0, 1), slice(1, 2)]
+    assert split_tokens(5, heads.CHUNK_LOGITS // 3) == [slice(0, 3), slice(3, 6)]
+    assert split_tokens(2, 2 * heads.CHUNK_LOGITS) == [slice(0, 1), slice(1, 2)]
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
@@ -28,7 +28,7 @@ def test_chunks_by_hand():
 @pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)])
 def test_gradients_equal_those_of_the_softmax(entropy_grad, tokens_at_once, trained, monkeypatch):
     for name in ("CHUNK_LOGITS", "FROZEN_CHUNK_LOGITS"):
-        monkeypatch.setattr(lm_head, name, 11 * tokens_at_once)
+        monkeypatch.setattr(heads, name, 11 * tokens_at_once)
     torch.manual_seed(0)
     given = [torch.randn(7, 4, dtype=torch.float64), torch.randn(11, 4, dtype=torch.float64)]
     ours = [tensor.clone().requires_grad_(needed) for tensor, needed in zip(given, trained, strict=True)]
@@ -50,7 +50,7 @@ def test_gradients_equal_those_of_the_softmax(entropy_grad, tokens_at_once, trai
 
 def test_in_half_precision_chunks_add_up_in_float32(monkeypatch):
     """1,024 chunks that each add a 64th: a bfloat16 sum would stop at 4, where a 64th is half of its last digit."""
-    monkeypatch.setattr(lm_head, "CHUNK_LOGITS", 2)
+    monkeypatch.setattr(heads, "CHUNK_LOGITS", 2)
     features = torch.full((1024, 1), 1 / 32, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
     logprobs, _ = ChunkedLMHead.apply(features, weight, torch.zeros(1024, dtype=torch.long), torch.ones(1024), False)

@@ -10,7 +10,7 @@ from reinforge.algorithms.ppo import PPO, PPOConfig, compute_gae, compute_token_
 from reinforge.config.policy import BatchConfig, CriticConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine import Engine
 from reinforge.engine.losses.policy_gradient import ppo
-from reinforge.engine.model.value_head import compute_values
+from reinforge.engine.model.heads import compute_values
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches

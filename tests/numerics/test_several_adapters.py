@@ -11,10 +11,10 @@ import torch
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.lora_batch import LoRABatch
+from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.sampling import fast_llama, projection
-from reinforge.engine.sampling.adapter_rows import order_rows
 from reinforge.engine.sampling.fast_llama import FastLlama
+from reinforge.engine.sampling.projection import order_rows
 from reinforge.errors import ConfigError, EngineError
 from reinforge.types.sample import LossSpec, Needs
 from tests.device import DEVICE

@@ -15,7 +15,7 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
-from reinforge.engine.model import lm_head as head_module
+from reinforge.engine.model import heads as head_module
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training.collate import collate

@@ -10,32 +10,61 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
-from reinforge.adapters.local_checkpoints import find_checkpoint, get_adapter_folder, save_job, write_checkpoint
 from reinforge.adapters.local_config import LocalAdapterConfig, VLLMSamplerConfig
-from reinforge.adapters.local_jobs import JobQueue, LocalJob
-from reinforge.adapters.local_teachers import check_teachers, find_teachers
+from reinforge.adapters.local_jobs import (
+    JobQueue,
+    LocalJob,
+    find_checkpoint,
+    get_adapter_folder,
+    save_job,
+    write_checkpoint,
+)
 from reinforge.adapters.processes import SAMPLERS, Sampler, find_launcher
 from reinforge.adapters.training import JobRunner
 from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.engine.packages import check_packages, import_engine
+from reinforge.engine import import_engine
+from reinforge.engine.model.source import FAMILY, find_token_difference, read_vocabulary
+from reinforge.engine.packages import check_packages
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.files import find_damage
-from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrainerAdapter
+from reinforge.interfaces import Algorithm, Builder, PolicyServer, Teacher, TrainerAdapter
 from reinforge.registry import load_named, register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.local_llm import LocalLLM
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
-from reinforge.types.sample import LossSpec
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import LossSpec, Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
-    from reinforge.engine.memory_use import MemoryUse
+    from reinforge.engine.devices import MemoryUse
+
+
+def find_teachers(algorithm: Algorithm, run_config: FinetuneConfig) -> list[tuple[str, Teacher]]:
+    """Returns the teacher of each stage that has one, with the path of the setting that names it."""
+    stages = list_stages(run_config)
+    places = {each.path if each.settings.algorithm is not None else "finetuning": each.first for each in stages}
+    places = places or {"finetuning": 0}
+    found = [(f"{path}.algorithm.teacher", algorithm.for_epoch(first)) for path, first in places.items()]
+    return [(path, algorithm.teacher) for path, algorithm in found if algorithm.teacher is not None]
+
+
+def check_teachers(algorithm: Algorithm, run_config: FinetuneConfig, policy: PolicyConfig) -> list[Problem]:
+    """Returns the problem of each teacher in this process whose files show that it has other tokens."""
+    problems = []
+    for path, teacher in find_teachers(algorithm, run_config):
+        if isinstance(teacher, LocalLLM):
+            own, other = (read_vocabulary(each) for each in (policy, teacher.policy))
+            difference = find_token_difference(own, other) if own is not None and other is not None else None
+            if difference is not None:
+                message = f"the teacher {teacher.model_name} has another tokenizer than the policy: {difference}"
+                problems.append(Problem(path, message, FAMILY))
+    return problems
 
 
 class LocalAdapter(TrainerAdapter):
@@ -335,7 +364,7 @@ class LocalAdapter(TrainerAdapter):
         """Returns the memory that the model uses in this process; None: it is in no process of this machine."""
         if self.engine is None:
             return None
-        from reinforge.engine.memory_use import measure_memory  # imports torch, which is loaded by now
+        from reinforge.engine.devices import measure_memory  # imports torch, which is loaded by now
 
         return measure_memory(self.engine.model.device)
 

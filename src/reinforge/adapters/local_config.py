@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from reinforge.config.block import Block
+from reinforge.config.blocks import Block
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import Sharding
 
 OWN_ARGUMENTS = frozenset(
     {

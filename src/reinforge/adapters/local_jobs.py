@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.training import StepsSkipped
 from reinforge.errors import BackendError, BackendUnavailable, OutOfMemory, ReinforgeError, StorageError
+from reinforge.files import write_folder
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.trajectory import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
 
 
 @dataclass(slots=True)
@@ -104,3 +109,23 @@ class JobQueue:
                 job.set_status(TrainingStatusEnum.FAILED, text, {"num_updates": 0, **metadata})
             else:
                 job.set_status(TrainingStatusEnum.COMPLETED, "trained", metadata)
+
+
+def save_job(engine: Engine, folder: Path) -> None:
+    """Writes a job's weights, completely or not at all."""
+    version = engine.policy.version + 1
+    write_folder(folder, lambda staged: write_checkpoint(engine, staged, version), version=version)
+
+
+def write_checkpoint(engine: Engine, folder: Path, version: int) -> None:
+    for name in engine.policies:
+        engine.write(get_adapter_folder(folder, engine, name), version, name)
+
+
+def find_checkpoint(folder: Path, version: int) -> Path:
+    stem, _, digits = folder.name.rpartition("-")
+    return folder.with_name(f"{stem}-{version:0{len(digits)}d}")
+
+
+def get_adapter_folder(folder: Path, engine: Engine, name: str) -> Path:
+    return folder / name if len(engine.policies) > 1 else folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from reinforge.errors import Problem
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import load_named
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import Sharding
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine

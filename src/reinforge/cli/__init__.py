@@ -19,7 +19,7 @@ from reinforge.version import __version__
 COMMANDS = {
     "finetune": ("reinforge.cli.finetune", "Train the model behind an agent, as configured in a YAML file."),
     "train": ("reinforge.cli.finetune", "Alias of finetune."),
-    "init": ("reinforge.cli.init", "Write a project that trains as it stands: agent, data, reward, run.yml, tests."),
+    "init": ("reinforge.tasks.projects.command", "Write a project that trains: agent, data, reward, run.yml, tests."),
     "data": ("reinforge.cli.data", "Import traces and chat logs as rows; validate, describe and clean rows."),
     "check": ("reinforge.cli.check", "Validate configuration, data and rewards without running."),
     "preflight": ("reinforge.cli.preflight", "Sample, and say whether training can help and what it will take."),
@@ -28,7 +28,7 @@ COMMANDS = {
     "eval": ("reinforge.cli.eval", "Evaluate an agent, with its own model or with that of a run."),
     "reward": ("reinforge.cli.reward", "Test what the evaluators of a file let through."),
     "chat": ("reinforge.cli.chat", "Chat with the model of a run or of a folder."),
-    "serve": ("reinforge.cli.serve", "Serve models over OpenAI's and Anthropic's APIs, and to a chat page."),
+    "serve": ("reinforge.serving.command", "Serve models over OpenAI's and Anthropic's APIs, and to a chat page."),
     "export": ("reinforge.exports.command", "Write the model of a run for transformers, vLLM, llama.cpp and Ollama."),
     "runs": ("reinforge.cli.runs", "List runs, show what happened to one, compare two, verify or remove one."),
     "view": ("reinforge.view.command", "Show all runs in the browser: live curves, every episode, comparisons."),

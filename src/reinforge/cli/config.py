@@ -47,9 +47,8 @@ def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], 
 
         import yaml
 
-        from reinforge.config.dump import dump_config
+        from reinforge.config.dump import dump_config, list_settings
         from reinforge.config.loader import load_config
-        from reinforge.config.origin import list_settings
 
         loaded = load_config(file, overrides=overrides)
         if not with_origin:

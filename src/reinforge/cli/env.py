@@ -88,12 +88,12 @@ def _describe_machine() -> dict[str, str]:
 
 def _describe_accelerators() -> str:
     """Returns what torch finds, or why it cannot look: a broken installation is what a report is about."""
-    from reinforge.engine.installed import is_installed
+    from reinforge.engine.packages import is_installed
 
     if not is_installed("torch"):
         return "unknown: torch is not installed"
     try:
-        from reinforge.engine.accelerators import list_accelerators
+        from reinforge.engine.devices import list_accelerators
 
         return "; ".join(list_accelerators()) or "none"
     except Exception as error:  # noqa: BLE001  a driver or a shared library may fail in any way

@@ -15,8 +15,8 @@ from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.report import exit_on_error
 
 if TYPE_CHECKING:
+    from reinforge.runs.journal.verify import Verification
     from reinforge.runs.run_folder import RunOverview, RunRecord
-    from reinforge.runs.verify import Verification
 
 DAMAGE = 4
 RESTART = "the run restarts from the beginning: no usable checkpoint is left"
@@ -276,7 +276,7 @@ def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> Non
       reinforge runs verify last
     """
     with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.verify import verify_run
+        from reinforge.runs.journal.verify import verify_run
         from reinforge.trainer.resume import find_run
 
         found = verify_run(find_run(run, Path(output_dir)))

@@ -33,13 +33,13 @@ def command(run: str, output_dir: str, debug: bool) -> None:
     """
     with exit_on_error(as_json=False, debug=debug):
         from reinforge.runs.progress import default_progress
-        from reinforge.runs.watcher import JournalClock, RunWatcher
+        from reinforge.runs.replay import JournalClock, RunReplay
         from reinforge.trainer.resume import find_run
 
         folder = find_run(run, Path(output_dir))
         clock = JournalClock()
         progress = default_progress(sys.stdout, clock=clock)
-        watcher = RunWatcher(folder, progress, clock)
+        watcher = RunReplay(folder, progress, clock)
         try:
             while watcher.update():
                 sys.stdout.flush()  # ends `watch | head`: the display itself only falls silent when its pipe is closed

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,9 +15,17 @@ import yaml
 from pydantic import AliasChoices, BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from reinforge.config.document import ABSENT, RESOLVERS, TAG, KeyPath, get_child
-from reinforge.config.environment import escape
-from reinforge.safe_text import escape_controls, is_secret_name, is_stand_in, is_token
+from reinforge.config.document import ABSENT, RESOLVERS, TAG, Document, KeyPath, format_path, get_child
+from reinforge.config.environment import PLACEHOLDER, escape
+from reinforge.config.loaded_config import LoadedConfig, iterate_values
+from reinforge.safe_text import (
+    escape_controls,
+    is_secret_name,
+    is_secret_variable,
+    is_stand_in,
+    is_token,
+    remember_secret,
+)
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
@@ -177,3 +188,78 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 _ConfigDumper.add_representer(str, _represent)
 _ConfigDumper.add_representer(_Raw, _represent)
+
+
+logger = logging.getLogger(__name__)
+
+
+def report_secrets_in_urls(document: Document, placeholders: Mapping[KeyPath, str]) -> None:
+    """Reports each URL that contains a secret variable: a URL ends up in logs, and in those of the server."""
+    for path, raw in placeholders.items():
+        value = document.get(path)
+        for match in PLACEHOLDER.finditer(raw):
+            if match["name"] and is_secret_variable(match["name"]) and isinstance(value, str) and "://" in value:
+                message = f"the secret {match['name']} is part of a URL, which would end up in logs"
+                document.report(path, message, f"use api_key: ${{{match['name']}}}, which is sent as a header")
+
+
+def protect_secrets(loaded: LoadedConfig) -> None:
+    """Keeps the secrets of a configuration out of messages and logs, and warns about those written in the file."""
+    literals = find_literal_secrets(loaded)
+    for path in literals:
+        where = f"{loaded.locate(format_path(path))} {format_path(path)}".strip()
+        logger.warning("%s is written in the configuration; use ${VAR} and set the variable", where)
+    for path, value in iterate_values(loaded.config):
+        text = value.get_secret_value() if hasattr(value, "get_secret_value") else value
+        if hasattr(value, "get_secret_value") or path in literals or is_literal_secret(path, text):
+            remember_secret(text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))
+
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value in effect.
+
+    Attributes:
+        path: Keys joined by dots.
+        value: As in the resolved configuration; secrets and variables stay `${VAR}`.
+        origin: `file:line:column`, `-o path`, or `default`.
+    """
+
+    path: str
+    value: Any
+    origin: str
+
+
+def list_settings(loaded: LoadedConfig) -> list[Setting]:
+    """Returns every value of a configuration with its origin, section by section."""
+    data = yaml.safe_load(dump_config(loaded))
+    return [Setting(format_path(path), value, _find_origin(loaded, path)) for path, value in _iterate_leaves(data, ())]
+
+
+def _iterate_leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from _iterate_leaves(below, (*path, key))
+    else:
+        yield path, value
+
+
+def _find_origin(loaded: LoadedConfig, path: KeyPath) -> str:
+    mark = loaded.marks.get(path)
+    if mark is None:
+        # an override of a whole block (`-o trainers.t '{_type: x}'`) marks only the block, not the keys in it
+        above = next((loaded.marks[path[:end]] for end in range(len(path), 0, -1) if path[:end] in loaded.marks), None)
+        in_override = isinstance(above, str) and _has_path(loaded.data, path)
+        return str(above) if in_override else DEFAULT
+    return mark if isinstance(mark, str) else f"{loaded.path}:{mark[0]}:{mark[1]}"
+
+
+def _has_path(data: Any, path: KeyPath) -> bool:
+    for key in path:
+        if not isinstance(data, dict) or key not in data:
+            return False
+        data = data[key]
+    return True

@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from reinforge.config.block import Block as Block
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig, TranscriptsConfig
-from reinforge.config.guards import GuardsConfig
+from reinforge.config.blocks import Block as Block
+from reinforge.config.blocks import GuardsConfig, LimitsConfig, OutcomesConfig, SamplingConfig, TranscriptsConfig
 from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.registry import TypedConfig
 

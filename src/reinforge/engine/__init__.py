@@ -10,6 +10,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from reinforge.engine.packages import INSTALL
+from reinforge.errors import BackendUnavailable
+
 if TYPE_CHECKING:
     from reinforge.engine.engine import Engine as Engine
     from reinforge.engine.losses.base import LossOutput as LossOutput
@@ -28,10 +31,24 @@ if "OMP_WAIT_POLICY" not in os.environ:
     # made training ten times slower while another program used a core. 5,000 is as fast on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
-__all__ = ["Engine", "LossOutput", "NamedPolicies", "register_loss"]
+__all__ = ["Engine", "LossOutput", "NamedPolicies", "import_engine", "register_loss"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_NAMES[name]), name)
+
+
+def import_engine() -> type[Engine]:
+    """Returns the class `Engine`; imports torch.
+
+    Raises:
+        BackendUnavailable: A package is installed but cannot be imported.
+    """
+    try:
+        from reinforge.engine.engine import Engine
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing or does not fit
+        message = f"cannot import the packages that run a model: {type(error).__name__}: {error}"
+        raise BackendUnavailable(f"{message}\n    fix: install them again: {INSTALL}") from error
+    return Engine

@@ -28,8 +28,8 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.loading import load_module
-from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.training.learner import Learner
 from reinforge.errors import EngineError, boundary
 from reinforge.files import storage_boundary

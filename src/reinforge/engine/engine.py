@@ -26,56 +26,54 @@ import torch
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.callers import deliver_replies, report_tokens
+from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
 from reinforge.engine.checkpoint import write_base_model
-from reinforge.engine.jobs import EngineJobs
+from reinforge.engine.devices import is_out_of_memory
+from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
-from reinforge.engine.memory import is_out_of_memory
-from reinforge.engine.model.adapter_weights import (
+from reinforge.engine.model.adapters import (
     AdapterWeights,
     load_adapter_weights,
     make_adapter_weights,
     read_adapter_weights,
     write_adapter_weights,
 )
-from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
+from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel, Fingerprinter
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.dtype import fill_in_dtype
-from reinforge.engine.model.fingerprint import Fingerprinter
+from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
-from reinforge.engine.model.served_adapters import add_saved_adapter, remove_adapter
-from reinforge.engine.model.value_head import ValueHead
 from reinforge.engine.policy import EmbeddedPolicy, find_end_tokens
 from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
-from reinforge.engine.sampling.turns import SamplerTurns
-from reinforge.engine.served_copy import ServedCopy
+from reinforge.engine.served_adapters import add_saved_adapter, remove_adapter
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.data_parallel import DataParallel
+from reinforge.engine.training.job import LearnerSnapshot
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.memory_need import needs_sharding
+from reinforge.engine.training.pipeline import PipelineStages
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs
 from reinforge.engine.training.scoring import LogprobScorer, choose_unscored
 from reinforge.engine.training.shared_prefix import make_sharing_masks
-from reinforge.engine.training.snapshot import LearnerSnapshot
-from reinforge.engine.training.stages import PipelineStages
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, OutOfMemory
 from reinforge.files import write_folder
-from reinforge.types.gradients import AdamSettings, GradientReport
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import (
+    AdamSettings,
     FloatArray,
+    GradientReport,
     LossSpec,
     Needs,
+    Sharding,
     TrainingSample,
     UpdateReport,
     add_mismatched_samples,
 )
 from reinforge.types.seeding import stable_seed
-from reinforge.types.sharding import Sharding
 
 T = TypeVar("T")
 

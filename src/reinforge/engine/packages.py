@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from typing import TYPE_CHECKING
 
-from reinforge.engine.installed import is_installed
-from reinforge.errors import BackendUnavailable, Problem
+from reinforge.errors import Problem
 
-if TYPE_CHECKING:
-    from reinforge.engine import Engine
+BITSANDBYTES = "bitsandbytes"
+
+
+def is_installed(name: str) -> bool:
+    """Returns True if a package can be found; it is not imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # an import hook forbids it, or a broken module has no spec
+        return False
+
 
 PACKAGES = ("torch", "transformers", "safetensors", "tokenizers")
 PEFT = "peft"
@@ -33,17 +40,3 @@ def check_packages(*, lora: bool = False) -> list[Problem]:
     verb = "is" if len(missing) == 1 else "are"
     message = f"running a model on this machine needs {', '.join(missing)}, which {verb} not installed"
     return [Problem("", message, INSTALL)]
-
-
-def import_engine() -> type[Engine]:
-    """Returns the class `Engine`; imports torch.
-
-    Raises:
-        BackendUnavailable: A package is installed but cannot be imported.
-    """
-    try:
-        from reinforge.engine import Engine
-    except (ImportError, OSError) as error:  # OSError: a shared library is missing or does not fit
-        message = f"cannot import the packages that run a model: {type(error).__name__}: {error}"
-        raise BackendUnavailable(f"{message}\n    fix: install them again: {INSTALL}") from error
-    return Engine

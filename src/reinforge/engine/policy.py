@@ -18,9 +18,8 @@ from reinforge.engine.model.text_stream import TextStream
 from reinforge.engine.sampling.constraints import build_constraint
 from reinforge.engine.sampling.grammar import CompiledGrammar, GrammarCompiler
 from reinforge.engine.sampling.params import check_params
-from reinforge.engine.sampling.running_batch import SampleRequest
+from reinforge.engine.sampling.running_batch import SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler import ReplySampler
-from reinforge.engine.sampling.stats import SamplerStats
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprob, TokenLogprobs

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from reinforge.evaluation.evaluators.base import missing_score, score_group, score_item
-from reinforge.evaluation.score_failures import ScoreFailures
+from reinforge.evaluation.reasons import ScoreFailures
 from reinforge.interfaces import GroupEvaluator
 from reinforge.rollout.episode import build_steps
 from reinforge.types.episode import EpisodeKey, EpisodeRecord

@@ -8,7 +8,8 @@ Reasons that differ only in their numbers count as one, and the first of them is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from reinforge.safe_text import to_one_line
 from reinforge.types.episode import EpisodeRecord
@@ -100,3 +101,32 @@ def shorten_line(text: object, limit: int = MAX_REASON_CHARACTERS) -> str:
     """Returns a text in one line of at most `limit` characters, without control characters and secrets."""
     line = to_one_line(str(text)[: 4 * limit])
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+MAX_REPORTED_KINDS = 3
+"""Different failures of one evaluator that are reported at once; later ones are only counted."""
+
+
+class ScoreFailures:
+    """Reports each kind of failure of an evaluator when it first happens.
+
+    Args:
+        note: Shows a line to the user.
+    """
+
+    def __init__(self, note: Callable[[str], None] = lambda text: None):
+        self.note = note
+        self._kinds: dict[str, set[str]] = defaultdict(set)
+
+    def report(self, evaluator: str, example_id: str, reason: str) -> None:
+        """Reports a missing score, unless the evaluator has failed in this way before.
+
+        Args:
+            reason: Why there is no score: the exception with its file and line, if it raised one.
+        """
+        kinds, kind = self._kinds[evaluator], without_numbers(reason)
+        if kind in kinds or len(kinds) >= MAX_REPORTED_KINDS:
+            return
+        kinds.add(kind)
+        head = f"evaluator {evaluator} has no score for example {shorten_line(example_id, 40)}: {shorten_line(reason)}"
+        self.note(head if len(kinds) > 1 else f"{head}; such scores are tried again, then missing, never 0")

@@ -10,14 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reinforge.config.episodes import OutcomesConfig
+from reinforge.config.blocks import OutcomesConfig
 from reinforge.crash import crash_point
 from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, describe_error
 from reinforge.evaluation.evaluators.base import describe_refusal, missing_score, score_item
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.opponents import BASELINE, BaseAnswers, Referee, SiblingGroups
-from reinforge.evaluation.reasons import find_missing_reason, find_unscored_reason
-from reinforge.evaluation.score_failures import ScoreFailures
+from reinforge.evaluation.reasons import ScoreFailures, find_missing_reason, find_unscored_reason
 from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationRunner, Evaluator, GroupEvaluator
 from reinforge.rollout.episode import build_steps

@@ -15,7 +15,7 @@ from reinforge.evaluation.statistics import format_interval
 from reinforge.exports.artifact import MODELFILE, Artifact, Format
 from reinforge.exports.judge import Judgement
 from reinforge.exports.trained_model import BaseModel, TrainedModel
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.saved_model import BUNDLED
 from reinforge.safe_text import escape_markdown, redact_secrets
 from reinforge.types.evaluation import MetricSummary

@@ -22,7 +22,7 @@ from reinforge.exports.serving import ServedArtifact, describe_program, serve
 from reinforge.exports.trained_model import TrainedModel
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import Registry
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.types.evaluation import MetricSummary

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reinforge.config.episodes import SamplingConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.types.request import Message
 
 Render = Callable[[Sequence[Message], bool], str]

@@ -17,8 +17,8 @@ import numpy as np
 
 from reinforge.errors import ContextOverflow
 from reinforge.interfaces import PolicyServer
-from reinforge.runs.episode_json import parse_episode
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.episode_json import parse_episode
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest
 

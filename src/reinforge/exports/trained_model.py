@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
-from reinforge.config.episodes import SamplingConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MAX_JSON, read_json
 from reinforge.engine.model.source import find_base_source, find_source
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import MANIFEST, find_damage
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.run_folder import is_in_use, read_config
 from reinforge.runs.saved_model import SavedModel, find_model
 from reinforge.runs.summary import RunSummary, load_summary, summarize_killed_run

@@ -23,7 +23,7 @@ from reinforge.evaluation.statistics import (
     summarize,
 )
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, EpisodeHead
 from reinforge.runs.run_folder import RunOverview, read_config, read_overview
 from reinforge.types.evaluation import MetricSummary

@@ -8,7 +8,7 @@ from typing import Any
 
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import to_json
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 
 MAX_COMPARED = 2000
 """Keys that a misspelled key is compared with."""

@@ -1,18 +1,18 @@
-"""Names of runs, and the removal of run folders: only of what a run has written, in the output folder.
-
-A removal renames the folder first, so that a partly removed one is never taken for a run.
-"""
+"""Folders of runs: their names, whether one can be made, and their removal."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+import sqlite3
 from pathlib import Path
 
 import filelock
 
 from reinforge.errors import ConfigError, Problem, StorageError
-from reinforge.files import TRASH, remove_folder
-from reinforge.runs.journal import LOCK, describe_owner
+from reinforge.files import TRASH, make_staging_path, remove_folder, replace_file
+from reinforge.runs.journal.journal import LOCK, describe_owner
 from reinforge.runs.run_folder import is_in_use
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -105,3 +105,36 @@ def find_foreign_files(folder: Path) -> list[str]:
         if (folder / part).is_dir() and not (folder / part).is_symlink():
             found += [path.relative_to(folder).as_posix() for path in sorted((folder / part).iterdir())]
     return [name for name in found if not OWN_FILES.fullmatch(name)]
+
+
+def find_obstacle(output_dir: Path) -> str | None:
+    """Returns why no run folder can be made in a folder, or None if one can; leaves nothing behind.
+
+    Tries what a run does: it makes the folders, writes and syncs a file, takes the lock and opens a journal.
+    """
+    output_dir = output_dir.expanduser().absolute()
+    missing = [path for path in (output_dir, *output_dir.parents) if not path.exists()]
+    trial = make_staging_path(output_dir)
+    try:
+        trial.mkdir(parents=True)
+        replace_file(trial / "file", "content")
+        with filelock.FileLock(trial / LOCK, timeout=0):
+            _write_database(trial / "trial.sqlite")
+    except (OSError, sqlite3.Error, NotImplementedError) as error:  # filelock raises the last one: no locks here
+        return f"{type(error).__name__}: {error}"
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not made, or another process put a run there in the meantime
+            for path in missing:
+                path.rmdir()
+    return None
+
+
+def _write_database(path: Path) -> None:
+    database = sqlite3.connect(path)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE rows (id INTEGER)")
+        database.commit()
+    finally:
+        database.close()

@@ -22,9 +22,9 @@ import yaml
 from reinforge.errors import ReinforgeError, StorageError, describe_error
 from reinforge.files import MAX_RECORD_BYTES, STAGED, TRASH, read_regular_file
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import LOCK, describe_owner
-from reinforge.runs.journal_reader import JOURNAL, JournalReader
-from reinforge.runs.journal_repair import find_lost_log
+from reinforge.runs.journal.journal import LOCK, describe_owner
+from reinforge.runs.journal.reader import JOURNAL, JournalReader
+from reinforge.runs.journal.repair import find_lost_log
 from reinforge.runs.resuming import describe_resume
 from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, SnapshotRow, StageRow, ValidationRow
 from reinforge.runs.summary import RunSummary, load_summary

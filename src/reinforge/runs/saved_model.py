@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
-from reinforge.engine.model.package_model import PIP
-from reinforge.engine.model.source import looks_like_gguf
+from reinforge.engine.model.source import PIP, looks_like_gguf
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.registry import REGISTRY

@@ -15,8 +15,8 @@ from typing import Any
 
 from reinforge.errors import describe_error
 from reinforge.interfaces import Tracker
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, RunSummary

@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from reinforge.config.episodes import TranscriptsConfig
+from reinforge.config.blocks import TranscriptsConfig
 from reinforge.errors import StorageError, boundary
 from reinforge.files import make_private_folder, replace_file, to_json
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.safe_text import escape_controls
 
 STAGES = {

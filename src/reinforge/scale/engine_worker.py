@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reinforge.engine.packages import import_engine
+from reinforge.engine import import_engine
 from reinforge.errors import EngineError
 from reinforge.scale.project_losses import import_module, unpack_loss
 from reinforge.scale.versions import list_versions
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
-from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import FloatArray, LossSpec, Needs, Sharding, TrainingSample, UpdateReport
 
 if TYPE_CHECKING:
     from reinforge.config.policy import PolicyConfig

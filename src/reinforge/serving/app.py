@@ -23,9 +23,9 @@ from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.rollout.http.access import LOOPBACK
 from reinforge.rollout.http.exchange import build_error_body, describe_failure
+from reinforge.serving.access import RequestGuard
 from reinforge.serving.api_error import ApiError
 from reinforge.serving.chat import ChatApi
-from reinforge.serving.guard import RequestGuard
 from reinforge.serving.health import HealthApi
 from reinforge.serving.limits import ServerLimits
 from reinforge.serving.metrics import MetricsApi

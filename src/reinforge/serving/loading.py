@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reinforge.config.loader import build_config
 from reinforge.config.policy import LoRAConfig, PolicyConfig
+from reinforge.engine import import_engine
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
 from reinforge.engine.model.preflight import check_policy, has_adapters
 from reinforge.engine.model.source import find_base_source
-from reinforge.engine.packages import check_packages, import_engine
+from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError, EngineError, Problem
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread

@@ -16,7 +16,7 @@ from typing import Any
 from reinforge.adapters.processes import find_launcher
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
-from reinforge.config.suggestions import suggest_arguments
+from reinforge.config.problems import suggest_arguments
 from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.registry import Registry
 from reinforge.runs.notebook import NotebookProgress, find_display

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reinforge.config.episodes import LimitsConfig, TranscriptsConfig
+from reinforge.config.blocks import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.episode_json import parse_episode
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.episode_json import parse_episode
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.rows import EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.runs.transcripts import STAGES, write_transcripts
@@ -27,7 +27,7 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 
 if TYPE_CHECKING:
-    from reinforge.trainer.guards.watch import GuardWatch
+    from reinforge.trainer.guards.events import GuardWatch
 
 CLOCK_SLACK_S = 0.1
 """How much earlier than the run's clock the event loop's may end a wait."""

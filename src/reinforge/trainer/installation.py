@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reinforge.engine.packages import INSTALL, check_packages, import_engine
+from reinforge.engine import import_engine
+from reinforge.engine.packages import INSTALL, check_packages
 from reinforge.errors import ReinforgeError
 from reinforge.files import home
 from reinforge.registry import REGISTRY, Registry
-from reinforge.runs.trial_folder import find_obstacle
+from reinforge.runs.removal import find_obstacle
 from reinforge.trainer.setup.check import free_disk_bytes
 from reinforge.version import __version__
 
@@ -157,7 +158,7 @@ def check_engine() -> InstallationCheck:
     except ReinforgeError as error:
         message, _, fix = str(error).partition("\n    fix: ")
         return InstallationCheck("engine", "broken", message, fix or INSTALL)
-    from reinforge.engine.device_trial import describe_torch  # imports torch, as the engine has
+    from reinforge.engine.devices import describe_torch  # imports torch, as the engine has
 
     return InstallationCheck("engine", "ok", describe_torch())
 
@@ -175,7 +176,7 @@ def check_components(registry: Registry) -> list[InstallationCheck]:
 
 def check_devices() -> list[InstallationCheck]:
     """Returns whether each device computes correctly, and how much memory it has."""
-    from reinforge.engine.device_trial import try_devices  # imports torch
+    from reinforge.engine.devices import try_devices  # imports torch
 
     checks = []
     for trial in try_devices():

@@ -35,8 +35,7 @@ from reinforge.interfaces import Algorithm, Builder, Trainer
 from reinforge.registry import register_trainer
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
-from reinforge.trainer import stages
-from reinforge.trainer.canary import Prompts, pick_prompts
+from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.epoch_collection import EpochCollector
 from reinforge.trainer.refusals import (
@@ -47,6 +46,7 @@ from reinforge.trainer.refusals import (
     refuse_unscored,
     refuse_untrainable,
 )
+from reinforge.trainer.versions import Prompts, pick_prompts
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -150,7 +150,7 @@ class EpochTrainer(Trainer):
             keep_last, pin_every = getattr(config, "keep_last", 2), getattr(config, "pin_every", None)
             metric = self.run_config.gate.metric
             ends = {stage.last for stage in list_stages(self.run_config)}
-            stages.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every, stage_ends=ends)
+            versions.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every, stage_ends=ends)
         self.log_progress(epoch, self._reward_history[-1].as_dict())
         await self._validate_if_due(epoch, num_epochs)
         if self.context is not None and self.context.guards is not None:
@@ -168,7 +168,7 @@ class EpochTrainer(Trainer):
         # counted now: what follows this point is counted again when the run resumes from it
         state = {"adopt": status is not None, "trainer": self._resume_state(), "counters": context.counters()}
         state["status"] = None if status is None else status.model_dump(mode="json")  # should its journal be damaged
-        write = partial(stages.commit, context, self.trainer_adapter, epoch, state, version=version)
+        write = partial(versions.commit, context, self.trainer_adapter, epoch, state, version=version)
         if self._is_checkpoint_due(epoch, num_epochs) or status is None:
             await write()
         else:
@@ -250,7 +250,7 @@ class EpochTrainer(Trainer):
         if self.context is None:
             ref = await self.trainer_adapter.submit(chosen)
         else:
-            ref = await stages.submit(self.context, self.trainer_adapter, epoch, chosen)
+            ref = await versions.submit(self.context, self.trainer_adapter, epoch, chosen)
         self._job_refs.append(ref)
         self._end_stage({"job": ref.model_dump(mode="json")})
         return ref
@@ -353,7 +353,7 @@ class EpochTrainer(Trainer):
             self._reward_history[-1].job["policy_version"] = None
             return
         self._stage("ADOPT", epoch)
-        canary = await stages.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates)
+        canary = await versions.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates)
         self._reward_history[-1].job.update(
             policy_version=canary.version,
             canary_difference=canary.max_difference,
@@ -372,7 +372,7 @@ class EpochTrainer(Trainer):
 
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
         if self.context is not None and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
-            self._validation_history.append(await stages.validate(self, self.context, epoch))
+            self._validation_history.append(await versions.validate(self, self.context, epoch))
             refuse_unscored(self._validation_history[-1], self.run_config.outcomes.max_missing)
 
     def _count_empty(self, epoch: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from reinforge.config.schema import FinetuneConfig
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.removal import check_run_name
-from reinforge.trainer.guard import LiveRun
+from reinforge.trainer.shutdown import LiveRun
 
 
 @dataclass

@@ -10,12 +10,15 @@ a hub model is in the cache. A run resumes only if none of it has changed. What 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import hmac
 import importlib.metadata
 import inspect
 import os
 import platform
 import re
+import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,15 +26,69 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+import platformdirs
+
 from reinforge.config.document import KeyPath
 from reinforge.config.imports import is_own_file
-from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.values import iterate_models, iterate_values
-from reinforge.engine.model.package_model import PIP, find_package_model
+from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
+from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
 from reinforge.files import to_json
 from reinforge.rollout.isolation import worker_pool as isolation
 from reinforge.version import __version__
+
+KEY_FILE = "run-seal.key"
+KEY_BYTES = 32
+
+
+def find_key_file() -> Path:
+    return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_data_dir("reinforge")) / KEY_FILE
+
+
+def seal_run(folder: Path, project_root: Path) -> str | None:
+    """Returns the seal of a run of this user; None: the key cannot be read or written."""
+    key = _read_key() or _make_key()
+    return _sign(key, folder, project_root) if key is not None else None
+
+
+def is_own_run(folder: Path, project_root: Path, seal: object) -> bool:
+    """Returns True if this user made the run in this folder, with its Python files in that folder."""
+    key = _read_key()
+    if key is None or not isinstance(seal, str):
+        return False
+    return hmac.compare_digest(_sign(key, folder, project_root).encode(), seal.encode("utf-8", "replace"))
+
+
+def _sign(key: bytes, folder: Path, project_root: Path) -> str:
+    return hmac.new(key, to_json([str(folder.resolve()), str(project_root)]).encode(), hashlib.sha256).hexdigest()
+
+
+def _read_key() -> bytes | None:
+    try:
+        key = find_key_file().read_bytes()
+    except OSError:
+        return None
+    return key if len(key) == KEY_BYTES else None
+
+
+def _make_key() -> bytes | None:
+    """Writes a new key, readable by this user only; if another process writes one at the same time, that one counts."""
+    path = find_key_file()
+    staged = path.with_name(f".{KEY_FILE}-{os.getpid()}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            os.link(staged, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.replace(staged, path)
+        staged.unlink(missing_ok=True)
+    return _read_key()
+
 
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "jinja2", "numpy")
 MODEL_FILES = {".json", ".jinja", ".safetensors", ".model", ".txt", ".tiktoken"}

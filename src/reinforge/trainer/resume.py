@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from reinforge.config.blocks import TranscriptsConfig
 from reinforge.config.compare import Change, compare_configs
-from reinforge.config.dump import name_stand_in
-from reinforge.config.episodes import TranscriptsConfig
+from reinforge.config.dump import dump_data, name_stand_in
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError, Problem, did_you_mean
@@ -23,14 +23,13 @@ from reinforge.files import to_json
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import JournalReader
-from reinforge.runs.journal_repair import REPAIR_NOTES, repair_journal
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.journal.repair import REPAIR_NOTES, repair_journal
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.runs.run_folder import list_runs, read_config
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.ownership import is_own_run
-from reinforge.trainer.provenance import Provenance
+from reinforge.trainer.provenance import Provenance, is_own_run
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.types.evaluation import EvalInputItem
 
@@ -295,3 +294,42 @@ async def restore_snapshot(
 def can_reuse_episodes(trainer: Trainer, builder: TrajectoryBuilder) -> bool:
     """Returns True if a resumed run may reuse collected episodes; other trainers and builders collect again."""
     return trainer.is_resumable and builder.is_resumable
+
+
+CONFIG = "config.yml"
+
+
+def keep_settings_of_one_call(folder: Path, text: str) -> str:
+    """Returns a resolved configuration with the limits and paths that the run was started with.
+
+    They hold for the call that names them, and the next one starts from those of the run again.
+
+    Args:
+        folder: The run folder, with the configuration of the run so far.
+        text: The resolved configuration of this call.
+    """
+    if not (folder / CONFIG).is_file():  # the run stopped during startup
+        return text
+    before, after = read_config(folder), yaml.safe_load(text)
+    changed = False
+    for path in SETTINGS_OF_ONE_CALL:
+        *above, key = path.split(".")
+        old, new = _descend(before, above), _descend(after, above)
+        if old is not None and new is not None and key in old and old[key] != new.get(key):
+            new[key], changed = old[key], True
+    return dump_data(after) if changed else text
+
+
+def count_added_epochs(folder: Path, num_epochs: int) -> int:
+    """Returns how many epochs a configuration has more than the run in a folder; 0 if it has not more."""
+    if not (folder / CONFIG).is_file():
+        return 0
+    *above, key = NUM_EPOCHS.split(".")
+    known = (_descend(read_config(folder), above) or {}).get(key)
+    return max(0, num_epochs - known) if isinstance(known, int) else 0
+
+
+def _descend(data: Any, keys: list[str]) -> dict[str, Any] | None:
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,48 +22,87 @@ from reinforge.errors import (
     JobFailed,
     Problem,
     ReinforgeError,
+    describe_error,
 )
 from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
-from reinforge.runs.journal import RunJournal, upgrade_journal
-from reinforge.runs.journal_reader import JOURNAL, JournalReader
-from reinforge.runs.journal_repair import repair_journal
+from reinforge.runs.guard_events import list_guard_events
+from reinforge.runs.journal.journal import RunJournal, upgrade_journal
+from reinforge.runs.journal.reader import JOURNAL, JournalReader
+from reinforge.runs.journal.repair import repair_journal
+from reinforge.runs.page.page import write_page
+from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
-from reinforge.runs.rows import ValidationRow
+from reinforge.runs.report import write_report
+from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.run_folder import ResumePoint
-from reinforge.runs.run_log import LoggedProgress
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
-from reinforge.trainer import resume, stages
+from reinforge.trainer import resume, versions
 from reinforge.trainer.context import END, RunContext
-from reinforge.trainer.extension import count_added_epochs, keep_settings_of_one_call
+from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.observer import TrainerObserver
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.ownership import seal_run
-from reinforge.trainer.provenance import Provenance, collect_provenance
+from reinforge.trainer.provenance import Provenance, collect_provenance, seal_run
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
-from reinforge.trainer.run_files import write_run_files
-from reinforge.trainer.setup.binding import bind_parts
+from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
+from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.dtype import settle_dtype
 from reinforge.trainer.setup.effective_settings import effective_settings
-from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.parts import Parts, bind_parts
 from reinforge.trainer.setup.prepare import build_parts, require_enabled
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
 from reinforge.trainer.setup.served_policy import require_policy_llm
-from reinforge.trainer.setup.watching import finish_trackers, start_guards, start_trackers
+from reinforge.trainer.setup.tracking import finish_trackers, start_guards, start_trackers
 from reinforge.trainer.signals import describe_kept_work, run_interruptible
-from reinforge.trainer.verdict import MODEL, BaseComparison
-from reinforge.trainer.watchdog import log_to_folder, watch_progress
 from reinforge.types.job import TrainingJobStatus
 from reinforge.version import __version__
 
 if TYPE_CHECKING:
     from reinforge.engine.model.dtype import DtypeChoice
+
+logger = logging.getLogger("reinforge")
+
+
+def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[EpochMetrics]) -> None:
+    """Writes summary, page, report and plot from the results so far, and ends the session in the journal."""
+    context.begin_stage(END)
+    context.wall_time_s.pop("START", None)
+    summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)
+    summary.missing_reason = context.missing.find_commonest()
+    summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}
+    summary.policy_versions = context.policy_versions
+    summary.guards = list_guard_events(context.journal.stages())
+    write_summary(context.folder / "summary.json", summary)
+    _write_page(context, summary)
+    write_report(context.folder / "report.md", summary, history, context.validations)
+    arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
+    if can_draw_plots():
+        draw_reward_plot(
+            context.folder / "reward_plot.png", history, context.validations, title=context.run_id, confirm=arms
+        )
+    else:
+        context.progress.note(f"no reward plot: {NEEDS_MATPLOTLIB}")
+    context.journal.set_facts(status=summary.status, reason=summary.reason, can_resume=summary.can_resume)
+    context.journal.end_session(summary.status if not summary.reason else f"{summary.status}: {summary.reason}")
+    for line in summary.closing_lines(color=False):
+        logger.info(line)
+
+
+def _write_page(context: RunContext, summary: RunSummary) -> None:
+    """Writes `report.html`; a run whose results are safe does not fail for want of it."""
+    try:
+        write_page(context.folder, summary)
+    except Exception as error:
+        logger.exception("report.html was not written")
+        command = f"`reinforge report {context.folder}` writes it again"
+        context.progress.note(f"no report.html: {describe_error(error)}; {command}")
+
 
 CLEANUP_S = 5.0
 """Seconds that the cleanup may take after a run was stopped."""
@@ -221,13 +261,13 @@ class _Run:
         async with watch_progress(context, runner):
             with limit_garbage_collection(enabled=FastPaths.switch(config.policy.fast_paths).garbage_collection):
                 known = context.validations[:1]
-                baseline = known[0] if known else await stages.validate(trainer, context, stages.BASELINE)
+                baseline = known[0] if known else await versions.validate(trainer, context, versions.BASELINE)
                 self.summary.baseline = self._comparison.get_summary(baseline)
                 context.report_constant_reward("note: before training")
                 refuse_unscored(baseline, config.outcomes.max_missing)
                 self._record_late_provenance()
                 statuses = await self._train()
-                await stages.adopt_unpublished(context, self.parts.adapter, statuses)
+                await versions.adopt_unpublished(context, self.parts.adapter, statuses)
                 final = await self._final_validation()
                 self.summary.final = self._comparison.get_summary(final)
                 refuse_unscored(final, config.outcomes.max_missing)
@@ -245,7 +285,7 @@ class _Run:
         if observer is not None:
             observer.begin()
         statuses = await self.trainer.run(self.config.num_epochs) or []
-        stages.refuse_failed(statuses)
+        versions.refuse_failed(statuses)
         num_jobs, num_collections = (observer.num_jobs, observer.num_collections) if observer is not None else (0, 0)
         self.summary.num_jobs = max(len(statuses), num_jobs)
         num_empty = max(num_collections, self.config.num_epochs)
@@ -266,9 +306,9 @@ class _Run:
                 made_of = resume.keep_provenance(context, made_of)
             else:
                 self._changed = True
-                context.journal.record_stage(stages.BASELINE, "CONFIG", {"changed": changed})
+                context.journal.record_stage(versions.BASELINE, "CONFIG", {"changed": changed})
             if added := count_added_epochs(context.folder, self.config.num_epochs):
-                context.journal.record_stage(stages.BASELINE, "CONFIG", {"added_epochs": added})
+                context.journal.record_stage(versions.BASELINE, "CONFIG", {"added_epochs": added})
                 context.progress.note(f"{added} more epochs than before; the verdict is computed again at the end")
             text = keep_settings_of_one_call(context.folder, text)
         replace_file(context.folder / "config.yml", text)
@@ -298,7 +338,7 @@ class _Run:
         context = self.context
         snapshot, notes = resume.choose_snapshot(context.journal, context.checkpoints)
         if snapshot is not None and not resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder):
-            snapshot = context.journal.find_snapshot(stages.BASELINE)
+            snapshot = context.journal.find_snapshot(versions.BASELINE)
             if snapshot is not None and snapshot.checkpoint and context.checkpoints.find_damage(snapshot.checkpoint):
                 snapshot = None
         context.recalls = {"validate", "confirm_base", "confirm_tuned"}
@@ -306,7 +346,7 @@ class _Run:
             context.recalls.add("collect")
         if snapshot is None:
             notes.append("no usable checkpoint is left; restarting from the beginning")
-            context.journal.rewind(stages.BASELINE - 1, forget_jobs=True, forget_episodes=self._changed)
+            context.journal.rewind(versions.BASELINE - 1, forget_jobs=True, forget_episodes=self._changed)
         else:
             await resume.restore_snapshot(context, self.parts.adapter, snapshot, forget_episodes=self._changed)
             context.journal.record_resume(snapshot.epoch)
@@ -351,7 +391,7 @@ class _Run:
         """Saves the weights before any training."""
         policy, state = self.context.policy, {"adopt": False, "trainer": None}
         version = policy.version if policy is not None else None
-        checkpoint = await stages.commit(self.context, self.parts.adapter, stages.BASELINE, state, version=version)
+        checkpoint = await versions.commit(self.context, self.parts.adapter, versions.BASELINE, state, version=version)
         if policy is not None:
             self.context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
 
@@ -377,4 +417,4 @@ class _Run:
         context, policy = self.context, self.parts.adapter.policy()
         if policy is not None and not context.checkpoints.has(policy.version):
             await context.checkpoints.write(self.parts.adapter, policy.version)
-        return await stages.validate(self.trainer, context, self.config.num_epochs - 1)
+        return await versions.validate(self.trainer, context, self.config.num_epochs - 1)

@@ -12,21 +12,21 @@ from reinforge.errors import Interrupted, StorageError
 from reinforge.rollout.isolation.containment import close_loop, create_loop, run_loop
 from reinforge.runs.resuming import describe_resume
 from reinforge.runs.summary import RunSummary, load_summary
-from reinforge.trainer.guard import LoopGuard
 from reinforge.trainer.options import RunOptions
+from reinforge.trainer.shutdown import ShutdownThread
 
 T = TypeVar("T")
 
 
 def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
-    """Runs `work` on an event loop of its own; a signal cancels it, and `LoopGuard` ends what does not end.
+    """Runs `work` on an event loop of its own; a signal cancels it, and `ShutdownThread` ends what does not end.
 
     Raises:
         Interrupted: A signal stopped it.
     """
     loop = create_loop()
     task = loop.create_task(work)
-    with LoopGuard(loop, task, options.live) as guard:
+    with ShutdownThread(loop, task, options.live) as guard:
         try:
             return run_loop(loop, task)
         except asyncio.CancelledError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -259,3 +260,18 @@ def _build_group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
                 "compute_reward; the step_reward of a mark must be a number"
             )
     return TrajectoryGroup.model_construct(group_id=str(next(iter(ids), f"group-{index}")), trajectories=list(siblings))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """The episodes of one epoch, before any of them is run.
+
+    Attributes:
+        example_ids: The training examples, each once.
+        episodes_per_example: Siblings of each example.
+        groups_per_example: Most groups that the episodes of one example make: one for each adapter.
+    """
+
+    example_ids: tuple[str, ...]
+    episodes_per_example: int
+    groups_per_example: int = 1

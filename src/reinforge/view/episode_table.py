@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import EpisodeExtent, ListedEpisode
 from reinforge.safe_text import escape_controls
 

@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 
 from reinforge.errors import ReinforgeError
 from reinforge.files import TRASH
-from reinforge.runs.journal_reader import JOURNAL
+from reinforge.runs.journal.reader import JOURNAL
 from reinforge.runs.page.token_texts import TokenTexts
 from reinforge.runs.progress import StatusLine
+from reinforge.runs.replay import JournalClock, RunReplay
 from reinforge.runs.run_folder import RUNNING, RunOverview, is_in_use, read_config, read_overview_of_any
-from reinforge.runs.watcher import JournalClock, RunWatcher
 from reinforge.view.episode_table import EpisodeTable
 
 CONFIG = "config.yml"
@@ -73,7 +73,7 @@ class RunLibrary:
         self.output_dir = output_dir.expanduser()
         self._runs: dict[Path, _ReadRun] = {}
         self._configs: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
-        self._watched: dict[Path, tuple[float | None, RunWatcher, StatusLine]] = {}
+        self._watched: dict[Path, tuple[float | None, RunReplay, StatusLine]] = {}
         self._tables: _Recent[EpisodeTable] = _Recent(MAX_TABLES)
         self._texts: _Recent[tuple[Version, TokenTexts]] = _Recent(MAX_TOKENIZERS)
 
@@ -173,7 +173,7 @@ class RunLibrary:
         if run.folder not in self._watched or self._watched[run.folder][0] != session_s:
             clock = JournalClock()  # another process has taken over: it may have removed what was passed on
             status = StatusLine(clock)
-            self._watched[run.folder] = (session_s, RunWatcher(run.folder, status, clock), status)
+            self._watched[run.folder] = (session_s, RunReplay(run.folder, status, clock), status)
         _, watcher, status = self._watched[run.folder]
         try:
             watcher.update()

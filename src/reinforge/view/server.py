@@ -22,7 +22,7 @@ from reinforge.files import read_regular_file
 from reinforge.registry import REGISTRY
 from reinforge.rollout.http.access import HEADERS, KEY, LOOPBACK, REPORT_POLICY, AccessKey, is_own_host
 from reinforge.runs.comparison import compare_runs
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.page.chats import ChatStyle
 from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE

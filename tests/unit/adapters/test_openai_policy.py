@@ -14,7 +14,7 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, StorageError
 from reinforge.protocols.openai.adapter import OpenAIAdapter
 from reinforge.protocols.openai.config import OpenAIAdapterConfig
-from reinforge.trainer.canary import probe
+from reinforge.trainer.versions import probe
 from reinforge.types.request import ChatPrompt, ModelRequest, SamplingParams
 from tests.hosted import connect_adapter, make_collection
 from tests.openai_server import fails

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from reinforge.engine.installed import is_installed
 from reinforge.engine.losses.base import find_loss
+from reinforge.engine.packages import is_installed
 from reinforge.scale.project_losses import find_module, pack_loss, unpack_loss
 from reinforge.types.sample import LossSpec
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_divided_is_refused_before_anything_runs(policy, limits, 
 
 def test_each_process_sees_the_gpu_of_its_rank(monkeypatch):
     place = TorchrunPlace(1, 2, 2, ("", 0))
-    monkeypatch.setattr("reinforge.engine.accelerators.count_gpus", lambda: 4)
+    monkeypatch.setattr("reinforge.engine.devices.count_gpus", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     choose_gpu(place, "auto")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
@@ -89,7 +89,7 @@ def test_each_process_sees_the_gpu_of_its_rank(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     choose_gpu(place, "cuda")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
-    monkeypatch.setattr("reinforge.engine.accelerators.count_gpus", lambda: 1)
+    monkeypatch.setattr("reinforge.engine.devices.count_gpus", lambda: 1)
     choose_gpu(place, "auto")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1", "its next run uses the same one"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -11,11 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from reinforge.config.dump import dump_config
+from reinforge.config.dump import dump_config, list_settings
 from reinforge.config.json_schema import build_config_schema
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config, with_current_keys
-from reinforge.config.origin import list_settings
 from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, Problem

@@ -3,8 +3,7 @@
 import torch
 
 from reinforge.engine.sampling import projection
-from reinforge.engine.sampling.adapter_rows import AdapterRows, order_rows, pick_rows
-from reinforge.engine.sampling.projection import Projection, project
+from reinforge.engine.sampling.projection import AdapterRows, Projection, order_rows, pick_rows, project
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import torch
 
 from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.value_head import ValueHead
+from reinforge.engine.model.heads import ValueHead
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec
 from tests.device import DEVICE

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reinforge.engine.memory import is_out_of_memory
+from reinforge.engine.devices import is_out_of_memory
 from reinforge.engine.model.loading import pick_device
 from reinforge.errors import ConfigError
 

@@ -7,9 +7,7 @@ import pytest
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.chat_template import PromptRenderer
-from reinforge.engine.model.grammar_markers import bind_markers
-from reinforge.engine.model.history import build_continuation
+from reinforge.engine.model.chat_template import PromptRenderer, bind_markers, build_continuation
 from reinforge.errors import MessagesRejected
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.types.request import ContinuedTurn, Grammar, ModelRequest, SamplingParams

@@ -4,7 +4,7 @@ import pytest
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.memory_use import MemoryUse
+from reinforge.engine.devices import MemoryUse
 from reinforge.engine.training import memory_need
 from reinforge.engine.training.memory_need import MemoryNeed, estimate_training, measure_need, needs_sharding
 from reinforge.types.sample import LossSpec

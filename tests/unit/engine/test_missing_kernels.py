@@ -1,8 +1,8 @@
 import importlib
 import sys
 
-from reinforge.engine.model import missing_kernels
-from reinforge.engine.model.missing_kernels import import_bitsandbytes
+from reinforge.engine.model import architecture
+from reinforge.engine.model.architecture import import_bitsandbytes
 
 PACKAGE = """
 try:
@@ -18,7 +18,7 @@ def import_with_kernels(folder, monkeypatch):
     (folder / "downloads_code.py").write_text(PACKAGE)
     (folder / "kernels.py").write_text("")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(missing_kernels, "BITSANDBYTES", "downloads_code")
+    monkeypatch.setattr(architecture, "BITSANDBYTES", "downloads_code")
     monkeypatch.delitem(sys.modules, "downloads_code", raising=False)
     monkeypatch.delitem(sys.modules, "kernels", raising=False)
     import_bitsandbytes.cache_clear()

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from reinforge.engine import packages
-from reinforge.engine.packages import check_packages, import_engine
+from reinforge.engine import import_engine, packages
+from reinforge.engine.packages import check_packages
 from reinforge.errors import BackendUnavailable
 
 

@@ -9,9 +9,9 @@ import torch
 
 from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.sampling.turns import SamplerTurns
+from reinforge.engine.callers import SamplerTurns
 from reinforge.errors import EngineError, JobFailed
-from reinforge.trainer.canary import probe
+from reinforge.trainer.versions import probe
 from reinforge.types.sample import LossSpec, Needs
 from tests.device import DEVICE
 from tests.samples import ask, make_sample, random_samples, request

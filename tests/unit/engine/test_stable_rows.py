@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from reinforge.engine.sampling.stable_rows import find_stable_rows
+from reinforge.engine.sampling.projection import find_stable_rows
 
 
 class FewRowsDiffer(Conv1D):

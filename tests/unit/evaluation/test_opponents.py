@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation import opponents
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation

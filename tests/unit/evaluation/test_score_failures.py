@@ -2,11 +2,11 @@
 
 import asyncio
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.evaluation import score_failures
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.evaluation import reasons
 from reinforge.evaluation.evaluators.python import PythonEvaluator
+from reinforge.evaluation.reasons import ScoreFailures
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.evaluation.score_failures import ScoreFailures
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -101,7 +101,7 @@ async def test_a_policy_failure_that_an_evaluator_cannot_score_is_not_reported()
 
 async def test_without_the_report_the_first_failure_passes_without_a_word(monkeypatch):
     """Mutation check: it is the report that tells."""
-    monkeypatch.setattr(score_failures, "MAX_KINDS", 0)
+    monkeypatch.setattr(reasons, "MAX_REPORTED_KINDS", 0)
     notes = []
     await collect(build(lambda output, expected: 1 / 0, notes))
     assert notes == []

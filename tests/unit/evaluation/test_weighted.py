@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.weighted import Weighted

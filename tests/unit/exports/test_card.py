@@ -10,7 +10,7 @@ from reinforge.exports.card import format_card
 from reinforge.exports.judge import Judgement
 from reinforge.exports.parity import Parity
 from reinforge.exports.trained_model import BaseModel, TrainedModel
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.summary import RunSummary
 from reinforge.types.evaluation import MetricSummary
 

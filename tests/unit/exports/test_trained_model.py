@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from reinforge.adapters.hosted_model import HostedModel
 from reinforge.errors import ConfigError
 from reinforge.exports.trained_model import BaseModel, TrainedModel, find_trained_model
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.summary import RunSummary
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig
+from reinforge.config.blocks import LimitsConfig
 from reinforge.errors import ConfigError
 from reinforge.multiagent.protocols import Roles, RolesConfig
 from tests.doubles import Scored

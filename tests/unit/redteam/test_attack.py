@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation.evaluators.contains import Contains, ContainsConfig
 from reinforge.redteam.attack import Attack, RedteamConfig
 from reinforge.redteam.evaluators import AttackSuccess, Naturalness

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from reinforge.algorithms.samples import count_tokens_of_other_choices, samples_from_groups
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ContextOverflow
@@ -18,7 +18,7 @@ from reinforge.rollout.episode import build_steps, build_trajectory
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.runs.episode_json import dump_episode, parse_episode
+from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import Outcome, TrajectoryGroup

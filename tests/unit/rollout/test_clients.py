@@ -11,7 +11,7 @@ import openai
 import pytest
 
 import reinforge
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow, MessagesRejected
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.capture import Capture

@@ -14,7 +14,7 @@ from reinforge.rollout.episode import (
 )
 from reinforge.rollout.handle.completion import build_completion
 from reinforge.rollout.isolation.worker_protocol import dump_call, load_call
-from reinforge.runs.episode_json import dump_episode, parse_episode
+from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.runner import EpisodeRunner

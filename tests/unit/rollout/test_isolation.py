@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.isolation import transport

@@ -3,7 +3,7 @@
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.engine.model.vocabulary import find_token_difference, read_vocabulary
+from reinforge.engine.model.source import find_token_difference, read_vocabulary
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, EngineError
 from reinforge.rollout.models.local_llm import LocalLLM
 from reinforge.rollout.models.openai_client import OpenAIChat

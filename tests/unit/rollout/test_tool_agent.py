@@ -16,7 +16,7 @@ from reinforge.rollout.workflows import mcp_server
 from reinforge.rollout.workflows import tools as tools_module
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
-from reinforge.trainer.guard import LiveRun, LoopGuard
+from reinforge.trainer.shutdown import LiveRun, ShutdownThread
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome
@@ -219,7 +219,7 @@ class FirstCalls(CallingPolicy):
 )
 async def test_a_tool_that_blocks_or_ends_costs_its_episode_alone(loop, tool_call, outcome, reason):
     tools = ["my_tools:exit_here", "my_tools:block", "my_tools:sleep"]
-    guard = LoopGuard(asyncio.get_running_loop(), asyncio.current_task(), LiveRun(blocked_s=1.0))
+    guard = ShutdownThread(asyncio.get_running_loop(), asyncio.current_task(), LiveRun(blocked_s=1.0))
     with guard:
         good, bad = await loop(policy=FirstCalls([tool_call], "x"), tools=tools, inputs=["good", "bad"], timeout_s=1.0)
     assert (good.outcome, good.item.output_obj) == (Outcome.OK, "good")

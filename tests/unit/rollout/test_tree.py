@@ -3,7 +3,7 @@
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import CaptureError
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import build_tree, groups_from_tree

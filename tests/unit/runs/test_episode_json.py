@@ -8,7 +8,7 @@ import pytest
 from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.files import to_json
 from reinforge.rollout.episode import build_trajectory
-from reinforge.runs.episode_json import dump_episode, parse_episode
+from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.supports import Supports

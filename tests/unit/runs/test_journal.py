@@ -12,7 +12,7 @@ import zstandard
 from reinforge.errors import ConfigError, StorageError
 from reinforge.files import append_line, replace_file, to_json
 from reinforge.interfaces import Journal
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import Outcome

@@ -6,9 +6,9 @@ import sqlite3
 import pytest
 
 from reinforge.errors import ConfigError, StorageError
-from reinforge.runs.journal import RunJournal, upgrade_journal
-from reinforge.runs.journal_reader import JournalReader
-from reinforge.runs.journal_schema import MIGRATIONS, SCHEMA_VERSION
+from reinforge.runs.journal.journal import RunJournal, upgrade_journal
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.journal.schema import MIGRATIONS, SCHEMA_VERSION
 from reinforge.runs.run_folder import read_overview
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import examples

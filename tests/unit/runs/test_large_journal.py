@@ -5,10 +5,10 @@ import sqlite3
 
 import pytest
 
-from reinforge.runs import journal_repair
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import DAMAGE_MARK, DamagedJournal, JournalReader
-from reinforge.runs.journal_repair import check_journal, repair_journal
+from reinforge.runs.journal import repair
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import DAMAGE_MARK, DamagedJournal, JournalReader
+from reinforge.runs.journal.repair import check_journal, repair_journal
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.runs.run_folder import read_overview, read_record
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -101,8 +101,8 @@ def damage(folder, epoch):
 
 @pytest.fixture
 def large(monkeypatch):
-    monkeypatch.setattr(journal_repair, "MAX_WHOLE_BYTES", 0)
-    monkeypatch.setattr(journal_repair, "NEWEST_EPISODES", EPISODES)
+    monkeypatch.setattr(repair, "MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(repair, "NEWEST_EPISODES", EPISODES)
 
 
 def test_new_damage_is_mended_before_a_resume(folder, large):

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import ConfigError
-from reinforge.runs import journal_writer
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import JournalReader
-from reinforge.runs.journal_repair import check_journal, repair_journal
-from reinforge.runs.journal_schema import SCHEMA_VERSION
+from reinforge.runs.journal import writer
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.journal.repair import check_journal, repair_journal
+from reinforge.runs.journal.schema import SCHEMA_VERSION
 from tests.journal_rows import read_rows
 from tests.scripted_run import ScriptedRun
 from tests.unit.runs.test_journal_schema import write_format_1
@@ -121,6 +121,6 @@ def test_without_looking_at_the_format_a_newer_journal_is_changed(old, monkeypat
     database.execute("PRAGMA user_version = 4")
     database.close()
     before = (old / "run.sqlite").read_bytes()
-    monkeypatch.setattr(journal_writer, "create_or_upgrade", lambda db, database: None)
+    monkeypatch.setattr(writer, "create_or_upgrade", lambda db, database: None)
     RunJournal.open(old).close()
     assert (old / "run.sqlite").read_bytes() != before

@@ -8,7 +8,7 @@ from tokenizers.decoders import ByteLevel
 
 from reinforge.cli import main
 from reinforge.config.compare import find_changed_settings
-from reinforge.runs.episode_json import dump_episode
+from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.page.charts import Line, Point, choose_ticks, draw_chart
 from reinforge.runs.page.chats import ChatStyle, build_chat, choose_logprob_class, choose_relative_class
 from reinforge.runs.page.elements import build, to_html
@@ -17,7 +17,7 @@ from reinforge.runs.page.token_texts import TokenTexts
 from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpisodeRow
-from reinforge.trainer import run_files
+from reinforge.trainer import run as run_module
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
@@ -217,7 +217,7 @@ async def test_a_page_that_cannot_be_written_costs_no_run(tmp_path, monkeypatch)
     def fail(*args):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(run_files, "write_page", fail)
+    monkeypatch.setattr(run_module, "write_page", fail)
     summary = await ScriptedRun(tmp_path).run(progress=Notes())
     assert summary.status == "completed"
     told = next(note for note in notes if note.startswith("no report.html: RuntimeError: boom"))

@@ -17,8 +17,8 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.files import commit_folder, find_damage, make_staging_path
 from reinforge.runs import removal
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.removal import check_run_name, find_foreign_files
 from reinforge.runs.run_folder import read_runs
 from reinforge.trainer.options import RunOptions

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from reinforge.files import to_json
-from reinforge.runs.episode_json import dump_tokens, parse_tokens
+from reinforge.runs.journal.episode_json import dump_tokens, parse_tokens
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.supports import Supports
 

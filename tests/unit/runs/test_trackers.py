@@ -11,7 +11,7 @@ import pytest
 from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import Improvement
 from reinforge.runs import tracking as tracked_progress
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.summary import RunSummary

@@ -7,8 +7,8 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.config.episodes import TranscriptsConfig
-from reinforge.runs.journal import RunJournal
+from reinforge.config.blocks import TranscriptsConfig
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.transcripts import format_transcripts, read_transcripts, write_transcripts
 from reinforge.types.trajectory import Outcome
 from tests.dialogues import make_branch, make_episode, make_message

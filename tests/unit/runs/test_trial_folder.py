@@ -6,8 +6,8 @@ import sqlite3
 import filelock
 import pytest
 
-from reinforge.runs import trial_folder
-from reinforge.runs.trial_folder import find_obstacle
+from reinforge.runs import removal
+from reinforge.runs.removal import find_obstacle
 
 
 def test_a_usable_folder_has_no_obstacle_and_is_left_as_it_was(tmp_path):
@@ -41,7 +41,7 @@ def no_database(path):
     ("module", "name", "broken", "expected"),
     [
         (filelock, "FileLock", no_locks, "NotImplementedError: FileSystem does not appear to support flock"),
-        (trial_folder, "_write_database", no_database, "OperationalError: locking protocol"),
+        (removal, "_write_database", no_database, "OperationalError: locking protocol"),
     ],
 )
 def test_a_file_system_without_locks_or_databases_is_reported(tmp_path, monkeypatch, module, name, broken, expected):

@@ -5,11 +5,11 @@ import io
 import pytest
 
 from reinforge.files import replace_file
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_checksums import update_rows
+from reinforge.runs.journal.checksums import update_rows
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import PlainProgress, SilentProgress, StatusLine
+from reinforge.runs.replay import JournalClock, RunReplay
 from reinforge.runs.rows import EpochMetrics, ValidationRow
-from reinforge.runs.watcher import JournalClock, RunWatcher
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import examples
 from tests.scripted_run import ScriptedRun
@@ -53,7 +53,7 @@ class Live:
         self.journal.start_session()
         self.clock = JournalClock()
         self.shown = Calls(self.clock)
-        self.watcher = RunWatcher(folder / "r", self.shown, self.clock)
+        self.watcher = RunReplay(folder / "r", self.shown, self.clock)
         self.write_config()
 
     def write_config(self):
@@ -93,7 +93,7 @@ async def test_a_run_that_has_ended_is_shown_as_its_process_showed_it(tmp_path):
     await ScriptedRun(tmp_path).run(progress=shown)
     clock = JournalClock()
     again = Calls(clock)
-    assert not RunWatcher(tmp_path / "r", again, clock).update()
+    assert not RunReplay(tmp_path / "r", again, clock).update()
     lines = [[call for call in each.calls if call[0] != "stage"] for each in (shown, again)]
     assert lines[0] == lines[1]
     assert ("epoch", 1) in [call[:2] for call in again.calls]
@@ -109,7 +109,7 @@ def test_an_epoch_lasts_as_long_as_it_did(live):
     live.set_times("sessions", "started_s", 40)
     live.set_times("stages", "at_s", 100)
     stream = io.StringIO()
-    RunWatcher(live.journal.folder, PlainProgress(stream, clock=live.clock), live.clock).update()
+    RunReplay(live.journal.folder, PlainProgress(stream, clock=live.clock), live.clock).update()
     assert stream.getvalue().splitlines()[1:] == [
         "baseline: reward 0.250 (interval unknown)",
         "epoch 0 (1/2): reward 0.500 (interval unknown), 8 min 20 s",  # from 100 s, the end of the baseline, to 600 s

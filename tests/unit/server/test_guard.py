@@ -5,8 +5,8 @@ import stat
 import pytest
 
 from reinforge.errors import ConfigError
+from reinforge.serving.access import OPEN_PATHS, RequestGuard
 from reinforge.serving.app import ServeApp
-from reinforge.serving.guard import OPEN_PATHS, RequestGuard
 from reinforge.serving.models import ServedModels
 from reinforge.serving.token_file import read_token
 from tests.doubles import ScriptedPolicy

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from reinforge.cli import COMMANDS
-from reinforge.cli.init import KINDS
 from reinforge.errors import ConfigError, StorageError
 from reinforge.tasks import projects
 from reinforge.tasks.help_desk import grammar
 from reinforge.tasks.projects import SHARED, TEMPLATES, write_project
+from reinforge.tasks.projects.command import KINDS
 from reinforge.tasks.shop import questions
 from reinforge.tasks.word_problems.agent import build_messages
 

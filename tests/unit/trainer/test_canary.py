@@ -5,7 +5,7 @@ import pytest
 
 from reinforge.engine import NamedPolicies
 from reinforge.errors import ConfigError, JobFailed
-from reinforge.trainer.canary import PROBE, pick_prompts, probe
+from reinforge.trainer.versions import PROBE, pick_prompts, probe
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import ScriptedPolicy
 

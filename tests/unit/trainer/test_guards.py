@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig
-from reinforge.config.guards import GuardsConfig
+from reinforge.config.blocks import GuardsConfig, LimitsConfig
 from reinforge.errors import GuardHalted
 from reinforge.runs.guard_events import STAGE, list_guard_events
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.guards import measures
-from reinforge.trainer.guards.watch import GuardWatch
+from reinforge.trainer.guards.events import GuardWatch
 
 NUM_EPOCHS = 10
 HALTING = GuardsConfig.model_validate(
@@ -197,7 +196,7 @@ def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(
     run = play(zero_variance=lambda e: 20)
     assert run.play() == 2
     del run.validations[3:]
-    monkeypatch.setattr("reinforge.trainer.guards.watch.list_guard_events", lambda stages: [])
+    monkeypatch.setattr("reinforge.trainer.guards.events.list_guard_events", lambda stages: [])
     assert run.play(first=2, context=run.start()) == 2
 
 

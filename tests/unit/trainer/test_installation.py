@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.engine import device_trial
+from reinforge.engine import devices
 from reinforge.engine.machine import measure_machine
 from reinforge.trainer import installation
 from reinforge.trainer.installation import (
@@ -116,7 +116,7 @@ def test_an_engine_that_cannot_be_imported_is_broken_with_the_command(monkeypatc
 
 
 def test_a_device_that_computes_nonsense_is_broken(monkeypatch):
-    monkeypatch.setattr(device_trial, "TOLERANCE", -1.0)
+    monkeypatch.setattr(devices, "TOLERANCE", -1.0)
     (found,) = check_devices()[:1]
     assert found.state == "broken"
     assert "a gradient is wrong by" in found.text
@@ -124,8 +124,8 @@ def test_a_device_that_computes_nonsense_is_broken(monkeypatch):
 
 
 def test_a_device_that_fails_says_so():
-    assert "Error" in device_trial.find_wrong_result("nonsense")
-    assert device_trial.find_wrong_result("cpu") == ""
+    assert "Error" in devices.find_wrong_result("nonsense")
+    assert devices.find_wrong_result("cpu") == ""
 
 
 def test_nothing_else_is_tried_without_an_engine(tmp_path, monkeypatch):

@@ -6,18 +6,18 @@ import re
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BudgetReached, ContextOverflow, EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
-from reinforge.trainer.canary import shortest_prompts
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
+from reinforge.trainer.versions import shortest_prompts
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
 from tests.journal_rows import read_rows

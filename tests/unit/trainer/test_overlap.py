@@ -5,17 +5,17 @@ import json
 
 import pytest
 
-from reinforge.config.episodes import LimitsConfig
+from reinforge.config.blocks import LimitsConfig
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.errors import ConfigError, JobFailed
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import epoch_collection
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.epoch_collection import EarlyCollections, ExampleChoice, check_overlap, drop_stale
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
-from reinforge.trainer.overlap import EarlyCollections, ExampleChoice, check_overlap, drop_stale
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection

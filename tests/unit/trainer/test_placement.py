@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation

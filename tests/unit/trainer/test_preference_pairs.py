@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from reinforge.files import to_json
-from reinforge.runs.episode_json import dump_episode, parse_episode
+from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.trainer.builders.preference_pairs import (
     CandidateStep,
     DPOTrajectoryBuilder,

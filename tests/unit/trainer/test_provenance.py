@@ -9,8 +9,7 @@ import pytest
 
 from reinforge.config.loader import build_config, load_config
 from reinforge.trainer import provenance
-from reinforge.trainer.ownership import find_key_file, is_own_run, seal_run
-from reinforge.trainer.provenance import Provenance, collect_provenance
+from reinforge.trainer.provenance import Provenance, collect_provenance, find_key_file, is_own_run, seal_run
 
 
 def write(path, content):

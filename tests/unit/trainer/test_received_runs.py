@@ -3,8 +3,8 @@
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.runs.journal import RunJournal
-from reinforge.trainer.ownership import seal_run
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.trainer.provenance import seal_run
 from reinforge.trainer.resume import load_run_config, read_provenance
 
 CONFIG = "workflow: {_type: python, function: 'rfx_agent:agent'}\n"

@@ -12,8 +12,7 @@ from reinforge.cli import main
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
 from reinforge.trainer import reward_test
-from reinforge.trainer.reward_report import EXPECTED, RewardTestReport, ScoredAnswer
-from reinforge.trainer.reward_test import RewardTestOptions, run_reward_test
+from reinforge.trainer.reward_test import EXPECTED, RewardTestOptions, RewardTestReport, ScoredAnswer, run_reward_test
 from tests.judges import reply_to
 from tests.openai_server import OpenAIServer, says
 

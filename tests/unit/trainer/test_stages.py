@@ -7,7 +7,7 @@ from reinforge.config.pipeline import PipelineStage
 from reinforge.config.schema import FinetuneConfig, StageConfig
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder, StageParts
-from reinforge.trainer.setup.stages import HeldOutPrompts
+from reinforge.trainer.setup.pipeline import HeldOutPrompts
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import examples
 from tests.unit.trainer.test_loop import loop

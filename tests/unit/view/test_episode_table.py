@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
 from reinforge.view.episode_table import EpisodeQuery, EpisodeTable

@@ -6,8 +6,8 @@ import os
 import shutil
 
 from reinforge.errors import StorageError
-from reinforge.runs.journal import RunJournal
-from reinforge.runs.watcher import RunWatcher
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.replay import RunReplay
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.view import library as library_module
 from reinforge.view.library import RunLibrary
@@ -107,7 +107,7 @@ async def test_a_run_whose_journal_vanishes_leaves_the_others_in_the_list(made, 
     def fail(self):
         raise StorageError("cannot read it")
 
-    monkeypatch.setattr(RunWatcher, "update", fail)
+    monkeypatch.setattr(RunReplay, "update", fail)
     async with Browser(tmp_path) as browser:
         assert "improved the agent" in (await browser.page("/")).text
     journal.close()

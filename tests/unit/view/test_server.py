@@ -10,7 +10,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.rollout.http.access import POLICY
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.run_folder import read_runs
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.view import server as server_module

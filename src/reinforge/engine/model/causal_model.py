@@ -6,22 +6,62 @@ Shapes: B rows, T tokens of a row, N selected tokens, H features, V vocabulary.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from reinforge.engine.fast_paths import FastPaths
-from reinforge.engine.model.last_mlp import compute_mlp_at, find_last_layer
-from reinforge.engine.model.missing_kernels import shorten_kernel_warnings
+from reinforge.engine.model.architecture import shorten_kernel_warnings
 from reinforge.engine.model.model_cache import LayerKind, find_layer_kinds
 from reinforge.engine.model.text_part import find_text_part
 from reinforge.errors import ConfigError, Problem
+
+
+def find_last_layer(module: nn.Module) -> nn.Module | None:
+    """Returns the last layer that transformers marks as one, if it has an MLP; None: the family marks none."""
+    layers = [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]
+    return layers[-1] if layers and isinstance(getattr(layers[-1], "mlp", None), nn.Module) else None
+
+
+@contextmanager
+def compute_mlp_at(indices_N: Tensor, layer: Any) -> Iterator[None]:
+    """Makes the layer's MLP compute only these tokens of `[B, T, H]`, b T + t each, and return 0 for all others.
+
+    A checkpointed layer (`activation_checkpointing.py`) computes all tokens: its backward pass, which runs it again,
+    comes after this block.
+    """
+    if "forward" in vars(layer):
+        yield
+        return
+    shape = torch.Size()
+
+    def gather(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal shape
+        shape = inputs[0].shape
+        return inputs[0].flatten(0, 1).index_select(0, indices_N)[None], *inputs[1:]
+
+    def scatter(_: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # experts may return the router's choices, too
+            return scatter(_, inputs, output[0]), *output[1:]
+        zeros = output.new_zeros(shape).flatten(0, 1)
+        return zeros.index_copy(0, indices_N, output[0]).view(shape)
+
+    hooks = [layer.mlp.register_forward_pre_hook(gather), layer.mlp.register_forward_hook(scatter)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
 
 logger = logging.getLogger(__name__)
 
@@ -229,3 +269,68 @@ class CausalModel:
             reason = f"its features would differ by {error:g}"
         logger.info("%s: computing the last MLP for every token (slower): %s", self.config.model_type, reason)
         return False
+
+
+def find_checkpointable_layers(model: CausalModel) -> list[nn.Module]:
+    """Returns the layers that transformers marks as checkpointable.
+
+    Raises:
+        ConfigError: The family marks none.
+    """
+    layers = [module for module in model.module.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        path = "finetuning.policy.activation_checkpointing"
+        message = f"transformers does not support activation checkpointing for {model.config.model_type} models"
+        raise ConfigError(Problem(path, message, "set it to false"))
+    return layers
+
+
+@contextmanager
+def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Makes forward passes inside the block keep only the inputs of these layers; run the backward pass inside, too.
+
+    The layers are restored on exit, so a copy of the model made at any other time is an ordinary one.
+    """
+    for layer in layers:
+        layer.forward = partial(_run_checkpointed, layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _run_checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class Fingerprinter:
+    """Hashes one model with each of its adapters; weights that never change are hashed once.
+
+    Args:
+        model: The model.
+        trained: The trained parameters of all adapters.
+    """
+
+    def __init__(self, model: CausalModel, trained: Collection[nn.Parameter]):
+        self.model = model
+        ids = {id(parameter) for parameter in trained}
+        self._frozen = {name: p for name, p in model.module.named_parameters() if id(p) not in ids}
+        self._frozen_digest: bytes | None = None
+
+    def compute(self) -> str:
+        """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, inactive adapters excluded."""
+        own = f".{self.model.adapter}."  # so that an adapter has the same hash under every name
+        trained = {name.replace(own, f".{DEFAULT_ADAPTER}."): p for name, p in self.model.trained_parameters.items()}
+        if self._frozen_digest is None:
+            self._frozen_digest = _hash_parameters(self._frozen) if self._frozen else b""
+        return hashlib.sha256(self._frozen_digest + _hash_parameters(trained)).hexdigest()[:16]
+
+
+def _hash_parameters(parameters: Mapping[str, Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for name, parameter in sorted(parameters.items()):
+        digest.update(name.encode())
+        content: Any = parameter.detach().cpu().contiguous().view(torch.uint8).numpy()
+        digest.update(content)
+    return digest.digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -11,14 +12,89 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reinforge.engine.model.grammar_markers import bind_markers
-from reinforge.engine.model.history import build_continuation
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
 from reinforge.engine.model.text_stream import TextStream
 from reinforge.errors import ConfigError, EngineError, MessagesRejected, Problem, boundary
 from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
+
+RenderMessages = Callable[[Sequence[Message], bool], str]
+"""Renders messages by the chat template; True: with the generation prompt."""
+
+
+def build_continuation(
+    render: RenderMessages, messages: Sequence[Message], num_messages: int, end_text: str | None, ends: Sequence[str]
+) -> str | None:
+    """Returns the text that continues an earlier reply up to the next one.
+
+    Args:
+        messages: The whole conversation.
+        num_messages: How many of them the earlier call covers; the last is its reply.
+        end_text: The text of the token that ended the reply; None: it was cut off.
+        ends: The texts of all tokens that end a reply.
+
+    Returns:
+        The text behind `end_text`; None: the template does not show the reply, so that its end cannot be found.
+    """
+    marker = f"reply-{os.urandom(8).hex()}"
+    marked = [*messages[: num_messages - 1], mark_reply(messages[num_messages - 1], marker)]
+    whole = render([*marked, *messages[num_messages:]], True)
+    alone = render(marked, False)
+    if marker not in whole or marker not in alone:
+        return None
+    after = whole[whole.rindex(marker) + len(marker) :]
+    closing = find_common_start(after, alone[alone.rindex(marker) + len(marker) :])
+    places = [(place, text) for text in ends if text and (place := closing.find(text)) >= 0]
+    if end_text is None:  # the end that the template writes, without what closes a call
+        return after[min(places)[0] :] if places else after
+    if not places:  # the template ends a reply in another way, which the sampled end replaces
+        return after[len(closing) :]
+    place, text = min(places)
+    return after[place + len(text) :]
+
+
+def find_common_start(first: str, second: str) -> str:
+    """Returns the longest text with which both begin."""
+    count = min(len(first), len(second))
+    return first[: next((i for i in range(count) if first[i] != second[i]), count)]
+
+
+def mark_reply(message: Message, marker: str) -> Message:
+    """Returns a reply whose text, or else the arguments of its calls, are a marker."""
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    marked: Message = {key: value for key, value in message.items() if key != "tool_calls"}
+    if message.get("content") or not calls:
+        marked["content"] = marker
+    if calls:
+        arguments = json.dumps({"marker": marker})
+        marked["tool_calls"] = [
+            {**call, "function": {**(call.get("function") or {}), "arguments": arguments}} for call in calls
+        ]
+    return marked
+
+
+_MARKER = re.compile(r'^(marker_\d+): ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
+_UNTIL = re.compile(r'^(until_\d+)\[suffix=("(?:[^"\\]|\\.)*")\]: .*$', re.MULTILINE)
+
+
+def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
+    r"""Returns a grammar whose markers are tokens where the tokenizer has them.
+
+    Example: `bind_markers('start: marker_0\nmarker_0: "<call>"\n', {"<call>": 7})` ->
+    `'start: marker_0\nmarker_0: <[7]>\n'`.
+
+    Args:
+        token_ids: The tokenizer's added tokens, which are never part of other text.
+    """
+
+    def bind(found: re.Match[str], before: str) -> str:
+        token = token_ids.get(json.loads(found[2]))
+        return found[0] if token is None else f"{found[1]}: {before}<[{token}]>"
+
+    text = _MARKER.sub(lambda found: bind(found, ""), text)
+    return _UNTIL.sub(lambda found: bind(found, "/(?s:.*)/ "), text)
+
 
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""

@@ -16,12 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.fast_paths import FastPaths
+from reinforge.engine.model.architecture import import_bitsandbytes
 from reinforge.engine.model.attention import use_grouped_attention
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.fused_layers import use_fused_layers
 from reinforge.engine.model.hub import check_model_source, check_tokenizer_source, check_trainable, find_adapter_base
-from reinforge.engine.model.making import MAKING
-from reinforge.engine.model.missing_kernels import import_bitsandbytes
+from reinforge.engine.model.model_files import MAKING
 from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA
 from reinforge.engine.model.quantization import quantize_linear_layers
 from reinforge.engine.model.source import MODEL, TOKENIZER, check_same_tokens, find_source, open_source, open_tokenizer

@@ -8,11 +8,20 @@ them; they have to end at a regular file. Needs no torch and no transformers.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from reinforge.errors import Problem
+
+MAKING = threading.RLock()
+"""Held while transformers makes a model.
+
+Until it is done, torch's default type and methods of transformers' classes are replaced, for all threads. Two that make
+models at the same time may leave the replacements behind: no later model of the process would have its weights tied.
+"""
+
 
 CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.engine.installed import BITSANDBYTES, is_installed
 from reinforge.engine.model.architecture import find_untrainable
 from reinforge.engine.model.model_files import (
     ADAPTER_CONFIG,
@@ -31,6 +30,7 @@ from reinforge.engine.model.source import (
     find_tokenizer_source,
     get_gguf,
 )
+from reinforge.engine.packages import BITSANDBYTES, is_installed
 from reinforge.errors import ConfigError, Problem, did_you_mean
 
 LORA = "finetuning.policy.lora"

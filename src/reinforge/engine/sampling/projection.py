@@ -16,15 +16,58 @@ Several adapters multiply the same product of the weights, each only its own row
 Shapes: M rows, I inputs, O outputs of all layers together, R ranks of one adapter in all layers together.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from reinforge.engine.sampling.adapter_rows import AdapterRows
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.sampling.kv_cache import MIN_ROWS
+
+
+class AdapterRows(NamedTuple):
+    """Rows in the order of their adapters.
+
+    Attributes:
+        order: The row of the batch at each place of the order; None: the batch is in this order.
+        places: The place of each row of the batch.
+        counts: Rows of each adapter.
+        min_rows: Each adapter multiplies at least this many rows, and the results of rows that are not its own are
+            dropped: with fewer rows, the last bit of a product depends on their number.
+    """
+
+    order: Tensor | None
+    places: Tensor | None
+    counts: list[int]
+    min_rows: int
+
+
+def order_rows(names: Sequence[str], device: torch.device, min_rows: int) -> tuple[tuple[str, ...], AdapterRows]:
+    """Returns the adapters of a batch, and the rows of each.
+
+    Args:
+        device: The model's.
+    """
+    adapters = tuple(sorted(set(names)))
+    if len(adapters) == 1:
+        return adapters, AdapterRows(None, None, [len(names)], min_rows)
+    order = torch.tensor(sorted(range(len(names)), key=names.__getitem__))
+    counts = [names.count(name) for name in adapters]
+    return adapters, AdapterRows(order.to(device), order.argsort().to(device), counts, min_rows)
+
+
+def pick_rows(states: Tensor, indices: Tensor | None) -> Tensor:
+    """Returns these rows of a tensor, or all for None; compiled by TorchScript, too."""
+    return states if indices is None else states.index_select(0, indices)
+
 
 MAX_PACKED_SHARE = 0.25
 """Maximum memory of packed weights, as a share of the machine's."""
@@ -156,3 +199,43 @@ def collect_adapter(layers: Sequence[Any], name: str) -> tuple[Tensor, Tensor]:
     if not downs:
         return weight.new_zeros(0, linears[0].in_features), weight.new_zeros(size, 0)
     return pack(torch.cat(downs)), pack(torch.cat(ups, dim=1))
+
+
+CHECKED_ROWS = 40
+"""Up to here every number of rows is tried, beyond it every eighth."""
+
+
+@torch.no_grad()
+def find_stable_rows(model: CausalModel, max_rows: int) -> int:
+    """Returns the smallest number of rows from which every product of the model gives a row the same bits.
+
+    Args:
+        model: The model; one layer of each shape is tried.
+        max_rows: Rows of a full batch; returned if no smaller number works, so that every step has exactly this many.
+    """
+    before, stable = torch.get_num_threads(), min(MIN_ROWS, max_rows)
+    torch.set_num_threads(1)  # on several threads a product is also divided by its number of rows
+    try:
+        for size, compute in _iterate_products(model):
+            rows = torch.linspace(-1, 1, max_rows * size, device=model.device).view(max_rows, size).to(model.dtype)
+            whole = compute(rows)
+            each, eighth = range(stable, min(max_rows, CHECKED_ROWS)), range(max(stable, CHECKED_ROWS), max_rows, 8)
+            counts = [*each, *eighth, max_rows]
+            for count, following in pairwise(counts):
+                if not torch.equal(compute(rows[:count]), whole[:count]):
+                    stable = following
+    finally:
+        torch.set_num_threads(before)
+    return stable
+
+
+def _iterate_products(model: CausalModel) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
+    """Yields the input size and the product of one layer of each shape, packed and plain, as decode steps use it."""
+    seen: set[tuple[int, ...]] = set()
+    for layer in model.module.modules():
+        if not isinstance(layer, nn.Linear | Conv1D) or tuple(layer.weight.shape) in seen:
+            continue
+        seen.add(tuple(layer.weight.shape))
+        yield (layer.in_features if isinstance(layer, nn.Linear) else layer.nx), layer
+        if type(layer) is nn.Linear:
+            yield layer.in_features, partial(multiply, weight=pack(layer.weight.detach()), bias=None)

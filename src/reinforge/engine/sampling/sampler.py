@@ -26,20 +26,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reinforge.engine.memory import free_cached_memory, is_out_of_memory
+from reinforge.engine.devices import free_cached_memory, is_out_of_memory
+from reinforge.engine.model.adapters import LoRABatch
+from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
-from reinforge.engine.model.lora_batch import LoRABatch
-from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.model.text_part import iterate_expert_parameters
 from reinforge.engine.sampling.constrained_sampling import RowConstraints, sample_constrained
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
-from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest
+from reinforge.engine.sampling.projection import find_stable_rows
+from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler_trials import SamplerTrials
-from reinforge.engine.sampling.stable_rows import find_stable_rows
-from reinforge.engine.sampling.stats import SamplerStats
 from reinforge.engine.sampling.threads import leave_core_to_agents
 from reinforge.engine.sampling.token_sampling import (
     KeptTokens,

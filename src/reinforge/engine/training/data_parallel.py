@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from reinforge.engine.training.collate import get_prefix, group_pairs
-from reinforge.errors import EngineError
+from reinforge.errors import BackendUnavailable, EngineError
 from reinforge.types.sample import TrainingSample
 
 if TYPE_CHECKING:
@@ -277,3 +278,23 @@ def _count_tokens(samples: Sequence[TrainingSample], members: Sequence[int]) -> 
     lengths = sum(len(samples[i]) for i in members)
     prefixes = {get_prefix(samples[i]) for i in members}
     return lengths - (len(members) - 1) * len(prefixes.pop()) if len(prefixes) == 1 else lengths
+
+
+TIMEOUT = timedelta(minutes=5)
+
+
+def open_store(address: tuple[str, int], prefix: str) -> Store:
+    """Returns the store at an address, with keys of our own.
+
+    Args:
+        address: Host and port.
+        prefix: What the keys begin with.
+
+    Raises:
+        BackendUnavailable: It cannot be reached.
+    """
+    host, port = address
+    try:
+        return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=TIMEOUT))
+    except RuntimeError as error:
+        raise BackendUnavailable(f"torchrun's store at {host}:{port} cannot be reached: {error}") from error

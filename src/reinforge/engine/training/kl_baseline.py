@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.masks import AttentionMasks
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.errors import EngineError
 from reinforge.types.sample import TrainingSample

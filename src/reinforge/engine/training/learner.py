@@ -18,25 +18,22 @@ from torch import Tensor
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.crash import crash_point
+from reinforge.engine.devices import free_cached_memory, is_out_of_memory
 from reinforge.engine.losses.base import Loss, as_loss_output, find_loss
-from reinforge.engine.memory import free_cached_memory, is_out_of_memory
-from reinforge.engine.model.activation_checkpointing import checkpoint_activations, find_checkpointable_layers
-from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import ValueHead
+from reinforge.engine.model.attention import AttentionMasks
+from reinforge.engine.model.causal_model import CausalModel, checkpoint_activations, find_checkpointable_layers
+from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.data_parallel import MetricSums
 from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batch_loss import compute_mismatch, scale_loss, set_deferred_logprobs
-from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.engine.training.micro_batches import make_micro_batches, plan_steps
 from reinforge.engine.training.scheduled_optimizer import log_skipped_step
-from reinforge.engine.training.sharded_optimizer import ShardedOptimizer
-from reinforge.engine.training.step_plan import plan_steps
+from reinforge.engine.training.sharding import ShardedOptimizer
 from reinforge.errors import EngineError
-from reinforge.types.gradients import GradientReport
-from reinforge.types.sample import FloatArray, LossSpec, TrainingSample, UpdateReport, are_finite
+from reinforge.types.sample import FloatArray, GradientReport, LossSpec, TrainingSample, UpdateReport, are_finite
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.lm_head import ChunkedLMHead, split_tokens
-from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import ValueHead, scatter_to_tokens
+from reinforge.engine.model.heads import ChunkedLMHead, ValueHead, scatter_to_tokens, split_tokens
 from reinforge.engine.token_batch import BatchSupports, TokenBatch
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.micro_batches import make_micro_batches

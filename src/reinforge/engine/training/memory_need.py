@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from reinforge.engine.memory_use import measure_memory
+from reinforge.engine.devices import measure_memory
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.training.learner import Learner
 from reinforge.engine.training.optimizers import get_state_keys

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from reinforge.engine.losses.base import LossOutput, mean_by_sample
+from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import ValueHead
+from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
 from reinforge.engine.training.data_parallel import MetricSums

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reinforge.config.policy import CriticConfig, OptimizerConfig, ScheduleConfig
 from reinforge.crash import crash_point
-from reinforge.engine.model.value_head import CRITIC_PREFIX
+from reinforge.engine.model.heads import CRITIC_PREFIX
 from reinforge.engine.training.optimizers import (
     MasterWeights,
     get_optimizer_state,
@@ -24,7 +24,7 @@ from reinforge.engine.training.optimizers import (
     restore_optimizer_state,
 )
 from reinforge.errors import EngineError
-from reinforge.types.gradients import AdamSettings
+from reinforge.types.sample import AdamSettings
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.value_head import ValueHead, compute_values
+from reinforge.engine.model.heads import ValueHead, compute_values
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs, score_replies
 from reinforge.errors import EngineError

@@ -30,12 +30,10 @@ from torch import Tensor
 from torch.autograd import Function
 from transformers.cache_utils import DummyLayer
 
-from reinforge.engine.model.attention import GROUPED_ATTENTION, SharedKeys
+from reinforge.engine.model.attention import GROUPED_ATTENTION, AttentionMasks, SharedKeys
 from reinforge.engine.model.causal_model import TRIAL_FAILURES, CausalModel
 from reinforge.engine.model.flash_attention import find_prefix_runs, is_kernel_exact
-from reinforge.engine.model.masks import AttentionMasks
-from reinforge.engine.model.model_cache import LeftPadding, ModelCache, make_prefill_cache
-from reinforge.engine.model.prompt_cache import PrefillCacheLayer
+from reinforge.engine.model.model_cache import LeftPadding, ModelCache, PrefillCacheLayer, make_prefill_cache
 from reinforge.engine.token_batch import Prefixes, Stems, TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
 from reinforge.types.sample import TrainingSample

@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from reinforge.engine.model.making import MAKING
-from reinforge.engine.model.model_files import CONFIG, GENERATION_CONFIG, INDEX
+from reinforge.engine.model.model_files import CONFIG, GENERATION_CONFIG, INDEX, MAKING
 from reinforge.exports.gguf.families import (
     OTHER_FORM,
     ROPE_FACTORS,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reinforge.config.episodes import SamplingConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.exports.gguf.vocabulary import CONVERTER, FORMAT, Vocabulary, build_vocabulary
 from reinforge.files import storage_boundary

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reinforge.config.episodes import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem
 from reinforge.evaluation.datasets import ListDataset
 from reinforge.multiagent.agents import PureTextWholeAgent

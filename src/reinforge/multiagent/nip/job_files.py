@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from reinforge.errors import StorageError, boundary
 from reinforge.files import storage_boundary, to_json, write_json
-from reinforge.runs.episode_json import dump_tokens, parse_tokens
+from reinforge.runs.journal.episode_json import dump_tokens, parse_tokens
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection

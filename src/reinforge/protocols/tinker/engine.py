@@ -20,8 +20,7 @@ from reinforge.protocols.tinker.config import TinkerAdapterConfig
 from reinforge.protocols.tinker.losses import build_data, make_datum, translate_loss
 from reinforge.protocols.tinker.policy import TinkerPolicy
 from reinforge.protocols.tinker.service import OpenService
-from reinforge.types.gradients import AdamSettings
-from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+from reinforge.types.sample import AdamSettings, FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
 
 NAME = "default"
 SERVICE = "tinker"
@@ -97,8 +96,8 @@ class TinkerEngine:
         **_: Any,
     ) -> UpdateReport:
         """Trains on the samples: one forward_backward and one optim_step for each optimizer step."""
+        from reinforge.engine.training.micro_batches import plan_steps
         from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
-        from reinforge.engine.training.step_plan import plan_steps
 
         name, settings = translate_loss(loss)
         _check_samples(samples)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
-from reinforge.types.gradients import AdamSettings
 from reinforge.types.request import SamplingParams
-from reinforge.types.sample import FloatArray
+from reinforge.types.sample import AdamSettings, FloatArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,7 +34,7 @@ class ClassifierScorer(Scorer[str, str]):
         from reinforge.engine.checkpoint import hide_progress_bars
         from reinforge.engine.model.hub import check_model_source, check_tokenizer_source
         from reinforge.engine.model.loading import pick_device
-        from reinforge.engine.model.making import MAKING
+        from reinforge.engine.model.model_files import MAKING
 
         with boundary(EngineError, f"cannot load the classifier {model}"), hide_progress_bars(), MAKING:
             check_tokenizer_source(model, "model")

@@ -4,7 +4,7 @@
     ignores its cancellation                              abandoned after `GRACE_S`; the run continues without it
     cancels every task of the loop                        `RunTask` refuses for those of the run and of other episodes
     stops the loop, or raises SystemExit in a callback    `run_loop` starts the loop again
-    blocks the loop                                       `trainer/guard.py` interrupts it with `LoopBlocked`
+    blocks the loop                                       `trainer/shutdown.py` interrupts it with `LoopBlocked`
 
 It shares the process, so it can still end it or close its files: `isolation: process` prevents that too.
 """

@@ -11,8 +11,9 @@ from pydantic import Field
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig, LLMConfig
 from reinforge.dialects.tool_calls import parse_reply, prepare_request
-from reinforge.engine.model.vocabulary import FAMILY, find_token_difference
-from reinforge.engine.packages import check_packages, import_engine
+from reinforge.engine import import_engine
+from reinforge.engine.model.source import FAMILY, find_token_difference
+from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError, EngineError, Problem
 from reinforge.interfaces import Builder
 from reinforge.registry import register_llm

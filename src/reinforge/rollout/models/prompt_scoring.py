@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from reinforge.engine.model.vocabulary import FAMILY
+from reinforge.engine.model.source import FAMILY
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, UnexpectedAnswer
 from reinforge.types.sample import FloatArray, TrainingSample

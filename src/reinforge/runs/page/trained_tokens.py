@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reinforge.rollout.episode import is_trained_call
-from reinforge.runs.episode_json import parse_call
+from reinforge.runs.journal.episode_json import parse_call
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
 from reinforge.scale.engine_worker import PeerSettings
 from reinforge.scale.ray.cluster import RayConnection, check_ray
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reinforge.engine.installed import is_installed
+from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable, Problem, boundary
 
 INSTALL = 'pip install "reinforge[ray]" (in a checkout: pip install -e ".[ray]")'

@@ -16,7 +16,7 @@ from reinforge.errors import BackendUnavailable, ReinforgeError
 from reinforge.scale.ray.cluster import describe_room
 from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, explain_failure, find_cause
 from reinforge.scale.router import Router
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import Sharding
 
 logger = logging.getLogger(__name__)
 

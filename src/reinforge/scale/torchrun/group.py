@@ -24,7 +24,7 @@ from reinforge.scale.project_losses import find_module
 from reinforge.scale.router import Router
 from reinforge.scale.torchrun.calls import WorkerClient, WorkerLoop
 from reinforge.scale.torchrun.place import ENDED, SharedStore, TorchrunPlace, announce, choose_gpu, open_own_store
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import Sharding
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine

@@ -114,7 +114,7 @@ def open_own_store(place: TorchrunPlace) -> SharedStore:
     Raises:
         BackendUnavailable: It cannot be reached.
     """
-    from reinforge.engine.training.rendezvous import open_store
+    from reinforge.engine.training.data_parallel import open_store
 
     return open_store(place.store, f"reinforge-{place.attempt}")
 
@@ -161,7 +161,7 @@ def choose_gpu(place: TorchrunPlace, device: str) -> None:
     """
     if device not in ("auto", "cuda"):
         return
-    from reinforge.engine.accelerators import count_gpus
+    from reinforge.engine.devices import count_gpus
 
     count = count_gpus()
     if count == 0 or os.environ.get(VISIBLE) == _CHOSEN.get(place, ""):

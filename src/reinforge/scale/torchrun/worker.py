@@ -23,7 +23,7 @@ from reinforge.scale.torchrun.place import (
     open_own_store,
     wait_for_announcement,
 )
-from reinforge.types.sharding import Sharding
+from reinforge.types.sample import Sharding
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine

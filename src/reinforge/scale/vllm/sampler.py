@@ -27,8 +27,8 @@ from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from reinforge.scale.vllm.answers import GenerateAnswer
 from reinforge.scale.vllm.canary import check_served_weights
+from reinforge.scale.vllm.checks import check_sampler, require_guarded_server
 from reinforge.scale.vllm.client import VLLMClient
-from reinforge.scale.vllm.guard import check_sampler, require_guarded_server
 from reinforge.scale.vllm.policy import Admission, VLLMPolicy
 from reinforge.scale.vllm.process import (
     ServedModelSettings,

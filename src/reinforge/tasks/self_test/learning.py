@@ -19,9 +19,9 @@ from reinforge.config.loader import load_config
 from reinforge.errors import BudgetReached, JobFailed, StorageError
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file, to_json
+from reinforge.runs.journal.verify import verify_run
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.summary import RunSummary
-from reinforge.runs.verify import verify_run
 from reinforge.tasks.self_test import SELF_TEST
 from reinforge.tasks.self_test.model import list_questions, write_model
 from reinforge.trainer.options import RunOptions

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 
 NUM_SOLVED, NUM_UNSOLVED = 4, 1
 """Problems that are shown: newly solved ones, and one that is still wrong."""

@@ -16,11 +16,10 @@ from reinforge.rollout.episode import build_adapter_trajectories, is_trained_cal
 from reinforge.rollout.functions import find_named_llm
 from reinforge.rollout.models.llms import find_adapters, find_served_entries
 from reinforge.trainer.builders.outputs import build_output_groups
-from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationRunOutput
 from reinforge.types.seeding import stable_random
-from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import CollectionPlan, Trajectory, TrajectoryCollection
 
 
 class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):

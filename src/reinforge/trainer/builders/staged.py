@@ -13,10 +13,9 @@ from reinforge.config.pipeline import PipelineStage, choose_stage
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import EvaluationError, Problem
 from reinforge.interfaces import Algorithm, EvaluationRunner, TrajectoryBuilder
-from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
-from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
+from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
 
 TRAIN = "train"
 

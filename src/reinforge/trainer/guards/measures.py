@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from reinforge.config.guards import GuardLimits, GuardsConfig
+from reinforge.config.blocks import GuardLimits, GuardsConfig
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
 
 SOLVED = 0.9

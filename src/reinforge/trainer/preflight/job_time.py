@@ -11,7 +11,7 @@ from reinforge.errors import JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import TrainerAdapter
 from reinforge.rollout.episode import attach_captured_tokens
-from reinforge.trainer import stages
+from reinforge.trainer import versions
 from reinforge.trainer.setup.parts import Parts
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -75,5 +75,5 @@ async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) 
     started, key = time.monotonic(), f"{NAME}/{len(groups)}"
     trajectories = [group.trajectories for group in groups]
     collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)
-    stages.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
+    versions.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
     return time.monotonic() - started

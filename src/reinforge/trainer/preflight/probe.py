@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reinforge.adapters.local import LocalAdapter
+from reinforge.config.blocks import LimitsConfig
 from reinforge.config.dump import dump_config
-from reinforge.config.episodes import LimitsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import FinetuneConfig
@@ -34,31 +34,30 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.registry import Registry
 from reinforge.rollout.models.openai_client import ModelUsage
-from reinforge.runs.journal import RunJournal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.report import write_report
 from reinforge.runs.rows import BASELINE
 from reinforge.runs.summary import RunSummary
-from reinforge.trainer import stages
+from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
 from reinforge.trainer.preflight.durations import RunSize, StageClock, Timings, list_probed_epochs
 from reinforge.trainer.preflight.job_time import JobTime, time_jobs
 from reinforge.trainer.preflight.scoring import score_twice
-from reinforge.trainer.setup.binding import bind_parts
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.dtype import settle_dtype
-from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.parts import Parts, bind_parts
 from reinforge.trainer.setup.prepare import build_parts, require_enabled
-from reinforge.types.collection import CollectionPlan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
+from reinforge.types.trajectory import CollectionPlan
 
 if TYPE_CHECKING:
-    from reinforge.engine.memory_use import MemoryUse
+    from reinforge.engine.devices import MemoryUse
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +253,7 @@ class _Prober:
         started, policy = time.monotonic(), self.context.policy
         version = policy.version if policy is not None else None
         state = {"adopt": False, "trainer": None}
-        checkpoint = await stages.commit(self.context, self.parts.adapter, BASELINE, state, version=version)
+        checkpoint = await versions.commit(self.context, self.parts.adapter, BASELINE, state, version=version)
         if policy is not None:
             self.context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
         return time.monotonic() - started
@@ -308,7 +307,7 @@ class _Prober:
         most = int(self.options.max_probe_s * VALIDATION_SHARE / max(episode_s, 1e-6))
         self.evaluation.splits["select"] = items[: max(1, self.options.num_examples, most)]
         before = self.clock.measure("BASELINE")
-        await stages.validate(self.parts.trainer, self.context, BASELINE)
+        await versions.validate(self.parts.trainer, self.context, BASELINE)
         self.clock.stop()
         return (self.clock.measure("BASELINE") - before) / len(self.evaluation.splits["select"])
 

@@ -14,7 +14,7 @@ from reinforge.trainer.preflight.recommendation import Findings, Recommendation
 from reinforge.types.evaluation import MetricSummary
 
 if TYPE_CHECKING:
-    from reinforge.engine.memory_use import MemoryUse
+    from reinforge.engine.devices import MemoryUse
 
 GIB = 2**30
 

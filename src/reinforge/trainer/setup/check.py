@@ -18,7 +18,7 @@ from reinforge.evaluation.evaluators.base import score_item
 from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import Registry
-from reinforge.runs.trial_folder import find_obstacle
+from reinforge.runs.removal import find_obstacle
 from reinforge.trainer.guards.precautions import find_warnings
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.attempts import Attempts

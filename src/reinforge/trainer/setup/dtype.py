@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.engine.packages import import_engine
+from reinforge.engine import import_engine
 from reinforge.runs.run_folder import read_config
 
 if TYPE_CHECKING:

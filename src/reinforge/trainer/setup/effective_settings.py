@@ -19,8 +19,8 @@ from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.setup.comparisons import describe_comparisons
 from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.pipeline import describe_stages
 from reinforge.trainer.setup.served_policy import can_serve_policy
-from reinforge.trainer.setup.stages import describe_stages
 from reinforge.types.sample import Needs
 
 

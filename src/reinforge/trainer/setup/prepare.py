@@ -14,12 +14,13 @@ from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
 from reinforge.rollout.runner import choose_llm
+from reinforge.trainer.epoch_collection import check_overlap
 from reinforge.trainer.guards.precautions import refuse_repetitions
-from reinforge.trainer.overlap import check_overlap
 from reinforge.trainer.setup.attempts import Attempts
 from reinforge.trainer.setup.comparisons import find_comparison_problems
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.pipeline import build_stages, check_pipeline
 from reinforge.trainer.setup.run_settings import validate_run_settings
 from reinforge.trainer.setup.served_policy import (
     can_serve_policy,
@@ -27,7 +28,6 @@ from reinforge.trainer.setup.served_policy import (
     refuse_sampling,
     require_policy_llm,
 )
-from reinforge.trainer.setup.stages import build_stages, check_pipeline
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
 

@@ -19,9 +19,8 @@ from typing import Any
 from reinforge.config.document import KeyPath, format_path
 from reinforge.config.environment import PLACEHOLDER
 from reinforge.config.imports import SPEC
-from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
 from reinforge.config.loader import load_config
-from reinforge.config.values import iterate_models, iterate_values
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.models.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint

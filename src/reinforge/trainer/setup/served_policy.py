@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reinforge.config.episodes import SamplingConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import Problem
 from reinforge.interfaces import TrainerAdapter

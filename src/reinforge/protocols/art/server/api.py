@@ -43,7 +43,7 @@ from reinforge.protocols.art.server.wire import (
     read_trainer_args,
 )
 from reinforge.serving.api_error import ApiError
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.base_models import BaseModels, TrainingHost, find_bases
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import abortable, count_retries, read_json, write_json
 from reinforge.types.episode import ModelCall
@@ -377,3 +377,13 @@ class ARTApi:
 def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
     """Returns the names of a step for the clients of protocol 1 and of protocol 2."""
     return f"{record.name}@{step}", f"{record.artifact}:step{step}"
+
+
+async def make_art(host: TrainingHost) -> ARTApi:
+    """Returns the part of a server that ART's clients train on.
+
+    Raises:
+        ConfigError: A model on the command line cannot be trained.
+    """
+    options, folder = host.options, host.options.data_dir.absolute() / "art"
+    return ARTApi(host.models, await find_bases(options), folder, device=options.device, max_models=options.max_models)

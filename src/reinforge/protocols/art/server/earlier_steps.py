@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.engine.packages import import_engine
+from reinforge.engine import import_engine
 from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread

@@ -37,7 +37,7 @@ from reinforge.protocols.openai.server.states import JobState
 from reinforge.protocols.openai.server.store import JobStore, make_event
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.checkpoints import copy_model
-from reinforge.runs.journal_reader import JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.summary import RunSummary, load_summary
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")

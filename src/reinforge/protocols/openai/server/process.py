@@ -24,7 +24,7 @@ from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeErr
 from reinforge.files import remove_folder, write_json
 from reinforge.protocols.openai.server.plan import RUN
 from reinforge.rollout.isolation.processes import kill_descendants
-from reinforge.runs.journal_reader import JOURNAL
+from reinforge.runs.journal.reader import JOURNAL
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.dataset import LEFT_OUT
 from reinforge.trainer.options import RunOptions

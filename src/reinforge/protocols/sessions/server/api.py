@@ -43,7 +43,7 @@ from reinforge.protocols.sessions.wire import (
 from reinforge.rollout.http.bodies import read_body
 from reinforge.rollout.isolation.worker_protocol import dump_error
 from reinforge.serving.api_error import ApiError
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.base_models import BaseModels, TrainingHost, find_bases
 from reinforge.serving.routes import LIMITS, abortable, read_bytes, write_json
 from reinforge.types.request import TokenLogprobs
 
@@ -330,3 +330,14 @@ async def _answer(work: Callable[[], Awaitable[SessionAnswer]], kind: type[Sessi
         answer = kind(raised=dump_error(error))
     text: str = answer.model_dump_json()
     return web.Response(text=text, content_type="application/json")
+
+
+async def make_sessions(host: TrainingHost) -> SessionsApi:
+    """Returns the part of a server that runs elsewhere train on.
+
+    Raises:
+        ConfigError: A model on the command line cannot be trained.
+    """
+    options, folder = host.options, host.options.data_dir.absolute() / "sessions"
+    limits = SessionLimits(max_sessions=options.max_models)
+    return SessionsApi(await find_bases(options), folder, device=options.device, limits=limits)

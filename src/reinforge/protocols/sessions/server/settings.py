@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from reinforge.config.episodes import LimitsConfig
+from reinforge.config.blocks import LimitsConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, ReinforgeError, describe_error

@@ -22,12 +22,11 @@ from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
-from reinforge.types.gradients import AdamSettings, GradientReport
-from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
+from reinforge.types.sample import AdamSettings, FloatArray, GradientReport, LossSpec, TrainingSample
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
-    from reinforge.engine.model.adapter_weights import AdapterWeights
+    from reinforge.engine.model.adapters import AdapterWeights
 
 T = TypeVar("T")
 BASE = "untrained"

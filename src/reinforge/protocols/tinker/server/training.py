@@ -35,10 +35,10 @@ from reinforge.protocols.tinker.server.slots import AdapterShape, AdapterSlots, 
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, parse_request, read_config, read_data, write_output
 from reinforge.serving.api_error import ApiError
 from reinforge.serving.routes import read_bytes, write_json
-from reinforge.types.gradients import AdamSettings
+from reinforge.types.sample import AdamSettings
 
 if TYPE_CHECKING:
-    from reinforge.engine.model.adapter_weights import AdapterWeights
+    from reinforge.engine.model.adapters import AdapterWeights
 
 
 SILENCE_S = 60.0

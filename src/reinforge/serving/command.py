@@ -1,0 +1,209 @@
+"""`reinforge serve MODEL|RUN`: models behind the APIs of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
+from reinforge.cli.output import say, say_as_is
+from reinforge.cli.process import leave
+from reinforge.cli.report import exit_on_error
+from reinforge.registry import load_named
+
+if TYPE_CHECKING:
+    from reinforge.serving.app import ServeApp
+
+DEFAULT_PORT = 8000
+PROTOCOLS = {
+    "fine_tuning": "reinforge.protocols.openai.server.setup:make_fine_tuning",
+    "art": "reinforge.protocols.art.server.api:make_art",
+    "sessions": "reinforge.protocols.sessions.server.api:make_sessions",
+    "tinker": "reinforge.protocols.tinker.server.setup:make_tinker",
+}
+"""Option -> what makes its part of the server."""
+ACCESS, TRAINING = "Access", "Training"
+"""Titles of groups of options."""
+
+
+@click.command("serve", cls=GroupedCommand, context_settings={"show_default": True})
+@click.argument("models", metavar="MODEL|RUN...", nargs=-1, required=True)
+@option("host", default="127.0.0.1", group=ACCESS, help="Address to listen on; any other one needs --token_file.")
+@option("port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, group=ACCESS, help="TCP port; 0: any free one.")
+@option(
+    "token_file",
+    metavar="FILE",
+    group=ACCESS,
+    help="File with the key that every request must carry; made, readable by you alone, if it does not exist.",
+)
+@option(
+    "allowed_hosts",
+    metavar="NAME,...",
+    group=ACCESS,
+    help="Further names of this machine that clients may use in URLs, such as gpu1.example.org.",
+)
+@option("versions", is_flag=True, help="Serve every checkpoint of a run, too, as RUN@VERSION, if they are adapters.")
+@option("device", default="auto", help="auto, cpu, cuda or mps.")
+@option("dtype", type=click.Choice(["float32", "bfloat16", "auto"]), help="Data type; default: that of the run.")
+@option("max_model_len", type=click.IntRange(min=8), group=LIMITS, help="Most tokens of prompt and reply together.")
+@option("max_num_seqs", type=click.IntRange(min=1), default=64, group=LIMITS, help="Replies sampled at a time.")
+@option("max_tokens", type=click.IntRange(min=1), group=LIMITS, help="Most tokens of one reply.")
+@option(
+    "max_in_flight",
+    type=click.IntRange(min=1),
+    default=512,
+    group=LIMITS,
+    help="Calls at a time; further ones get 429.",
+)
+@option(
+    "fine_tuning",
+    is_flag=True,
+    group=TRAINING,
+    help="Also speak OpenAI's fine-tuning API: clients upload rows and train the models that are served.",
+)
+@option(
+    "lora_rank",
+    type=click.IntRange(0, 512),
+    default=16,
+    group=TRAINING,
+    help="Fine-tuning, ART: rank of the adapters; 0: all weights.",
+)
+@option(
+    "max_jobs", type=click.IntRange(1, 64), default=1, group=TRAINING, help="Fine-tuning: jobs that train at a time."
+)
+@option(
+    "allow_python_graders",
+    is_flag=True,
+    group=TRAINING,
+    help="Fine-tuning: run graders in Python that clients send. No boundary: only where you would run their code.",
+)
+@option(
+    "art",
+    is_flag=True,
+    group=TRAINING,
+    help="Also speak the protocols of OpenPipe ART: its clients train LoRA adapters of the models that are served.",
+)
+@option(
+    "sessions",
+    is_flag=True,
+    group=TRAINING,
+    help="Also sample and train for runs elsewhere: `trainer_adapters._type: http`.",
+)
+@option(
+    "tinker",
+    is_flag=True,
+    group=TRAINING,
+    help="Also speak Tinker's protocol: clients train LoRA adapters of the one MODEL.",
+)
+@option(
+    "data_dir",
+    metavar="FOLDER",
+    default=".reinforge/serve",
+    group=TRAINING,
+    help="Where what clients train is kept.",
+)
+@option(
+    "max_models",
+    type=click.IntRange(1, 64),
+    default=4,
+    group=TRAINING,
+    help="ART, sessions, Tinker: models trained at a time.",
+)
+@option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
+@OUTPUT_DIR
+@DEBUG
+def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: Any) -> None:
+    """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
+
+    Each MODEL|RUN is a run, a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or bundled:NAME. LoRA adapters
+    of one base model share its memory and are sampled in one batch.
+
+    \b
+    Examples:
+      reinforge serve runs/support-1
+      reinforge serve runs/support-1 runs/support-2 --port 9000
+      reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
+    """
+    with exit_on_error(as_json=False, debug=debug):
+        try:
+            asyncio.run(_serve(models, Path(output_dir), options))
+            code = 128 + signal.SIGTERM
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
+
+
+async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
+    """Serves until SIGTERM; Ctrl-C cancels it."""
+    from reinforge.serving.app import ServeApp
+    from reinforge.serving.base_models import TrainingHost, TrainingOptions
+    from reinforge.serving.limits import ServerLimits
+    from reinforge.serving.loading import LoadSettings, ModelLoader
+    from reinforge.serving.models import ServedModels
+    from reinforge.serving.token_file import read_token
+
+    served = ServedModels()
+    token = read_token(options["token_file"])
+    chosen = {name: options[name] for name in ("device", "dtype", "max_model_len", "max_num_seqs")}
+    takes_adapters = bool(options["fine_tuning"] and options["lora_rank"])
+    chosen |= {"takes_adapters": takes_adapters, "serves_versions": options["versions"]}
+    loader = ModelLoader(served, LoadSettings(output_dir=output_dir, **chosen))
+    names = {each.name for each in fields(TrainingOptions)} & options.keys()
+    training = {name: options[name] for name in names} | {"data_dir": Path(options["data_dir"])}
+    training |= {"sources": sources, "output_dir": output_dir, "token": token}
+    host = TrainingHost(served, loader, TrainingOptions(**training, allow_python=options["allow_python_graders"]))
+    features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
+    app = ServeApp(
+        served,
+        features,
+        host=options["host"],
+        port=options["port"],
+        token=token,
+        limits=ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
+        allowed_hosts=filter(None, (options["allowed_hosts"] or "").split(",")),
+    )
+    try:
+        app.listen()  # before models are loaded, which takes long
+        for source in sources:
+            say(f"Loading {source} ...")
+            if not options["tinker"]:  # Tinker's part loads its model itself
+                await loader.open(source)
+        async with app:
+            _say_address(app, options["token_file"])
+            if options["art"]:
+                say("Point ART's clients at it:")
+                say_as_is(f"  ServerlessBackend(api_key=..., base_url='{app.address}/v1')")
+            if options["tinker"]:
+                key = "tml-local" if token is None else f"$(cat {options['token_file']})"
+                say("Point Tinker's clients at it:")
+                say_as_is(f"  export TINKER_BASE_URL={app.address} TINKER_API_KEY={key}")
+            await _wait_until_stopped(keeps_jobs=options["fine_tuning"] or options["art"])
+    finally:
+        await loader.close()
+
+
+async def _wait_until_stopped(*, keeps_jobs: bool) -> None:
+    """Returns once SIGTERM comes; Ctrl-C cancels this task. A second signal ends the process at once."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    with contextlib.suppress(NotImplementedError):  # Windows: the process ends at once
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    try:
+        await stopped.wait()
+    finally:
+        say("Stopping." + (" Jobs are kept, and resume when the server starts again." if keeps_jobs else ""))
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _say_address(app: ServeApp, token_file: str | None) -> None:
+    """Says in one line how to point a client at the server."""
+    key = "any" if token_file is None else f"$(cat {token_file})"
+    say(f"Serving {', '.join(app.models.names)} until you press Ctrl-C. Point a client at it:")
+    say_as_is(f"  export OPENAI_BASE_URL={app.address}/v1 OPENAI_API_KEY={key}")
+    say(f"Chat in the browser: {app.address}" + ("" if token_file is None else "/?key=KEY"))

@@ -1,0 +1,191 @@
+"""A thread that watches the event loop of a run: it passes on signals, and ends what does not end.
+
+    first signal                  the run's task is cancelled; the run writes a checkpoint and its files
+    `STOP_S` later                the process is ended, whatever an agent does; its last checkpoint is on disk already
+    second signal                 the process is ended at once
+    an agent blocks the loop      it is interrupted after the time limit of an episode, which then has timed out
+
+A Python signal handler runs on the main thread, between two steps of the interpreter, so code that blocks there would
+delay it. This thread is told by `signal.set_wakeup_fd`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Self
+
+from reinforge.rollout.isolation.containment import SCOPE, BlockedTime, LoopBlocked
+from reinforge.rollout.isolation.processes import kill_descendants
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+"""Signals that stop a run. Slurm can send SIGUSR1 some time before it ends a job (`sbatch --signal`)."""
+
+INTERRUPT = getattr(signal, "SIGURG", None)
+"""Sent to the main thread to interrupt an agent that blocks it; ignored by default, and rarely used."""
+
+TICK_S = 0.25
+STOP_S = 7.0
+"""Seconds that a run has to stop; with `RECORD_S` it stays below the 10 s that are promised."""
+SAVE_S = 120.0
+"""Seconds that it has to stop while it writes a checkpoint."""
+RECORD_S = 2.0
+"""Seconds that recording the end of a run may take."""
+MIN_BLOCKED_S = 1.0
+"""Seconds for which any code may block the event loop: on a busy machine, that is not always its fault."""
+BLOCKED_AT_STOP_S = 2.0
+"""Seconds for which an agent may block the event loop of a run that stops."""
+
+
+@dataclass
+class LiveRun:
+    """What the guard knows about a run.
+
+    Attributes:
+        blocked_s: Seconds for which an agent may block the event loop.
+        is_saving: True while the run writes its last checkpoint.
+        record_end: Records in the run folder that the run is ended now, and returns the message for the user.
+    """
+
+    blocked_s: float = 120.0
+    is_saving: bool = False
+    record_end: Callable[[str], str] = lambda reason: reason
+
+
+class ShutdownThread:
+    """Watches a loop that runs on the main thread; on any other thread, which gets no signals, it does nothing.
+
+    Args:
+        loop: The loop.
+        task: The run; the first signal cancels it.
+        live: What is known about the run.
+
+    Attributes:
+        received: The first signal; None: there was none.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], live: LiveRun):
+        self.loop, self.task, self.live = loop, task, live
+        self.received: signal.Signals | None = None
+        self._stopped_s = 0.0
+        self._beat_s = self._seen_beat_s = time.monotonic()
+        self._num_silent_ticks = 0
+        self._handlers: dict[int, Any] = {}
+        self._reader, self._writer = socket.socketpair()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+        for number in SIGNALS:
+            if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                self._handlers[number] = signal.signal(number, self._handle)
+        if INTERRUPT is not None:
+            self._handlers[INTERRUPT] = signal.signal(INTERRUPT, self._interrupt)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self.loop.call_soon(self._beat, context=contextvars.Context())
+        threading.Thread(target=self._watch, name="reinforge-guard", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._ended.set()
+        if self._handlers:
+            with contextlib.suppress(ValueError, OSError):  # an agent may have closed the descriptor of the earlier one
+                signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for end in (self._reader, self._writer):
+            with contextlib.suppress(OSError):
+                end.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Passes a signal on if an agent's own signal handlers have replaced the wakeup descriptor."""
+        with contextlib.suppress(ValueError, OSError):
+            if signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False) != self._writer.fileno():
+                self._writer.send(bytes([number]))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Runs on the main thread, inside the code that blocks it."""
+        if SCOPE.get() is None or self._num_silent_ticks == 0:  # the run's own code, or the loop runs again
+            return
+        blocked_s, self._num_silent_ticks = time.monotonic() - self._beat_s, 0
+        BlockedTime.total_s += blocked_s
+        raise LoopBlocked(
+            f"blocked the event loop for {blocked_s:.0f} s: await slow work, or write a plain function instead of an "
+            "async one"
+        )
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self.loop.call_later(TICK_S, self._beat)
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            for number in self._read():
+                self._receive(number)
+            self._check_loop()
+            self._check_deadline()
+
+    def _read(self) -> bytes:
+        """Returns the signals that have arrived, after a tick at the latest."""
+        try:
+            ready, _, _ = select.select([self._reader], [], [], TICK_S)
+            return self._reader.recv(64) if ready else b""
+        except (OSError, ValueError):  # closed: by us, or by an agent; the handlers still run
+            self._ended.wait(TICK_S)
+            return b""
+
+    def _receive(self, number: int) -> None:
+        if number not in SIGNALS:
+            return
+        if self.received is not None:
+            self._end("a second signal")
+        self.received, self._stopped_s = signal.Signals(number), time.monotonic()
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            self.loop.call_soon_threadsafe(self.task.cancel, context=contextvars.Context())
+
+    def _check_loop(self) -> None:
+        """Interrupts an agent that blocks the loop for too long; counts ticks, since a process may be suspended."""
+        if self._beat_s != self._seen_beat_s:
+            self._seen_beat_s, self._num_silent_ticks = self._beat_s, 0
+            return
+        self._num_silent_ticks += 1
+        limit_s = max(MIN_BLOCKED_S, self.live.blocked_s)
+        if self.received is not None:
+            limit_s = min(BLOCKED_AT_STOP_S, limit_s)
+        if self._num_silent_ticks * TICK_S >= limit_s and INTERRUPT is not None:
+            signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
+
+    def _check_deadline(self) -> None:
+        limit_s = SAVE_S if self.live.is_saving else STOP_S
+        if self.received is not None and time.monotonic() - self._stopped_s >= limit_s:
+            self._end(f"it did not stop within {limit_s:g} s")
+
+    def _end(self, why: str) -> None:
+        """Ends the process with the exit code of the first signal."""
+        received = self.received or signal.SIGTERM
+        told = [f"stopped by {received.name}; {why}, so the process was ended"]
+
+        def record() -> None:
+            with contextlib.suppress(Exception):  # such as a full disk: the process ends nevertheless
+                told[0] = self.live.record_end(told[0])
+
+        recorder = threading.Thread(target=record, name="reinforge-last-words", daemon=True)
+        recorder.start()
+        recorder.join(RECORD_S)
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nerror: {told[0]}\n".encode(errors="backslashreplace"))
+        kill_descendants()
+        os._exit(128 + received)
