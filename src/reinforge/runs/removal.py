@@ -1,4 +1,7 @@
-"""Folders of runs: their names, whether one can be made, and their removal."""
+"""Folders of runs: their names, whether one can be made, and their removal: only of what a run has written.
+
+A removal renames the folder first, so that a partly removed one is never taken for a run.
+"""
 
 from __future__ import annotations
 

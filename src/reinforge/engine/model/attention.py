@@ -1,4 +1,11 @@
-"""Attention over packed rows and prefixes, and the masks that it takes."""
+"""Attention with torch's own operations where transformers' sdpa does more work than needed, and the masks it takes.
+
+It is registered with transformers under a name, which is how an unmodified model gets another attention function. sdpa
+repeats the keys and values of grouped heads wherever there is a mask, which costs more than the attention over a few
+keys; on a CPU it also multiplies every query with later keys (`flash_attention.py`).
+
+Shapes: B rows, H heads, K heads of keys and values (H = K G), T new tokens of a row, L cached tokens, D head size.
+"""
 
 from __future__ import annotations
 

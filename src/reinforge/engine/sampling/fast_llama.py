@@ -5,7 +5,7 @@ small operations, and between any two of them the thread waits for Python's lock
 of it is products whose weights are rearranged in every step. For Llama-like models (RMSNorm, attention with rotary
 embeddings, RMSNorm, gated MLP) one function here goes from token ids to logits: one product makes queries, keys and
 values, one makes gate and up, and the weights are packed once (`projection.py`), with LoRA adapters beside them, of
-which each row uses its own. TorchScript runs it without that lock (`torchscript.py`). docs/performance.md has the
+which each row uses its own. TorchScript runs it without that lock (`token_sampling.py`). docs/performance.md has the
 figures. The sampler compares its logits with a plain forward when it starts, and uses the modules where they differ.
 
 In bfloat16 it rounds where transformers' modules round; what is left of the difference to the learner is the noise of

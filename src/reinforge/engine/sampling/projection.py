@@ -11,12 +11,12 @@ the sampled policy would not be the trained one. Layers with the same input are 
 
     q, k, v = x [W_q; W_k; W_v]^T + (x [A_q; A_k; A_v]^T) [s B_q, 0, 0; 0, s B_k, 0; 0, 0, s B_v]^T
 
-Several adapters multiply the same product of the weights, each only its own rows (`adapter_rows.py`).
+Several adapters multiply the same product of the weights, each only its own rows.
 
 Shapes: M rows, I inputs, O outputs of all layers together, R ranks of one adapter in all layers together.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: TorchScript reads the annotations of these types.
 
 import os
 from collections.abc import Callable, Iterator, Sequence

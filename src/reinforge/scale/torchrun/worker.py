@@ -74,7 +74,7 @@ class PatientStop:
 
 
 class Torchrun:
-    """The processes of torchrun, as a `Launcher` of the embedded engine.
+    """The processes of torchrun, as a `EngineLauncher` of the embedded engine.
 
     Args:
         place: This process.
