@@ -18,7 +18,7 @@ HEAD = """\
 ```bash
 reinforge config show run.yml --origin    # every value in effect, and where it is set
 reinforge check run.yml                   # report all problems, without running
-reinforge components                      # the same tables for your installation, including your plugins
+reinforge components evaluator            # the names of one kind with their settings, including your plugins
 reinforge config schema > schema.json     # JSON schema, for completion in an editor
 ```
 

@@ -343,11 +343,11 @@ class Registry:
         """Returns a registry that has the components of this one, and does not change it when extended."""
         return Registry(parent=self)
 
-    def plugin_errors(self) -> dict[str, str]:
-        """Imports the plugins and returns the error of each one that failed, by entry-point name."""
-        for name in self._find_plugins():
+    def plugin_errors(self, *, load: bool = True) -> dict[str, str]:
+        """Imports the plugins, unless told not to, and returns the error of each one that failed, by entry point."""
+        for name in self._find_plugins() if load else ():
             self._load_plugin(name)
-        return {**(self.parent.plugin_errors() if self.parent else {}), **self._plugin_errors}
+        return {**(self.parent.plugin_errors(load=load) if self.parent else {}), **self._plugin_errors}
 
     def _find_plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
         """Returns the plugins that have not been loaded, by entry-point name."""

@@ -1,8 +1,10 @@
-"""`reinforge components [KIND]`: lists every `_type`, with its settings, defaults and module."""
+"""`reinforge components [KIND]`: lists every `_type`; those of one kind with settings and defaults."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,13 +12,16 @@ from reinforge.cli.options import DEBUG, JSON, GroupedCommand
 from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import exit_on_error
 
+if TYPE_CHECKING:
+    from reinforge.registry import Listing
+
 
 @click.command("components", cls=GroupedCommand)
 @click.argument("kind", required=False)
 @JSON
 @DEBUG
 def command(kind: str | None, as_json: bool, debug: bool) -> None:
-    """List every `_type` that a configuration can use, with its settings, their defaults, and its module.
+    """List every `_type` that a configuration can use, with its module; those of one KIND with settings and defaults.
 
     KIND is one of llm, workflow, dataset, evaluator, trajectory_builder, trainer_adapter, trainer, algorithm, model.
     The kind `model` lists the bundled models, which are named like `bundled:tickets`.
@@ -35,25 +40,39 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
         if kind is not None and kind not in KINDS:
             hint = did_you_mean(kind, KINDS) or ";"
             raise click.UsageError(f'unknown kind "{kind}"{hint} allowed: {", ".join(KINDS)}')
+        if kind is None and not as_json:
+            _list_names(REGISTRY.list_names(), REGISTRY.plugin_errors(load=False))
+            return
         listed = [_describe_component(component) for component in REGISTRY.components(kind)]
         errors = REGISTRY.plugin_errors()
         if as_json:
             say_json({"components": listed, "plugin_errors": errors})
             return
-        last = ""
+        say_as_is(click.style(kind, bold=True))
         for component in listed:
-            if component["kind"] != last:
-                last = component["kind"]
-                say_as_is(("" if component is listed[0] else "\n") + click.style(last, bold=True))
             what = "  (a protocol)" if component["is_protocol"] else ""
             say(f"  {component['written']:<28} {component['origin']}{what}")
-            if component["kind"] == "model":  # has no settings
+            if kind == "model":  # has no settings
                 say(f"      {component['description']}")
             for line in component["fields"]:
                 default = "required" if line["default"] is None else _first_line(str(line["default"]))
                 say(f"      {line['path']} = {default}   {line['description']}")
-        for name, why in errors.items():
-            say(f'plugin "{name}" failed to import: {why}', err=True)
+        _show_errors(errors)
+
+
+def _list_names(listed: Sequence[Listing], errors: Mapping[str, str]) -> None:
+    for kind, group in itertools.groupby(listed, key=lambda each: each.kind):
+        say_as_is(click.style(kind, bold=True))
+        for each in group:
+            say(f"  {each.name:<28} {each.origin}")
+        say("")
+    say("settings and defaults: reinforge components KIND")
+    _show_errors(errors)
+
+
+def _show_errors(errors: Mapping[str, str]) -> None:
+    for name, why in errors.items():
+        say(f'plugin "{name}" failed to import: {why}', err=True)
 
 
 def _describe_component(component: Any) -> dict[str, Any]:
