@@ -26,10 +26,6 @@ _ESCAPED = re.compile(r"\\.|/|\n", re.DOTALL)
 def build_answer_grammar(request: ModelRequest, chat_template: str | None) -> Grammar | None:
     """Returns what a reply must match, if its text must match the request's grammar.
 
-    Args:
-        request: The request.
-        chat_template: The model's template, as Jinja text; it identifies the family.
-
     Raises:
         ValueError: The grammar of a tool's parameters cannot be written.
     """
@@ -59,7 +55,6 @@ def build_answer_grammar(request: ModelRequest, chat_template: str | None) -> Gr
 
 
 def _write_answer(grammar: GrammarText, answer: Grammar, schema: Any) -> str:
-    """Returns the rule of the reply's text; `schema` is that of a format in JSON."""
     if answer.kind == "lark":
         return grammar.lark(answer.text)
     return _write_regex(answer.text) if answer.kind == "regex" else grammar.json({} if schema is True else schema)

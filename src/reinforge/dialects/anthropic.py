@@ -37,9 +37,6 @@ _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: 
 def read_request(body: Mapping[str, Any]) -> ChatCall:
     """Returns the call that a body asks for.
 
-    Args:
-        body: The decoded JSON.
-
     Raises:
         BadRequest: A field is wrong, or asks for something that no reply can honour.
     """
@@ -72,37 +69,19 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
 
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    """Returns the body of the response.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     return build_message(completion, call.options["stop_sequences"])
 
 
 def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    """Yields the events of a streamed response, from `message_start` to `message_stop`.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
+    """Yields the events of a streamed response, from `message_start` to `message_stop`."""
     return MessageEvents(call.options["stop_sequences"]).finish(completion)
 
 
 def open_events(call: ChatCall, head: ReplyHead) -> MessageEvents:
-    """Returns what writes the events of a message while its reply is sampled.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the completion.
-    """
     return MessageEvents(call.options["stop_sequences"], head)
 
 
 def write_error(error: BadRequest) -> dict[str, Any]:
-    """Returns the body of a response that says what is wrong."""
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 

@@ -21,12 +21,6 @@ _DELTAS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_de
 
 
 def build_message(completion: Mapping[str, Any], stop_sequences: Sequence[str]) -> dict[str, Any]:
-    """Returns the finished message.
-
-    Args:
-        completion: The chat completion; a message has one choice.
-        stop_sequences: Texts at which the client wanted the reply to end.
-    """
     choice, usage = completion["choices"][0], completion["usage"]
     reason, stopped_by = _STOP_REASONS.get(choice["finish_reason"], "end_turn"), None
     if reason == "end_turn" and (stopped_by := _find_stop(choice, stop_sequences)) is not None:
@@ -77,12 +71,7 @@ def _build_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Writes the events of a message, block by block: texts in pieces as they come, the rest once it is finished.
-
-    Args:
-        stop_sequences: Texts at which the client wanted the reply to end.
-        head: What is known of the message before its reply; None: it is finished already.
-    """
+    """Writes the events of a message, block by block: texts in pieces as they come, the rest once it is finished."""
 
     def __init__(self, stop_sequences: Sequence[str], head: ReplyHead | None = None):
         self._stop_sequences, self._head = stop_sequences, head
@@ -92,11 +81,9 @@ class MessageEvents:
         self._index = -1
 
     def write(self, delta: ReplyDelta) -> bytes:
-        """Returns the events of one piece."""
         return b"".join(_encode(event) for event in self._write(delta))
 
     def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yields the events of what was not sent yet, up to `message_stop`."""
         for event in self._finish(build_message(completion, self._stop_sequences)):
             yield _encode(event)
 

@@ -16,9 +16,6 @@ _TEXT_ONLY = "the model takes text only"
 def read_messages(fields: Fields) -> list[Message]:
     """Returns the system prompt and all messages.
 
-    Args:
-        fields: The body.
-
     Raises:
         BadRequest: A message is wrong, or has content that a chat cannot have.
     """

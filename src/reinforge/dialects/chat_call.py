@@ -26,8 +26,6 @@ class ChatCall:
 
     Attributes:
         arguments: Arguments of `llm.chat.completions.create`, without `model` and `stream`.
-        model: The name of the model as the client wrote it.
-        stream: True if the response is a stream of events.
         options: What only the dialect needs to write the response, such as `include_usage`.
     """
 
@@ -39,16 +37,6 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What is known of a completion before its reply is finished.
-
-    Attributes:
-        call_id: Its `id`.
-        model: The name of the model.
-        created: Unix time.
-        prompt_token_ids: Tokens of the prompt; empty if they are not known.
-        model_version: Version of the weights; None: unknown.
-    """
-
     call_id: str
     model: str
     created: int
@@ -78,9 +66,6 @@ class BadRequest(Exception):
     """A request that cannot be answered, and why.
 
     Attributes:
-        message: What is wrong and what is allowed.
-        param: The field of the body.
-        status: The HTTP status.
         code: A machine-readable name of the error, as OpenAI's.
     """
 

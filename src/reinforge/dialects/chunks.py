@@ -30,12 +30,7 @@ Chunk = dict[str, Any]
 
 @dataclass(slots=True)
 class SentChoice:
-    """What the client has of one choice.
-
-    Attributes:
-        texts: By the name of the message's field.
-        num_tokens: How many of its tokens.
-    """
+    """What the client has of one choice."""
 
     texts: dict[str, str] = field(default_factory=dict)
     num_tokens: int = 0
@@ -63,7 +58,6 @@ def split_completion(
         token_texts: Texts of the first choice's tokens, at which its text is split; without them, and without
             log-probs, a text is split at its words.
         include_usage: Whether the last chunk holds the token counts, as `stream_options` says.
-        sent: What the client has already, by the index of the choice; None: nothing.
     """
     head, sent = build_head(completion, include_usage=include_usage), sent or {}
     first = {"prompt_token_ids": list(ids)} if (ids := completion.get("prompt_token_ids")) and not sent else {}
@@ -99,7 +93,6 @@ def _end(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split_rest(choice: Mapping[str, Any], sent: SentChoice) -> Iterator[dict[str, Any]]:
-    """Yields the deltas of what the client does not have of a choice."""
     message, tokens = choice["message"], _ChunkTokens(choice, (), sent.num_tokens)
     base = {"index": choice["index"], "finish_reason": None, "logprobs": None}
     for name in _TEXTS:
@@ -128,7 +121,6 @@ class _ChunkTokens:
     """The tokens of one choice, which its chunks share out in order.
 
     Args:
-        choice: The choice.
         texts: Texts of its tokens; none: those of its log-probs.
         num_taken: How many of them were sent already.
     """
@@ -159,11 +151,7 @@ class _ChunkTokens:
         self._place = end
 
     def take(self, end: int | None) -> dict[str, Any]:
-        """Returns the log-probs and ids of the tokens that no chunk had yet.
-
-        Args:
-            end: Number of tokens up to the chunk's end; None: all.
-        """
+        """Returns the log-probs and ids of the tokens that no chunk had yet."""
         last = len(self._ids or self._entries or ()) if end is None else end
         start, self._taken = self._taken, max(last, self._taken)
         taken: dict[str, Any] = {}

@@ -34,9 +34,6 @@ _REFUSED = {
 def read_request(body: Mapping[str, Any]) -> ChatCall:
     """Returns the call that a body asks for.
 
-    Args:
-        body: The decoded JSON.
-
     Raises:
         BadRequest: A field is wrong, or asks for something that no reply can honour.
     """
@@ -73,7 +70,6 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
 
 
 def _read_num_logprobs(fields: Fields) -> int | None:
-    """Returns how many of the most likely tokens are asked for; None: no log-probs at all; newer clients send true."""
     found = fields.value.get("logprobs")
     if isinstance(found, bool):
         return 0 if found else None
@@ -97,57 +93,32 @@ def _read_prompt(fields: Fields) -> str | list[int]:
 
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    """Returns the body of the response.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     choices = [_write_choice(choice, call) for choice in completion["choices"]]
     return {**_write_head(completion), "choices": choices, "usage": dict(completion["usage"])}
 
 
 def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    """Yields the events of a streamed response.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     return _write_rest(completion, call, {})
 
 
 class CompletionEvents:
-    """Writes the events of a completion while its replies are sampled; log-probs and ids come with the last one.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the completion.
-    """
+    """Writes the events of a completion while its replies are sampled; log-probs and ids come with the last one."""
 
     def __init__(self, call: ChatCall, head: ReplyHead):
         self._call, self._sent = call, dict[int, str]()
         self._head = _write_head(head.build_completion())
 
     def write(self, delta: ReplyDelta) -> bytes:
-        """Returns the event of one piece."""
         if not delta.content:
             return b""
         self._sent[delta.index] = self._sent.get(delta.index, "") + delta.content
         return _encode_piece(self._head, delta.index, delta.content)
 
     def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yields the events of what was not sent yet, and the end."""
         yield from _write_rest(completion, self._call, self._sent)
 
 
 def open_events(call: ChatCall, head: ReplyHead) -> CompletionEvents:
-    """Returns what writes the events of a completion while its replies are sampled.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the completion.
-    """
     return CompletionEvents(call, head)
 
 

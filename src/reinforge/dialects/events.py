@@ -16,10 +16,6 @@ def encode_event(data: Mapping[str, Any], name: str | None = None) -> bytes:
     r"""Returns one server-sent event.
 
     Example: `encode_event({"a": 1}, "ping")` -> `b'event: ping\ndata: {"a":1}\n\n'`.
-
-    Args:
-        data: What the event says.
-        name: The event's name; None: it has none.
     """
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -26,7 +26,6 @@ class Fields:
     """One object of a request, whose fields are read by type; an absent field and null both read as None.
 
     Args:
-        value: The object.
         path: Where it is in the body, such as `messages[0]`; empty for the body itself.
     """
 
@@ -37,7 +36,6 @@ class Fields:
         self.value = value
 
     def at(self, name: str) -> str:
-        """Returns the path of a field."""
         return f"{self.path}.{name}" if self.path else name
 
     def bad(self, name: str, message: str) -> BadRequest:
@@ -46,20 +44,16 @@ class Fields:
         return BadRequest(f"{path}: {message}", path)
 
     def text(self, name: str) -> str | None:
-        """Returns a text."""
         return self._read(name, str, "text")
 
     def nested(self, name: str) -> Fields | None:
-        """Returns an object."""
         found = self._read(name, dict, "an object")
         return None if found is None else Fields(found, self.at(name))
 
     def items(self, name: str) -> list[Any] | None:
-        """Returns a list."""
         return self._read(name, list, "a list")
 
     def flag(self, name: str) -> bool | None:
-        """Returns true or false."""
         return self._read(name, bool, "true or false")
 
     def integer(self, name: str, *, least: int | None = None) -> int | None:
@@ -85,14 +79,12 @@ class Fields:
         return found
 
     def choice(self, name: str, allowed: Collection[str]) -> str | None:
-        """Returns one of some texts."""
         found = self.text(name)
         if found is not None and found not in allowed:
             raise self.bad(name, f"expected one of {', '.join(sorted(allowed))}; found {describe(found)}")
         return found
 
     def objects(self, name: str) -> list[Fields]:
-        """Returns the objects of a list; an absent list is empty."""
         return [Fields(each, f"{self.at(name)}[{index}]") for index, each in enumerate(self.items(name) or ())]
 
     def require(self, name: str, value: T | None) -> T:
@@ -102,21 +94,12 @@ class Fields:
         return value
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Refuses fields that are set, each with its reason; false, 0, "" and empty lists or objects ask for nothing.
-
-        Raises:
-            BadRequest: One of the fields is set.
-        """
+        """Refuses fields that are set, each with its reason; false, 0, "" and empty lists ask for nothing."""
         for name, reason in reasons.items():
             if self.value.get(name):
                 raise self.bad(name, reason)
 
     def check_names(self, known: Collection[str]) -> None:
-        """Refuses fields that are not known.
-
-        Raises:
-            BadRequest: There is such a field, and its value is not null.
-        """
         for name, value in self.value.items():
             if value is not None and name not in known:
                 raise self.bad(str(name), f"unknown field{did_you_mean(str(name), list(known))}")
@@ -144,7 +127,6 @@ def describe(value: Any) -> str:
 
 
 def keep_given(**arguments: Any) -> dict[str, Any]:
-    """Returns the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 

@@ -25,14 +25,7 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 
 def read_request(body: Mapping[str, Any]) -> ChatCall:
-    """Returns the call that a body asks for.
-
-    Args:
-        body: The decoded JSON.
-
-    Raises:
-        BadRequest: A field is wrong.
-    """
+    """Returns the call that a body asks for."""
     fields = Fields(body)
     arguments: dict[str, Any] = {}
     for name, value in fields.value.items():
@@ -126,24 +119,12 @@ _READERS: dict[str, Callable[[Fields, str], Any]] = {
 
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    """Returns the body of the response.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     usage = dict(completion["usage"])  # plain objects are written as JSON in a fifth of the time
     choices = _write_choices(completion, call)
     return {**completion, **_write_prompt(completion, call), "choices": choices, "usage": usage}
 
 
 def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    """Yields the events of a streamed response.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     return _write_chunks(completion, call, {})
 
 
@@ -157,13 +138,6 @@ def _write_chunks(completion: Mapping[str, Any], call: ChatCall, sent: Mapping[i
 
 
 class ChatEvents:
-    """Writes the chunks of a completion while its replies are sampled.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the completion.
-    """
-
     def __init__(self, call: ChatCall, head: ReplyHead):
         self._call, self._sent = call, dict[int, SentChoice]()
         self._include_usage = call.options.get("include_usage", False)
@@ -208,22 +182,14 @@ class ChatEvents:
         return taken
 
     def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yields the chunks of what was not sent yet, and the end."""
         yield from _write_chunks(completion, self._call, self._sent)
 
 
 def open_events(call: ChatCall, head: ReplyHead) -> ChatEvents:
-    """Returns what writes the events of a completion while its replies are sampled.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the completion.
-    """
     return ChatEvents(call, head)
 
 
 def write_error(error: BadRequest) -> dict[str, Any]:
-    """Returns the body of a response that says what is wrong."""
     kind = ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 

@@ -30,12 +30,7 @@ class ReplyPart(enum.Enum):
 
 
 class DeltaReader:
-    """Reads the pieces of one reply.
-
-    Args:
-        request: The request that it answers.
-        chat_template: The model's template, as Jinja text; it identifies the family.
-    """
+    """Reads the pieces of one reply."""
 
     def __init__(self, request: ModelRequest, chat_template: str | None):
         is_raw = request.prompt is not None
@@ -58,12 +53,7 @@ class DeltaReader:
         return (*self._starts, *(() if self._tags is None else (self._tags.start, self._tags.end)))
 
     def read(self, piece: ReplyPiece, index: int = 0) -> ReplyDelta:
-        """Returns what a piece adds to the message; the texts may be empty.
-
-        Args:
-            piece: The next piece.
-            index: Of the choice.
-        """
+        """Returns what a piece adds to the message; the texts may be empty."""
         self._held += piece.text
         reasoning = content = ""
         if self._part is ReplyPart.BEGINNING:
@@ -79,7 +69,6 @@ class DeltaReader:
         return ReplyDelta(content, reasoning, piece.tokens, index)
 
     def _begin(self) -> None:
-        """Finds out whether the reply begins with reasoning."""
         assert self._tags is not None
         body, start = self._held.lstrip(), self._tags.start
         if body.startswith(start):

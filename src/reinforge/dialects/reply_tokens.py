@@ -15,15 +15,7 @@ LOWEST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class ReplyTokens:
-    """The tokens of one choice.
-
-    Attributes:
-        texts: Text of each token.
-        logprobs: Log-prob of each token.
-        token_ids: Ids of the sampled tokens; empty if they are not known.
-        prompt_token_ids: Ids of the prompt's tokens; empty if they are not known.
-        top_logprobs: The most likely tokens at each position, in OpenAI's format; may be empty.
-    """
+    """The tokens of one choice."""
 
     texts: tuple[str, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -69,7 +61,6 @@ def read_tokens(choice: Mapping[str, Any]) -> ReplyTokens | None:
 
 
 def _build_top(entry: TokenLogprob) -> dict[str, Any]:
-    """Returns one entry of `top_logprobs`."""
     (logprob,) = _clean((entry.logprob,))
     return {"token": entry.token, "bytes": list(entry.token.encode()), "logprob": logprob}
 

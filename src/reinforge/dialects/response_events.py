@@ -20,12 +20,7 @@ _PARTS: dict[str, dict[str, Any]] = {
 
 
 class ResponseEvents:
-    """Writes the events of a response, item by item: texts in pieces as they come, the rest once it is finished.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the response before its reply; None: it is finished already.
-    """
+    """Writes the events of a response, item by item: texts in pieces as they come, the rest once it is finished."""
 
     def __init__(self, call: ChatCall, head: ReplyHead | None = None):
         self._call, self._head = call, head
@@ -36,11 +31,9 @@ class ResponseEvents:
         self._index = -1
 
     def write(self, delta: ReplyDelta) -> bytes:
-        """Returns the events of one piece."""
         return b"".join(self._encode(event) for event in self._write(delta))
 
     def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yields the events of what was not sent yet, up to `response.completed`."""
         for event in self._finish(build_response(completion, self._call)):
             yield self._encode(event)
 
@@ -72,7 +65,6 @@ class ResponseEvents:
         yield "response.in_progress", {"response": started}
 
     def _build_item(self, kind: str, text: str) -> dict[str, Any]:
-        """Returns the item of a text that is sent in pieces."""
         assert self._head is not None
         part = {**_PARTS[kind], "text": text}
         if kind == "reasoning":

@@ -13,14 +13,6 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def read_input(fields: Fields) -> list[Message]:
-    """Returns the messages of a request's `input`.
-
-    Args:
-        fields: The body.
-
-    Raises:
-        BadRequest: An item is wrong, or of a kind that a chat cannot have.
-    """
     found = fields.value.get("input")
     if found is None:
         return []
@@ -42,7 +34,6 @@ class _Conversation:
         self._reply: Message | None = None
 
     def add(self, item: Fields) -> None:
-        """Adds one item."""
         match item.text("type") or "message":
             case "message":
                 self._add_message(item)
@@ -62,7 +53,6 @@ class _Conversation:
                 raise item.bad("type", f"items of the type {describe(other)} are not known here; allowed: {known}")
 
     def finish(self) -> list[Message]:
-        """Returns all messages."""
         self._end_reply()
         return self.messages
 

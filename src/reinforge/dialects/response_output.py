@@ -17,12 +17,6 @@ _ECHOED: dict[str, Any] = {
 
 
 def build_response(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    """Returns the finished response.
-
-    Args:
-        completion: The chat completion; a response has one choice.
-        call: The call that it answers.
-    """
     choice, body = completion["choices"][0], call.options["body"]
     is_cut = choice["finish_reason"] == "length"
     usage, details = completion["usage"], completion["usage"].get("completion_tokens_details") or {}
@@ -51,7 +45,6 @@ def build_response(completion: Mapping[str, Any], call: ChatCall) -> dict[str, A
 
 
 def _build_output(call_id: str, choice: Mapping[str, Any], *, with_logprobs: bool) -> list[dict[str, Any]]:
-    """Returns the items of a reply: its reasoning, a message with its text, and its function calls, if any."""
     message, items = choice["message"], list[dict[str, Any]]()
     status = "incomplete" if choice["finish_reason"] == "length" else "completed"
     calls = message.get("tool_calls") or []

@@ -40,9 +40,6 @@ _TOOL_FIELDS = {"type", "name", "description", "parameters", "strict", "defer_lo
 def read_request(body: Mapping[str, Any]) -> ChatCall:
     """Returns the call that a body asks for.
 
-    Args:
-        body: The decoded JSON.
-
     Raises:
         BadRequest: A field is wrong, or asks for something that no reply can honour.
     """
@@ -78,32 +75,14 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
 
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    """Returns the body of the response.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     return build_response(completion, call)
 
 
 def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    """Yields the events of a streamed response, from `response.created` to `response.completed`.
-
-    Args:
-        completion: The chat completion.
-        call: The call that it answers.
-    """
     return ResponseEvents(call).finish(completion)
 
 
 def open_events(call: ChatCall, head: ReplyHead) -> ResponseEvents:
-    """Returns what writes the events of a response while its reply is sampled.
-
-    Args:
-        call: The call that it answers.
-        head: What is known of the completion.
-    """
     return ResponseEvents(call, head)
 
 

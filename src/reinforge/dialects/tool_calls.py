@@ -45,11 +45,7 @@ __all__ = [
 
 
 def detect_tool_format(chat_template: str) -> ToolFormat | None:
-    """Returns the tool format of a chat template, or None if it does not support tools.
-
-    Args:
-        chat_template: The Jinja text; how it writes tool calls identifies the family.
-    """
+    """Returns the tool format of a chat template, or None if it does not support tools."""
     family = find_family(chat_template)
     return None if family is None else family.tool_format
 
@@ -62,8 +58,6 @@ def parse_reply(reply: ModelReply, request: ModelRequest, chat_template: str | N
 
     Args:
         reply: The model's reply; `raw_text` has the special tokens that mark calls.
-        request: The request that it answers.
-        chat_template: The model's template, as Jinja text; it identifies the family.
     """
     if request.prompt is not None or not isinstance(reply.message.get("content"), str):
         return reply
@@ -109,8 +103,6 @@ def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Messag
     "arguments": "{}"}}]}`.
 
     Args:
-        text: The whole reply.
-        tool_format: The format of the model family.
         call_id: Prefix of the call ids; the number of the call is appended.
     """
     return read_tool_calls(text, tool_format).build_message(call_id)
@@ -122,8 +114,6 @@ def read_tool_calls(
     """Returns the text and the tool calls of a reply.
 
     Args:
-        text: The whole reply.
-        tool_format: The format of the model family.
         tools: Function definitions, which say whether a value without quotes is a number or a text; None: unknown.
     """
     return _read(get_family(tool_format), text, ToolSchemas.from_tools(tools))
@@ -173,7 +163,6 @@ def write_calls(messages: list[Message], chat_template: str | None) -> list[Mess
 
     Args:
         messages: The conversation; the list itself is returned if the template needs nothing else.
-        chat_template: The model's template, as Jinja text; it identifies the family.
     """
     family = find_family(chat_template)
     if family is None or chat_template is None or "tool_calls" in chat_template:
@@ -208,10 +197,7 @@ def build_tool_grammar(
     """Returns what makes a reply follow `tool_choice`, in the family's own format; None: nothing is to be enforced.
 
     Args:
-        chat_template: The model's template, as Jinja text; it identifies the family.
-        tools: Function definitions in OpenAI's format.
         tool_choice: `auto`, `none`, `required`, or the name of the tool that must be called.
-        parallel: False: one call at most.
         template_kwargs: Arguments of the template; they say whether the model thinks.
 
     Raises:
@@ -243,9 +229,6 @@ def find_bad_call(message: Message) -> str | None:
     """Returns why the arguments of a tool call are unusable; None: they are valid, or there are no calls.
 
     For replies of a hosted policy, whose calls come parsed but whose arguments are text as the model wrote it.
-
-    Args:
-        message: An assistant message in OpenAI's format.
     """
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}

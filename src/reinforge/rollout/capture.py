@@ -35,15 +35,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartedCall:
-    """A model call without a reply so far.
-
-    Attributes:
-        request: The request, with the policy's own tool calls restored.
-        index: Number of calls that the episode has started before.
-        functions: Open function scopes, outermost first.
-        started_s: When it began, in seconds since the epoch.
-    """
-
     request: ModelRequest
     index: int
     functions: tuple[str, ...]
@@ -56,17 +47,12 @@ class Capture:
 
     Attributes:
         seed: The episode's sampling seed, which differs between siblings.
-        calls: Finished model calls, in the order they ended.
-        marks: The agent's marks.
         functions: Open function scopes, outermost first.
         overflow: How a prompt exceeded the context, also if the agent went on; None: none did.
         bad_call: Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such
             a reply fails because of the policy.
         lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A
             client shows the agent an error of its own kind, so only this tells whose failure it is.
-        pending: Number of calls in flight.
-        num_started: Number of calls started so far, finished or not.
-        closed: True once the episode has ended.
     """
 
     seed: int
@@ -101,15 +87,6 @@ class Capture:
         self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
 
     def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
-        """Notes that a model call begins.
-
-        Args:
-            model: The model that is called.
-            request: The request.
-
-        Raises:
-            CaptureError: The episode has ended.
-        """
         self._check_open()
         if model.is_policy and (sent := restore_replies(request.messages, self.calls)) is not request.messages:
             request = replace(request, messages=sent)
@@ -121,7 +98,6 @@ class Capture:
         return started
 
     def record_error(self, error: BaseException) -> None:
-        """Notes that a model call got no reply."""
         self.pending -= 1
         if isinstance(error, ContextOverflow):
             self.overflow = self.overflow or str(error)
@@ -133,17 +109,6 @@ class Capture:
     def record_replies(
         self, started: StartedCall, name: str, model: ChatModel, replies: Sequence[ModelReply]
     ) -> ChatCompletion:
-        """Records a model call and returns what the agent gets.
-
-        Args:
-            started: The call.
-            name: The entry of `llms`.
-            model: The model behind the entry.
-            replies: The choices.
-
-        Raises:
-            CaptureError: The episode has ended.
-        """
         self.pending -= 1
         self._check_open()
         reply, *others = replies
@@ -228,9 +193,6 @@ class AsyncLLM:
     """The model handle of an async workflow: `await llm.chat.completions.create(messages=...)`.
 
     Args:
-        name: The entry of `llms`.
-        model: The model behind the entry.
-        capture: The episode's record.
         sampling: The run's sampling settings for a trained policy; None: use the agent's.
         warned: What the user was already told about the agent's arguments; handles of one run share it.
     """
@@ -255,7 +217,6 @@ class AsyncLLM:
 
     @property
     def model_name(self) -> str:
-        """The model's own name."""
         return self.model.model_name
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -263,10 +224,6 @@ class AsyncLLM:
 
     async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         """Makes one call and records it.
-
-        Args:
-            messages: The history, in OpenAI's format.
-            arguments: The other arguments.
 
         Raises:
             InvalidCall: An argument would change the reply and cannot be honoured.
@@ -310,7 +267,6 @@ class AsyncLLM:
             self._capture.bad_call = reason
 
     def _warn_of_unused(self, arguments: CallArguments) -> None:
-        """Tells the user once that the run decides how a trained policy is sampled."""
         overridden = find_overridden(arguments, self._sampling) if self._sampling is not None else {}
         for name in sorted(set(overridden) - self._warned):
             self._warned.add(name)
@@ -321,7 +277,6 @@ class AsyncLLM:
             )  # fmt: skip
 
     def _warn_of_missing(self, completion: ChatCompletion) -> None:
-        """Tells the user once that a model does not report the most likely tokens."""
         found = completion.choices[0].logprobs
         if "top_logprobs" not in self._warned and not (isinstance(found, TokenLogprobs) and found.top_logprobs):
             self._warned.add("top_logprobs")
@@ -332,8 +287,6 @@ class AsyncLLM:
 
 
 class BlockingLLM(AsyncLLM):
-    """The model handle of a plain workflow, whose calls block the thread."""
-
     def __init__(
         self,
         name: str,

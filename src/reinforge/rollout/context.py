@@ -39,17 +39,8 @@ class EpisodeModels(Protocol):
 class EpisodeContext:
     """A workflow's view of its episode.
 
-    Args:
-        seed: The environment's seed.
-        example_id: The example's id.
-        capture: The episode's record.
-        models: The episode's models.
-        is_training: True if the episode is collected for training.
-        epoch: Its epoch, from 0.
-
     Attributes:
         seed: The environment's seed; equal for siblings, so that they face the same random events.
-        example_id: The example's id.
         is_training: True if the episode is collected for training; False in validations and the verdict.
         epoch: Its epoch, from 0; -1 for the baseline.
     """
@@ -91,7 +82,6 @@ class EpisodeContext:
         """Marks a turn with a `step_reward` or a `TTCEventData`.
 
         Args:
-            data: Any data to record.
             step_reward: Reward of the turn.
             call_id: The `id` of the turn's completion; None: the latest turn.
         """
@@ -104,7 +94,6 @@ class EpisodeContext:
 
     @cached_property
     def endpoint(self) -> EpisodeEndpoint:
-        """What answers the HTTP requests of this episode's clients."""
         return self._models.open_endpoint()
 
     def gateway(self) -> EpisodeGateway:
@@ -122,9 +111,6 @@ class EpisodeContext:
 
         Use it in a plain workflow, or in a thread; in an `async def` use `async_openai`.
 
-        Args:
-            options: Other arguments of `openai.OpenAI`.
-
         Raises:
             ConfigError: The package is not installed.
         """
@@ -133,14 +119,7 @@ class EpisodeContext:
         return build_openai(lambda: self.endpoint, options)
 
     def async_openai(self, **options: Any) -> AsyncOpenAI:
-        """Returns the async client of the `openai` package, like `openai`; it works in any event loop.
-
-        Args:
-            options: Other arguments of `openai.AsyncOpenAI`.
-
-        Raises:
-            ConfigError: The package is not installed.
-        """
+        """Returns the async client of the `openai` package, like `openai`; it works in any event loop."""
         from reinforge.rollout.http.clients import build_async_openai
 
         return build_async_openai(lambda: self.endpoint, options)
@@ -153,24 +132,13 @@ class EpisodeContext:
         Args:
             library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
             options: Other arguments of the library's `Client`.
-
-        Raises:
-            ConfigError: The library is not installed.
         """
         from reinforge.rollout.http.clients import build_http_client
 
         return build_http_client(lambda: self.endpoint, library, options)
 
     def async_http_client(self, library: str | None = None, **options: Any) -> Any:
-        """Returns an `httpx.AsyncClient`, like `http_client`.
-
-        Args:
-            library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
-            options: Other arguments of the library's `AsyncClient`.
-
-        Raises:
-            ConfigError: The library is not installed.
-        """
+        """Returns an `httpx.AsyncClient`, like `http_client`."""
         from reinforge.rollout.http.clients import build_async_http_client
 
         return build_async_http_client(lambda: self.endpoint, library, options)
@@ -178,13 +146,6 @@ class EpisodeContext:
 
 @dataclass(frozen=True, slots=True)
 class RunningEpisode:
-    """An episode that is under way.
-
-    Attributes:
-        item: Its example.
-        context: Its workflow's view of it.
-    """
-
     item: EvalInputItem
     context: EpisodeContext
 
@@ -194,11 +155,7 @@ CURRENT_EPISODE: ContextVar[RunningEpisode] = ContextVar("reinforge_episode")
 
 
 def get_episode() -> RunningEpisode:
-    """Returns the episode that the caller runs in.
-
-    Raises:
-        CaptureError: It runs in none.
-    """
+    """Returns the episode that the caller runs in."""
     try:
         return CURRENT_EPISODE.get()
     except LookupError:

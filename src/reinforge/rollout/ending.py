@@ -21,15 +21,7 @@ def record_ending(
     workflow: BoundWorkflow,
     timeout_s: float,
 ) -> None:
-    """Sets the output of an episode, or its outcome and the reason.
-
-    Args:
-        record: The episode, changed in place.
-        capture: What was recorded of it.
-        get_output: Returns what the agent returned, or raises what it raised.
-        workflow: The agent.
-        timeout_s: Its time limit in seconds.
-    """
+    """Sets the output of an episode, or its outcome and the reason."""
     item = record.item
     try:
         output = refuse_coroutine(get_output(), workflow)

@@ -52,14 +52,6 @@ def build_episode_item(message: Message, **fields: Any) -> EpisodeItem:
 def is_trained_call(
     call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: Collection[str]
 ) -> bool:
-    """Returns True if a call's reply is trained.
-
-    Args:
-        call: The call.
-        target_model: Entry of `llms` or name of a model; None: every policy.
-        target_functions: Names of functions; `<workflow>` matches every call.
-        policies: Entries of `llms` that are trained policies.
-    """
     if call.llm not in policies:
         return False
     if target_model is not None and target_model not in (call.llm, call.model):
@@ -74,7 +66,6 @@ def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[
     added in full. Messages that repeat within a conversation are kept, since whole conversations are compared.
 
     Args:
-        record: The episode.
         targets: For each call, whether its reply is trained.
     """
     items: list[EpisodeItem] = []
@@ -98,10 +89,6 @@ def attach_captured_tokens(collection: TrajectoryCollection, find_call: Callable
 
     A user's builder may keep the log-probs in another format, or not at all; the captured call has them. If the call
     has no tokens either (a hosted policy), the turn gets the call's prompt.
-
-    Args:
-        collection: A builder's trajectories, changed in place.
-        find_call: Returns the model call with an id, or None.
     """
     turns = (turn for siblings in collection.trajectories for trajectory in siblings for turn in trajectory.turns)
     for turn in turns:
@@ -117,10 +104,6 @@ def attach_prompts(trajectory: Trajectory, tools: Sequence[dict[str, Any]] | Non
     """Adds a prompt, the preceding messages, to turns marked `trained=True` that have neither tokens nor a prompt.
 
     For backends that train on messages: a builder can make episodes from messages alone, without model calls.
-
-    Args:
-        trajectory: One policy's view of an episode, changed in place.
-        tools: The tools that the policy was given.
     """
     offered = tuple(tools) if tools else None
     for item, preceding in _iterate_unrecorded(trajectory):
@@ -133,10 +116,6 @@ def attach_remote_prompts(collection: TrajectoryCollection, find_call: Callable[
 
     These turns are: those that name their model call, have log-probs of any kind, or are marked `trained=True`. If the
     builder says nothing of that kind about any turn, all assistant turns are.
-
-    Args:
-        collection: A builder's trajectories, changed in place.
-        find_call: Returns the model call with an id, or None.
     """
     trajectories = [trajectory for siblings in collection.trajectories for trajectory in siblings]
     for trajectory in trajectories:
@@ -204,12 +183,9 @@ def build_trajectory(
     """Returns one trained policy's view of a finished episode.
 
     Args:
-        record: The episode.
-        reward: Its reward.
         targets: For each call, whether its reply is trained.
         chosen: For each call, whether it is part of the view; None: all are.
         group_id: The group in which rewards are compared; None: the example's id.
-        agent: The agent whose view this is.
         model_group: The adapter that is trained on it; None: the only policy.
     """
     if chosen is not None:
@@ -238,7 +214,6 @@ def select_calls(record: EpisodeRecord, chosen: Sequence[bool]) -> EpisodeRecord
     Example: calls A, B, A with a mark after each, both A chosen -> calls A, A and the first and the third mark.
 
     Args:
-        record: The episode.
         chosen: For each call, whether it is kept.
     """
     numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
@@ -262,9 +237,6 @@ def build_adapter_trajectories(
     same adapter are siblings: their `group_id` is EXAMPLE/ADAPTER.
 
     Args:
-        record: The episode.
-        reward: Its reward, which every adapter gets.
-        targets: For each call, whether its reply is trained.
         policies: The adapter of each trained entry of `llms`; None: it has no name.
     """
     names = [name for name in dict.fromkeys(policies.values()) if name is not None]

@@ -50,7 +50,6 @@ class ComponentRef(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Returns the schema of a string that becomes this class."""
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
 
@@ -66,8 +65,6 @@ class FunctionInfo:
     """An agent, or a part of one, that takes its input alone.
 
     Args:
-        single_fn: The function, plain or async.
-        description: What it does.
         input_schema: Class of its input; None: the annotation of its only parameter.
 
     Attributes:
@@ -92,7 +89,6 @@ class FunctionInfo:
 
     @classmethod
     def from_fn(cls, fn: Callable[..., Any], *, description: str | None = None, input_schema: Any = None) -> Self:
-        """Returns the function as a component."""
         return cls(fn, description=description or inspect.getdoc(fn), input_schema=input_schema)
 
     def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
@@ -140,7 +136,6 @@ def register_function(
     """Registers an agent, or a part of one.
 
     Args:
-        config_type: Its configuration class.
         framework_wrappers: The frameworks that it asks `get_llm` for; `get_llm` itself refuses one without a client.
     """
 
@@ -178,10 +173,6 @@ def find_named_llm(config: Any, llms: Mapping[str, Any]) -> str | None:
     """Returns the entry of `llms` that a component's configuration names, a trained one before others.
 
     Example: player_model: small, opponent: big; llms {small: policy, big: openai} -> "small".
-
-    Args:
-        config: The configuration; None: the component has none.
-        llms: The section.
     """
     named = [
         value
@@ -204,12 +195,10 @@ class EpisodeLLM:
 
     @property
     def chat(self) -> EpisodeLLM:
-        """This object."""
         return self
 
     @property
     def completions(self) -> EpisodeLLM:
-        """This object."""
         return self
 
     def create(self, **arguments: Any) -> Any:
@@ -227,11 +216,7 @@ class EpisodeLLM:
 
 
 def build_client(name: str, wrapper_type: str) -> Any:
-    """Returns the client of an entry of `llms` for a framework.
-
-    Raises:
-        ConfigError: There is no client for that framework, or the framework is not installed.
-    """
+    """Returns the client of an entry of `llms` for a framework."""
     call = f'get_llm("{name}", wrapper_type="{wrapper_type}")'
     own = (
         f'use wrapper_type="{LLMFrameworkEnum.OPENAI}" (OpenAI\'s chat.completions.create), or write the workflow as '
@@ -260,13 +245,10 @@ class _StepSink:
 
 
 class ActiveFunction:
-    """A function scope while it is open; `output` is what `set_output` was given."""
-
     def __init__(self, name: str):
         self.name, self.output = name, None
 
     def set_output(self, output: Any) -> None:
-        """Keeps the output."""
         self.output = output
 
 
@@ -275,27 +257,20 @@ class Context:
 
     @staticmethod
     def get() -> Context:
-        """Returns the context of the running episode.
-
-        Raises:
-            CaptureError: There is none.
-        """
+        """Returns the context of the running episode."""
         get_episode()
         return Context()
 
     @property
     def input_message(self) -> Any:
-        """The example's input."""
         return get_episode().item.input_obj
 
     @property
     def intermediate_step_manager(self) -> _StepSink:
-        """Takes further steps: `push_intermediate_step(payload)`."""
         return _StepSink()
 
     @property
     def active_function(self) -> InvocationNode:
-        """The innermost function scope."""
         return build_invocation_node(get_episode().context.functions)
 
     @contextmanager

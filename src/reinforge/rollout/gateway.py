@@ -56,16 +56,6 @@ _UNREAD = {"connection": "close"}
 
 
 class Gateway:
-    """The server; an async context manager.
-
-    Args:
-        max_body_bytes: Longest body of a request.
-        body_timeout_s: Seconds in which a request's body must have arrived.
-
-    Attributes:
-        port: The TCP port, chosen by the operating system.
-    """
-
     def __init__(self, *, max_body_bytes: int = MAX_BODY_BYTES, body_timeout_s: float = BODY_TIMEOUT_S):
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
         self.port = 0
@@ -107,15 +97,9 @@ class Gateway:
 
     @property
     def origin(self) -> str:
-        """The URL of the server."""
         return f"http://{LOOPBACK}:{self.port}"
 
     def attach(self, endpoint: EpisodeEndpoint) -> GatewayDoor:
-        """Opens a door to an episode's models.
-
-        Args:
-            endpoint: What answers the episode's requests.
-        """
         door = GatewayDoor(endpoint, self.origin, self._detach)
         self._doors[door.episode_id] = self._keys[_hash_key(door.api_key)] = door
         return door
@@ -168,11 +152,7 @@ class Gateway:
             raise BadRequest("requests of a page in a browser are refused", status=403, code="forbidden_origin")
 
     def _find_door(self, request: BaseRequest) -> tuple[GatewayDoor, str]:
-        """Returns the episode's door and the path behind it.
-
-        Raises:
-            BadRequest: There is no such episode, its key is another one, or it has ended.
-        """
+        """Returns the episode's door and the path behind it."""
         key, path = read_key(request.headers), request.path
         hashed = _hash_key(key)
         if (found := _PATH.fullmatch(path)) is not None:
@@ -195,11 +175,7 @@ class Gateway:
 
 
 class EpisodeGateway:
-    """A gateway of one episode's own, for workflows that start programs: `async with`, or `with` in a plain workflow.
-
-    Args:
-        endpoint: What answers the episode's requests.
-    """
+    """A gateway of one episode's own: `async with`, or `with` in a plain workflow."""
 
     def __init__(self, endpoint: EpisodeEndpoint):
         self._endpoint, self._gateway = endpoint, Gateway()
@@ -230,11 +206,7 @@ class EpisodeGateway:
 
 
 def _check_connected(request: BaseRequest) -> None:
-    """Raises where the client hung up while its request waited, so that nothing is sampled for it.
-
-    Raises:
-        ConnectionResetError: It has.
-    """
+    """Raises where the client hung up while its request waited, so that nothing is sampled for it."""
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client has hung up")
 

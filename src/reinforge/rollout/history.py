@@ -15,12 +15,6 @@ def add_continued_turn(model: ChatModel, name: str, request: ModelRequest, calls
 
     A request continues the latest call of the same entry whose messages it begins with, followed by one of that call's
     replies. Agents drop a reply's reasoning, so only its text and its tool calls are compared.
-
-    Args:
-        model: The model.
-        name: Its entry of `llms`.
-        request: The request.
-        calls: The episode's calls so far.
     """
     if not getattr(model, "splices_history", False) or request.prompt is not None:
         return request

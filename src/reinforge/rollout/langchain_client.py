@@ -22,25 +22,16 @@ MODES = ("auto", "none", "required")
 
 
 def build_chat_model(entry: str, create: Callable[..., Any]) -> Any:
-    """Returns a LangChain chat model.
-
-    Args:
-        entry: The entry of `llms`.
-        create: Makes one model call and blocks until it has ended: `create(messages=..., **arguments)`.
-    """
     return _build_class()(entry=entry, create=create)
 
 
 @cache
 def _build_class() -> Callable[..., Any]:
-    """Returns the model's class, made on first use."""
     from langchain_core.language_models.chat_models import BaseChatModel
     from langchain_core.outputs import ChatResult
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     class EpisodeChatModel(BaseChatModel):
-        """The chat model of one entry of `llms`."""
-
         entry: Any
         create: Any
 
@@ -61,7 +52,6 @@ def _build_class() -> Callable[..., Any]:
             return await asyncio.to_thread(self._generate, messages, stop, run_manager, **kwargs)
 
         def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any) -> Any:
-            """Returns the model with tools to call."""
             kwargs.pop("ls_structured_output_format", None)  # what LangSmith shows; no argument of the call
             choice = {} if tool_choice is None else {"tool_choice": _build_tool_choice(tool_choice)}
             return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **choice, **kwargs)
@@ -70,7 +60,6 @@ def _build_class() -> Callable[..., Any]:
 
 
 def _build_tool_choice(choice: Any) -> Any:
-    """Returns `tool_choice` in OpenAI's form."""
     if isinstance(choice, str | bool) and choice in TOOL_CHOICES:
         return TOOL_CHOICES[choice]
     if isinstance(choice, str) and choice not in MODES:

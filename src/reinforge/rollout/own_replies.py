@@ -25,7 +25,6 @@ def restore_replies(messages: list[Message], calls: Iterable[ModelCall]) -> list
 
     Args:
         messages: The messages; the list itself is returned if there is nothing to restore.
-        calls: The episode's calls so far.
     """
     if not any("tool_calls" in message for message in messages):
         return messages
@@ -38,7 +37,6 @@ def restore_replies(messages: list[Message], calls: Iterable[ModelCall]) -> list
 
 
 def _list_ids(calls: Sequence[Any]) -> Hashable:
-    """Returns what finds a reply without a comparison with all of them: the ids of its calls."""
     return tuple(str(call.get("id")) if isinstance(call, dict) else None for call in calls)
 
 

@@ -26,7 +26,6 @@ def drop_unrecordable(record: EpisodeRecord, is_policy: Callable[[str], bool]) -
     """Removes what cannot be recorded from an episode that has just ended, which then has failed.
 
     Args:
-        record: The episode.
         is_policy: Whether an entry of `llms` is a trained policy.
     """
     found = [_cut_calls(record, is_policy), _drop_output(record, is_policy), _drop_marks(record)]
@@ -36,12 +35,7 @@ def drop_unrecordable(record: EpisodeRecord, is_policy: Callable[[str], bool]) -
 
 
 def fail_unrecordable(record: EpisodeRecord, reason: str) -> None:
-    """Removes everything but scores from an episode that could not be recorded although its parts could.
-
-    Args:
-        record: The episode.
-        reason: Why it could not be recorded.
-    """
+    """Removes everything but scores from an episode that could not be recorded although its parts could."""
     record.calls, record.marks = [], []
     record.item = record.item.copy_with_updates(output_obj=None)
     record.scores = {name: score.model_copy(update={"reasoning": None}) for name, score in record.scores.items()}

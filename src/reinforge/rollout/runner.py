@@ -47,11 +47,8 @@ class RunnerStatus:
     """The runner's progress, for the watchdog and the final summary.
 
     Attributes:
-        num_running: Episodes in flight.
-        num_finished: Episodes that have ended.
         num_abandoned: Workflows that did not end after their timeout and still run: in a thread, or as a task that
             ignores its cancellation.
-        last_progress_s: `time.monotonic()` when the latest episode ended.
     """
 
     num_running: int = 0
@@ -64,9 +61,6 @@ def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> str:
     """Returns the entry of `llms` to pass to the workflow: the one it names, the only one, or the only trained one.
 
     Example: no name, {"agent": a policy, "judge": a hosted model} -> "agent".
-
-    Raises:
-        ConfigError: There is no such entry, or more than one choice.
     """
     name = workflow.llm
     listed = ", ".join(llms) or "none"
@@ -91,17 +85,11 @@ class EpisodeRunner:
     """Runs a workflow on examples.
 
     Args:
-        workflow: The agent.
-        llms: Models by entry of `llms`.
-        sampling: Sampling settings of trained policies.
         limits: The episode's timeout.
-        outcomes: The number of retries after an environment failure.
-        run_seed: The run's seed, from which all other seeds are derived.
         max_concurrency: Maximum number of episodes in flight, over all calls of `run`.
 
     Attributes:
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
-        slots: The limit of episodes in flight.
         main_llm: The entry of `llms` that the workflow gets.
     """
 
@@ -127,7 +115,6 @@ class EpisodeRunner:
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
-        """Returns a runner with the configuration's settings."""
         finetuning = config.finetuning
         return cls(
             workflow,
@@ -149,7 +136,6 @@ class EpisodeRunner:
         """Runs and scores episodes and returns them in the given order.
 
         Args:
-            episodes: The key and the example of each episode.
             score: Sets the record's scores and reward; may change the outcome to `judge_error`.
             done: Called once for each finished episode, in the order they finish.
             complete: Completes the scores of an episode, missing ones too, once it no longer counts as in flight: it
@@ -168,11 +154,7 @@ class EpisodeRunner:
         return stable_seed(self.run_seed, "world", phase, epoch, key.round, key.example_id, sibling)
 
     def create_handle(self, name: str, capture: Capture, blocks: asyncio.AbstractEventLoop | None) -> AsyncLLM:
-        """Returns the handle of an entry of `llms`; a blocking one if it gets the loop that its calls run in.
-
-        Raises:
-            KeyError: There is no such entry.
-        """
+        """Returns the handle of an entry of `llms`; a blocking one if it gets the loop that its calls run in."""
         if name not in self.llms:
             raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
         if blocks is None:
@@ -192,13 +174,7 @@ class EpisodeRunner:
 
 
 class EpisodeBatch:
-    """The episodes of one call of `EpisodeRunner.run`; see there.
-
-    Attributes:
-        runner: The runner.
-        time_limit: Of async agents that run in this process.
-        loop: The event loop.
-    """
+    """The episodes of one call of `EpisodeRunner.run`; see there."""
 
     def __init__(
         self,
@@ -249,7 +225,6 @@ class EpisodeBatch:
                 self.time_limit.cancel()
 
     def begin(self, attempt: Attempt) -> None:
-        """Starts an attempt of an episode."""
         if self._is_ending:
             return  # nothing would end it
         workflow = self.runner.workflow
@@ -330,11 +305,6 @@ class Attempt(ContainedTask[Any]):
     """One attempt of an episode: the task of an async agent, or what an agent elsewhere is given.
 
     Args:
-        batch: The call of `run` that it belongs to.
-        place: The position of the episode there.
-        key: The episode.
-        item: Its example.
-        number: Number of earlier attempts.
         num_ends: How many shared workers have ended with this episode in them.
     """
 
@@ -358,7 +328,6 @@ class Attempt(ContainedTask[Any]):
         return self
 
     def build_next(self) -> Attempt:
-        """Returns the next attempt of the same episode."""
         return Attempt(self.batch, self.place, self.key, self.item, self.number + 1, self.num_ends)
 
     def begin_again(self, end: SharedWorkerEnded) -> None:
@@ -368,12 +337,10 @@ class Attempt(ContainedTask[Any]):
         self._reset()
 
     def create_handle(self, name: str) -> AsyncLLM:
-        """Returns the model handle of an entry of `llms`."""
         runner = self.batch.runner
         return runner.create_handle(name, self.capture, None if runner.workflow.is_async else self.batch.loop)
 
     def open_endpoint(self) -> EpisodeEndpoint:
-        """Returns what answers the episode's HTTP requests."""
         return self.batch.runner.open_endpoint(self.capture, self.batch.loop)
 
     def _build_context(self) -> EpisodeContext:
@@ -382,14 +349,12 @@ class Attempt(ContainedTask[Any]):
         return EpisodeContext(self.seed, key.example_id, self.capture, self, is_training=is_training, epoch=key.epoch)
 
     def call(self) -> Awaitable[Any]:
-        """Calls an async agent."""
         runner = self.batch.runner
         llm, context = self.create_handle(runner.main_llm), self._build_context()
         output: Awaitable[Any] = enter_agent(runner.workflow, self.item, llm, context)
         return output
 
     def on_end(self) -> None:
-        """Records how an async agent has ended."""
         self.batch.end(self)
 
     async def run_elsewhere(self) -> Any:
@@ -408,7 +373,6 @@ class Attempt(ContainedTask[Any]):
         return await call_agent(workflow, self.item, llm, context, timeout_s)
 
     def build_record(self, ended: Settled[Any]) -> EpisodeRecord:
-        """Returns the record of the attempt, which has ended."""
         runner, capture = self.batch.runner, self.capture
         record = EpisodeRecord(self.key, self.item, seed=self.seed, attempt=self.number)
 

@@ -13,11 +13,7 @@ from reinforge.types.episode import EpisodeKey
 
 
 class EpisodeSlots:
-    """A semaphore that admits waiting episodes by epoch, and within an epoch in the order in which they came.
-
-    Args:
-        num_slots: Maximum number of episodes at a time.
-    """
+    """A semaphore that admits waiting episodes by epoch, and within an epoch in the order in which they came."""
 
     def __init__(self, num_slots: int):
         self._num_free = num_slots
@@ -25,7 +21,6 @@ class EpisodeSlots:
         self._numbers = count()
 
     async def acquire(self, key: EpisodeKey) -> None:
-        """Waits for a slot, which `release` gives back."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -40,7 +35,6 @@ class EpisodeSlots:
             raise
 
     def release(self) -> None:
-        """Gives a slot back: to the episode that waits first, if one does."""
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():

@@ -26,9 +26,6 @@ def parse_to_openai_messages(steps: Sequence[IntermediateStep]) -> list[Message]
 
     Args:
         steps: The steps, in order; those that are neither model calls nor tool calls are left out.
-
-    Raises:
-        ValueError: A step holds something that is no message.
     """
     messages: list[Message] = []
     prompts: dict[str, list[Message]] = {}

@@ -28,12 +28,9 @@ class TreeNode:
     """One branching point: a prompt and its replies.
 
     Attributes:
-        messages: The prompt.
         calls: The trained replies, ordered by seed so that the order does not depend on timing.
-        rewards: The marked reward of each reply.
         adapter: The adapter that replied; None: the only policy.
         name: Indices of the replies that lead here: "0.2" for the third reply to the first reply; "" at the root.
-        children: The nodes that follow each reply.
     """
 
     messages: list[Message]
@@ -48,9 +45,6 @@ class TreeNode:
 
         Example: rewards [0, 1], and two replies with rewards 1 and 0 follow the first: none -> [0, 1];
         mean -> [0.5, 1]; max -> [1, 1].
-
-        Args:
-            back_up: none: only its own reward; mean, max: plus the mean or maximum of the following replies' values.
         """
         if back_up == "none":
             return list(self.rewards)
@@ -68,7 +62,6 @@ def build_tree(
     """Returns an episode's branching points, parents before children.
 
     Args:
-        record: The episode.
         targets: For each call, whether its reply is trained.
         policies: The adapter of each entry of `llms`; replies of different adapters are not siblings.
     """
@@ -112,7 +105,6 @@ def groups_from_tree(
     """Returns the siblings of each branching point as trajectories; the path above them is context.
 
     Args:
-        record: The episode.
         targets: For each call, whether its reply is trained.
         back_up: How the rewards of following replies, also of other adapters, count for a reply.
         policies: The adapter of each entry of `llms`; None: there is only one policy.

@@ -25,7 +25,6 @@ def bind_workflow(function: Any, llm: str | None = None, *, share_environment_se
     Args:
         function: A plain or async callable `(item, llm, context)`, or a class with such instances.
         llm: Entry of `llms` to pass as `llm`; None: the only entry, or the only one that is trained.
-        share_environment_seed: True if siblings run with the same environment seed.
 
     Raises:
         ConfigError: It is not callable with three arguments.

@@ -39,11 +39,9 @@ class DeepSeek(Family):
         self.blocks = blocks
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with its tokens."""
         return _CALLS in chat_template and ("```json" in chat_template) is self.blocks
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        """Returns the calls of either form; the last closing tokens may be missing."""
         start = text.find(_CALLS)
         if start < 0:
             return ParsedReply(text)
@@ -67,7 +65,6 @@ class DeepSeek(Family):
         return ParsedReply((text[:start] + after).strip(), calls)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns the form that the template shows."""
         before, after = ("\n```json\n", "\n```") if self.blocks else ("", "")
         kind = f"function{_SEPARATOR}" if self.blocks else ""
         separator = "" if self.blocks else _SEPARATOR
@@ -77,7 +74,6 @@ class DeepSeek(Family):
         return f"{_CALLS}{written}{_CALLS_END}"
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rule of the form that the template shows."""
         begin, separator, end = grammar.marker(_CALL), grammar.marker(_SEPARATOR), grammar.marker(_CALL_END)
         calls = []
         for name, schema in tools.parameters.items():

@@ -50,7 +50,6 @@ def find_family(chat_template: str | None) -> Family | None:
 
 
 def get_family(tool_format: ToolFormat) -> Family:
-    """Returns the first family of a format."""
     return next(family for family in FAMILIES if family.tool_format is tool_format)
 
 

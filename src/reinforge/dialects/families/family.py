@@ -22,8 +22,6 @@ Call = tuple[str, dict[str, Any]]
 
 
 class ToolFormat(StrEnum):
-    """The text format of a model family's tool calls."""
-
     HERMES = "hermes"
     LLAMA3 = "llama3"
     QWEN_XML = "qwen_xml"
@@ -44,7 +42,6 @@ class ParsedReply:
 
     Attributes:
         content: The text around the calls; the whole reply if there are none.
-        calls: Name and arguments of each call.
         failure: Why what looks like a call cannot be parsed; None: it can, or nothing looks like a call.
         reasoning: What the model wrote as its thinking; None: it wrote none.
     """
@@ -55,7 +52,6 @@ class ParsedReply:
     reasoning: str | None = None
 
     def build_message(self, call_id: str) -> Message:
-        """Returns the assistant message in OpenAI's format; the number of each call is appended to `call_id`."""
         return self.build_message_with([f"{call_id}-{number}" for number in range(len(self.calls))])
 
     def build_message_with(self, call_ids: Sequence[str]) -> Message:
@@ -91,8 +87,6 @@ class Family(ABC):
     """One text format of tool calls and reasoning.
 
     Attributes:
-        tool_format: Its name.
-        start: What begins a call; None: nothing does.
         thinking: What surrounds its reasoning; None: the family's `read` finds it, or there is none.
         reads_channels: True if `read` is needed without tools, too: it finds reasoning and text.
         call_id_length: Number of letters and digits of a call's id, where the template checks it; None: any id will do.

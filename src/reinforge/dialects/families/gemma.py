@@ -30,10 +30,7 @@ class Gemma(Family):
     """Texts between quotes that are tokens.
 
     Args:
-        tool_format: Its name.
-        start, end: What surrounds a call.
         string: What stands before and after a text.
-        thinking: What surrounds its reasoning.
     """
 
     def __init__(
@@ -43,11 +40,9 @@ class Gemma(Family):
         self.string, self.thinking = string, thinking
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the token before a call."""
         return str(self.start) in chat_template
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        """Returns the calls; the last closing token may be missing."""
         content: list[str] = []
         calls: list[Call] = []
         position, reader = 0, GemmaArguments(text, self.string)
@@ -61,7 +56,6 @@ class Gemma(Family):
         return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns one pair of tokens a call."""
         return "".join(f"{self.start}call:{name}{self._write_value(arguments)}{self.end}" for name, arguments in calls)
 
     def _write_value(self, value: Any) -> str:
@@ -118,24 +112,13 @@ class Gemma(Family):
 
 
 class GemmaArguments:
-    """Reads arguments from one text.
-
-    Args:
-        text: The text.
-        string: What stands before and after a text value.
-    """
-
     def __init__(self, text: str, string: str):
         if len(text) > MAX_JSON_CHARS:
             raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
         self.text, self.string, self.position = text, string, 0
 
     def read_object(self, start: int, depth: int) -> dict[str, Any]:
-        """Returns the object whose opening brace stands before `start` and leaves the position behind it.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """Returns the object whose opening brace stands before `start` and leaves the position behind it."""
         self.position = start
         value: dict[str, Any] = {}
         while not self._skip("}"):

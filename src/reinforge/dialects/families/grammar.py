@@ -27,7 +27,6 @@ class GrammarText:
         self._names: dict[str, str] = {}
 
     def marker(self, text: str) -> str:
-        """Adds a text that may be one token."""
         return self._add("marker", "", quote(text))
 
     def until(self, text: str) -> str:
@@ -35,7 +34,6 @@ class GrammarText:
         return self._add("until", f"[suffix={quote(text)}]", "/(?s:.*)/")
 
     def text(self) -> str:
-        """Adds any text."""
         return self._add("TEXT", "", "/(?s:.*)/")
 
     def text_without(self, text: str) -> str:
@@ -43,7 +41,6 @@ class GrammarText:
         return self._add("TEXT", "", f"/(?s:.*)/ & ~/(?s:.*){escape_pattern(text)}(?s:.*)/")
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Adds a JSON value of a schema."""
         return self._add("json", "", f"%json {json.dumps({'x-guidance': WHITESPACE, **schema})}")
 
     def lark(self, text: str) -> str:
@@ -51,11 +48,9 @@ class GrammarText:
         return self._add("lark", "", f"%lark {{\n{text}\n}}")
 
     def rule(self, body: str) -> str:
-        """Adds a rule."""
         return self._add("rule", "", body)
 
     def build(self, start: str) -> str:
-        """Returns the whole grammar."""
         return "\n".join([f"start: {start}", "SPACE: /[ \\n]{0,8}/", *self._rules.values()]) + "\n"
 
     def _add(self, kind: str, attributes: str, body: str) -> str:
@@ -68,7 +63,6 @@ class GrammarText:
 
 
 def quote(text: str) -> str:
-    """Returns a literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -25,14 +25,11 @@ _AFTER_CALL = re.compile(r"\s*+(?:<\|(?:end|call|return)\|>(?:<\|start\|>assista
 
 
 class Harmony(Family):
-    """Channels: reasoning on analysis, calls on commentary, the answer on final."""
-
     tool_format = ToolFormat.HARMONY
     thinking = None
     reads_channels = True
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with its tokens."""
         return _CHANNEL in chat_template and _START in chat_template
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
@@ -63,7 +60,6 @@ class Harmony(Family):
         return ParsedReply("\n".join(content), calls, reasoning="\n".join(reasoning) or None)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns one message a call."""
         return f"<|call|>{_START}assistant".join(
             f"{_CHANNEL}commentary to=functions.{name} <|constrain|>json{_MESSAGE}{dump(arguments)}"
             for name, arguments in calls

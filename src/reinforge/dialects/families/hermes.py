@@ -19,13 +19,10 @@ _START, _END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(Family):
-    """JSON in `<tool_call>` tags."""
-
     tool_format = ToolFormat.HERMES
     start = _START
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the tag."""
         return _START in chat_template
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
@@ -41,7 +38,6 @@ class Hermes(Family):
         return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns one pair of tags a call."""
         return "\n".join(
             f"{_START}\n{dump({'name': name, 'arguments': arguments})}\n{_END}" for name, arguments in calls
         )
@@ -70,20 +66,12 @@ def skip_closing(text: str, position: int, closing: str) -> int:
 
 
 def read_calls(value: Any, key: str) -> list[Call]:
-    """Returns the calls of a JSON value: an object, or a list of objects.
-
-    Raises:
-        ValueError: The value is no call.
-    """
+    """Returns the calls of a JSON value: an object, or a list of objects."""
     return [read_call(each, key) for each in value] if isinstance(value, list) and value else [read_call(value, key)]
 
 
 def read_call(value: Any, key: str) -> Call:
-    """Returns name and arguments of a call; also accepts the other families' key for the arguments.
-
-    Raises:
-        ValueError: The value is no call.
-    """
+    """Returns name and arguments of a call; also accepts the other families' key for the arguments."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('not an object with a "name"')
     arguments = value.get(key, value.get("parameters" if key == "arguments" else "arguments", {}))
@@ -102,5 +90,4 @@ def write_json_call(grammar: GrammarText, tools: ToolSchemas, key: str) -> str:
 
 
 def build_arguments_schema(schema: Any) -> dict[str, Any]:
-    """Returns the schema of a tool's arguments, which are always an object."""
     return {**schema, "type": "object"}

@@ -20,17 +20,13 @@ _RESPONSE = ("<response>", "</response>")
 
 
 class Granite(Family):
-    """A JSON list after `<|tool_call|>`."""
-
     tool_format = ToolFormat.GRANITE
     start = _START
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the token, or with Phi-4's for the list of tools."""
         return _START in chat_template or "<|/tool|>" in chat_template
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        """Returns the calls of the lists."""
         body = text.strip()
         if body.startswith(_FUNCTOOLS):
             value, position = decode_json_prefix(body, len(_FUNCTOOLS) - 1)
@@ -52,11 +48,9 @@ class Granite(Family):
         return ParsedReply(text)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns one list."""
         return f"{_START}{dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rule of a list."""
         call = write_json_call(grammar, tools, "arguments")
         more = f' (", " {call})*' if parallel else ""
         return f'"[" {call}{more} "]"'

@@ -22,12 +22,9 @@ _BUILT_IN = re.compile(r"\w[\w-]*+\.call\(")
 
 
 class Llama3(Family):
-    """JSON without tags."""
-
     tool_format = ToolFormat.LLAMA3
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the token, or with tools and parameters in JSON."""
         return _TAG in chat_template or ("tools" in chat_template and '"parameters"' in chat_template)
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
@@ -50,11 +47,9 @@ class Llama3(Family):
         return ParsedReply(before.strip() if tag else "", calls) if calls else ParsedReply(text)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns JSON objects, separated by semicolons."""
         return "; ".join(dump({"name": name, "parameters": arguments}) for name, arguments in calls)
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rule of JSON objects."""
         call = write_json_call(grammar, tools, "parameters")
         return f'{call} ("; " {call})*' if parallel else call
 

@@ -36,11 +36,9 @@ class Mistral(Family):
         self.lists = lists
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the token."""
         return _START in chat_template and (_ARGS in chat_template) is not self.lists
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        """Returns the calls of either form."""
         start = text.find(_START)
         if start < 0:
             return ParsedReply(text)
@@ -74,13 +72,11 @@ class Mistral(Family):
         return [(named[1], value)], position
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns the form that the template shows."""
         if self.lists:
             return f"{_START} {dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
         return "".join(f"{_START}{name}{_ARGS}{dump(arguments)}" for name, arguments in calls)
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rule of the form that the template shows."""
         if self.lists:
             call = write_json_call(grammar, tools, "arguments")
             more = f' (", " {call})*' if parallel else ""

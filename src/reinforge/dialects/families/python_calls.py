@@ -20,23 +20,13 @@ _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": Fal
 
 
 class PythonCalls:
-    """Reads calls from one text.
-
-    Args:
-        text: The text.
-    """
-
     def __init__(self, text: str):
         if len(text) > MAX_JSON_CHARS:
             raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
         self.text, self.position = text, 0
 
     def read_list(self, start: int) -> list[Call]:
-        """Returns the calls of `[f(a=1), g()]` and leaves the position behind it.
-
-        Raises:
-            ValueError: It is no such list.
-        """
+        """Returns the calls of `[f(a=1), g()]` and leaves the position behind it."""
         self.position = start
         self._expect("[")
         calls: list[Call] = []
@@ -49,15 +39,6 @@ class PythonCalls:
         return calls
 
     def read_call(self, name_end: int | None, opening: int = 1) -> Call:
-        """Returns one call.
-
-        Args:
-            name_end: Where its name ends; None: at the parenthesis.
-            opening: Number of characters from there to behind the parenthesis.
-
-        Raises:
-            ValueError: It is no call.
-        """
         if name_end is None:
             name = self._read_name()
             self._expect("(")

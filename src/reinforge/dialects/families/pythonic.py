@@ -30,7 +30,6 @@ class Pythonic(Family):
     thinking = None
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template that shows such a list, or a `tool_code` block."""
         return "tool_code" in chat_template or re.search(r"\[\w+\(\w+=", chat_template) is not None
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
@@ -48,11 +47,9 @@ class Pythonic(Family):
         return ParsedReply("", calls)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns one list."""
         return write_python_calls(calls)
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rule of a list."""
         return write_python_list(grammar, tools, parallel=parallel)
 
 
@@ -64,7 +61,6 @@ class LFM2(Family):
     end: ClassVar[str] = "<|tool_call_end|>"
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with its tokens for calls or for the list of tools."""
         return "<|tool_call_start|>" in chat_template or "<|tool_list_start|>" in chat_template
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
@@ -86,16 +82,13 @@ class LFM2(Family):
         return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns one list between the tokens."""
         return f"{self.start}{write_python_calls(calls)}{self.end}"
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rule of a list and the closing token."""
         return f"{write_python_list(grammar, tools, parallel=parallel)} {grammar.marker(self.end)}"
 
 
 def write_python_calls(calls: Sequence[Call]) -> str:
-    """Returns calls as a Python list."""
     written = (f"{name}({', '.join(f'{k}={write_value(v)}' for k, v in given.items())})" for name, given in calls)
     return f"[{', '.join(written)}]"
 
@@ -112,7 +105,6 @@ def write_value(value: Any) -> str:
 
 
 def write_python_list(grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-    """Returns the rule of a Python list of calls."""
     calls = []
     for name in tools.parameters:
         written = []

@@ -46,7 +46,6 @@ class Tagged(Family):
     call_end: ClassVar[re.Pattern[str]]
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        """Returns the calls; the closing tags of the last may be missing."""
         if len(text) > MAX_JSON_CHARS:
             raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
         content: list[str] = []
@@ -91,14 +90,11 @@ class Tagged(Family):
 
 
 class QwenXML(Tagged):
-    """`<function=...>` and `<parameter=...>`."""
-
     tool_format = ToolFormat.QWEN_XML
     call, parameter, value_end, call_end = _QWEN_CALL, _QWEN_PARAMETER, _QWEN_VALUE_END, _QWEN_END
     call_starts = (_START, "<function=")
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the tag."""
         return "<function=" in chat_template and "<parameter=" in chat_template
 
     def find_call(self, text: str, position: int) -> int:
@@ -107,7 +103,6 @@ class QwenXML(Tagged):
         return found.start() if found else -1
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns a tag a parameter."""
         return "\n".join(
             f"{_START}\n<function={name}>\n"
             + "".join(f"<parameter={key}>\n{write_plain(value)}\n</parameter>\n" for key, value in arguments.items())
@@ -116,7 +111,6 @@ class QwenXML(Tagged):
         )
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rules of tags; parameters stand in the schema's order."""
         calls = []
         for name in tools.parameters:
             parts = [quote(f"\n<function={name}>\n")]
@@ -130,21 +124,16 @@ class QwenXML(Tagged):
 
 
 class GLM(Tagged):
-    """`<arg_key>` and `<arg_value>`."""
-
     tool_format = ToolFormat.GLM
     call, parameter, value_end, call_end = _GLM_CALL, _GLM_KEY, _GLM_VALUE_END, _GLM_END
 
     def matches(self, chat_template: str) -> bool:
-        """Returns True for a template with the tag."""
         return "<arg_key>" in chat_template
 
     def find_call(self, text: str, position: int) -> int:
-        """Returns the place of the next call."""
         return text.find(_START, position)
 
     def write(self, calls: Sequence[Call]) -> str:
-        """Returns two tags a parameter."""
         return "\n".join(
             f"{_START}{name}\n"
             + "".join(
@@ -156,7 +145,6 @@ class GLM(Tagged):
         )
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
-        """Returns the rules of tags; parameters stand in the schema's order."""
         key_start, key_end = grammar.marker("<arg_key>"), grammar.marker("</arg_key>")
         calls = []
         for name in tools.parameters:
@@ -172,5 +160,4 @@ class GLM(Tagged):
 
 
 def write_plain(value: Any) -> str:
-    """Returns a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else dump(value)

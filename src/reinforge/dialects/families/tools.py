@@ -36,11 +36,6 @@ class ToolSchemas:
         return cls(found)
 
     def select(self, name: str) -> ToolSchemas:
-        """Returns one tool alone.
-
-        Raises:
-            ValueError: There is no such tool.
-        """
         if name not in self.parameters:
             known = ", ".join(self.parameters) or "none"
             raise ValueError(f"tool_choice: there is no tool {name!r} in this request; its tools: {known}")
@@ -63,11 +58,7 @@ class ToolSchemas:
         return frozenset()
 
     def read_value(self, name: str, parameter: str, text: str) -> Any:
-        """Returns the value of a parameter that the model wrote without quotes: `5` is a number, or the text "5".
-
-        Raises:
-            ValueError: It is no text, and not JSON.
-        """
+        """Returns the value of a parameter that the model wrote without quotes: `5` is a number, or the text "5"."""
         types = self.find_types(name, parameter)
         if types == {"string"}:
             return text
@@ -84,7 +75,6 @@ class ToolSchemas:
 
 
 def dump(value: Any) -> str:
-    """Returns a value as JSON text, as models write it."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -80,7 +80,6 @@ class CallArguments:
     extra: frozenset[str] = frozenset()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns an argument, or the default if it is not set."""
         return self.given.get(name, default)
 
     def path(self, name: str) -> str:
@@ -88,16 +87,11 @@ class CallArguments:
         return f"extra_body.{name}" if name in self.extra else name
 
     def bad(self, name: str, message: str) -> InvalidCall:
-        """Returns the error of an argument, to raise."""
         path = self.path(name)
         return InvalidCall(f"chat.completions.create: {path} {message}", path)
 
     def check_names(self) -> None:
-        """Refuses arguments that would change the reply and that a model in this process does not support.
-
-        Raises:
-            InvalidCall: There are such arguments; the message names all of them.
-        """
+        """Refuses arguments that would change the reply and that a model in this process does not support."""
         if self.given.keys() <= HONOURED:
             return
         rejected = [name for name, value in self.given.items() if not _changes_nothing(name, value)]
@@ -107,11 +101,7 @@ class CallArguments:
             raise InvalidCall(f"chat.completions.create does not support: {named}{allowed}", self.path(rejected[0]))
 
     def check_forwarded(self) -> None:
-        """Refuses arguments that only the configuration or another argument may set, for a model behind an endpoint.
-
-        Raises:
-            InvalidCall: There is such an argument.
-        """
+        """Refuses arguments that only the configuration or another argument may set, for a model behind an endpoint."""
         refused = [name for name in _ENDPOINT_SETTINGS if self.given.get(name)]
         refused += sorted(self.extra & {"messages"})
         if refused:
@@ -123,11 +113,6 @@ class CallArguments:
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> CallArguments:
-    """Returns the arguments of a call.
-
-    Raises:
-        InvalidCall: `extra_body` is no mapping.
-    """
     given = {name: value for name, value in arguments.items() if value is not None and not is_sentinel(value)}
     extra = given.pop("extra_body", None)
     if not extra:

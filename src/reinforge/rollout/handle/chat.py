@@ -37,9 +37,7 @@ def build_request(
 
     Args:
         messages: The history; None if the arguments have a `prompt`.
-        arguments: The call's arguments.
         sampling: The run's temperature, top_p, top_k and min_p for a trained policy; None: use the agent's.
-        seed: The call's seed.
 
     Raises:
         InvalidCall: An argument that would change the reply is not supported or has a wrong value.
@@ -70,15 +68,7 @@ def build_request(
 
 
 def build_forwarded_request(messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
-    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments as they are.
-
-    Args:
-        messages: The history.
-        arguments: The call's arguments.
-
-    Raises:
-        InvalidCall: Only the configuration may set one of the arguments.
-    """
+    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments as they are."""
     arguments.check_forwarded()
     if not messages:
         raise arguments.bad("messages", "must have at least one message")
@@ -166,16 +156,10 @@ def _read_prompt(arguments: CallArguments) -> str | tuple[int, ...] | None:
 
 
 def _describe_prompt(prompt: str | tuple[int, ...]) -> Message:
-    """Returns the message that stands for a raw prompt in the record."""
     return {"role": "user", "content": prompt if isinstance(prompt, str) else f"(a prompt of {len(prompt)} token ids)"}
 
 
 def read_num_choices(arguments: CallArguments) -> int:
-    """Returns `n`.
-
-    Raises:
-        InvalidCall: It is no number of choices.
-    """
     n = arguments.get("n", 1)
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise arguments.bad("n", f"must be between 1 and {MAX_CHOICES}, found {n!r}")

@@ -75,12 +75,10 @@ class ReplyObject(dict[str, Any]):
         }
 
     def model_dump_json(self, *, indent: int | None = None, **arguments: Any) -> str:
-        """Returns the JSON of `model_dump`, with the same arguments."""
         separators = (",", ":") if indent is None else None
         return json.dumps(self.model_dump(**arguments), ensure_ascii=False, indent=indent, separators=separators)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy with some entries changed."""
         return type(self)({**(copy.deepcopy(self) if deep else self), **(update or {})})
 
     def to_dict(self, *, exclude_unset: bool = True, **arguments: Any) -> dict[str, Any]:
@@ -88,7 +86,6 @@ class ReplyObject(dict[str, Any]):
         return self.model_dump(exclude_unset=exclude_unset, **arguments)
 
     def to_json(self, *, indent: int | None = 2, exclude_unset: bool = True, **arguments: Any) -> str:
-        """Returns the JSON of `to_dict`."""
         return self.model_dump_json(indent=indent, exclude_unset=exclude_unset, **arguments)
 
 
@@ -103,7 +100,6 @@ def _dump(value: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _dump_logprobs(tokens: TokenLogprobs, *, with_refusal: bool) -> dict[str, Any]:
-    """Returns the tokens in OpenAI's format."""
     read = read_tokens({"logprobs": tokens})
     content = [] if read is None else read.build_content()
     return {"content": content, "refusal": None} if with_refusal else {"content": content}
@@ -184,8 +180,6 @@ class ChatUsage(ReplyObject):
 
 
 class ChatCompletion(ReplyObject):
-    """The result of `create`."""
-
     absent = ("service_tier", "system_fingerprint")
 
     id: str
@@ -234,7 +228,6 @@ def build_logprobs(reply: ModelReply) -> TokenLogprobs | EndpointLogprobs | None
 
 
 def build_token(entry: Message) -> EndpointToken:
-    """Returns one entry of `logprobs.content`."""
     return EndpointToken({**entry, "top_logprobs": [EndpointToken(each) for each in entry.get("top_logprobs") or []]})
 
 

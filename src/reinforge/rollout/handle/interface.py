@@ -21,8 +21,6 @@ from reinforge.rollout.handle.streaming import AsyncChunkStream, ChatCompletionC
 
 
 class ChatCaller(Protocol):
-    """What makes and records the calls of one handle."""
-
     def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> Coroutine[Any, Any, ChatCompletion]:
         """Makes one call."""
 
@@ -31,11 +29,7 @@ class ChatCaller(Protocol):
 
 
 class AsyncCompletions:
-    """`llm.chat.completions` of an async workflow.
-
-    Args:
-        caller: Makes the calls.
-    """
+    """`llm.chat.completions` of an async workflow."""
 
     __slots__ = ("__dict__", "__weakref__", "_caller")
 
@@ -48,8 +42,6 @@ class AsyncCompletions:
         """Returns a completion; with `stream=True` its chunks, an async iterator.
 
         Args:
-            messages: The history, in OpenAI's format.
-            stream: Whether to return chunks.
             arguments: Every other argument of OpenAI's API. Those that change no token are ignored.
 
         Raises:
@@ -92,12 +84,7 @@ else:
 
 
 class BlockingCompletions:
-    """`llm.chat.completions` of a plain workflow, whose calls block the thread.
-
-    Args:
-        caller: Makes the calls.
-        loop: The event loop in which they run, in another thread.
-    """
+    """`llm.chat.completions` of a plain workflow, whose calls block the thread."""
 
     def __init__(self, caller: ChatCaller, loop: asyncio.AbstractEventLoop):
         self._caller, self._loop = caller, loop
@@ -110,7 +97,6 @@ class BlockingCompletions:
         return ChunkStream(_split(completion, read_arguments(arguments))) if stream is True else completion
 
     def parse(self, *, response_format: Any = None, **arguments: Any) -> ChatCompletion:
-        """Returns a completion whose `choices[i].message.parsed` is an instance of a pydantic class."""
         work = self._completions.parse(response_format=response_format, **arguments)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -133,14 +119,6 @@ _SHAPING_ARGUMENTS = frozenset({"extra_body", "response_format", "return_token_i
 
 
 def build_missing(owner: object, path: str, name: str, has: Sequence[str]) -> AttributeError:
-    """Returns the error for an attribute that OpenAI's client has and the handle does not.
-
-    Args:
-        owner: The object without the attribute.
-        path: What the user calls it.
-        name: The attribute.
-        has: What there is instead.
-    """
     message = f"{path} has {' and '.join(has)}, but no attribute {name!r}"
     if not name.startswith("_"):
         message += "; context.openai() and context.async_openai() return OpenAI's own client, which is recorded as well"

@@ -39,11 +39,7 @@ def send_messages(messages: Sequence[Any]) -> list[Any]:
 
 
 def read_messages(messages: Sequence[Any]) -> list[Message]:
-    """Returns the messages for a model in this process, which reads text only; blocks of text become one text.
-
-    Raises:
-        InvalidCall: There is no message, one is no message, or one has an image, audio or a file.
-    """
+    """Returns the messages for a model in this process, which reads text only; blocks of text become one text."""
     if not messages or (type(messages) is not list and not _is_list(messages)):
         found = type(messages).__name__ if messages else "none"
         raise _error("messages", f'needs a list of at least one message: [{{"role": "user", ...}}], found {found}')

@@ -29,14 +29,7 @@ MAX_DEPTH = 64
 
 
 def read_grammar(arguments: CallArguments) -> Grammar | None:
-    """Returns what the reply must match; None: it is free.
-
-    Args:
-        arguments: The call's arguments.
-
-    Raises:
-        InvalidCall: The format is unknown, its schema is none, or two formats are given.
-    """
+    """Returns what the reply must match; None: it is free."""
     given = [name for name in ("response_format", "structured_outputs", *_GUIDED) if name in arguments.given]
     if not given:
         return None
@@ -101,9 +94,6 @@ def build_json_grammar(schema: Any, path: str) -> Grammar:
     Args:
         schema: The schema, as a dict, as JSON text, or True.
         path: The argument, for the message.
-
-    Raises:
-        InvalidCall: It is no JSON schema, or refers to a document elsewhere.
     """
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
@@ -121,11 +111,7 @@ def build_json_grammar(schema: Any, path: str) -> Grammar:
 
 @functools.lru_cache(512)
 def find_schema_problem(text: str) -> str | None:
-    """Returns why a JSON schema cannot be used; None: it can.
-
-    Args:
-        text: The schema as JSON text.
-    """
+    """Returns why a JSON schema cannot be used; None: it can."""
     from jsonschema import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 

@@ -47,8 +47,6 @@ class MessageDelta(ReplyObject):
 
 
 class ChunkChoice(ReplyObject):
-    """One of a chunk's `choices`."""
-
     index: int
     delta: MessageDelta
     finish_reason: str | None
@@ -69,11 +67,7 @@ class ChatCompletionChunk(ReplyObject):
 
 
 class AsyncChunkStream:
-    """The chunks of a reply, for `async for`; also a context manager.
-
-    Args:
-        chunks: The chunks.
-    """
+    """The chunks of a reply, for `async for`; also a context manager."""
 
     def __init__(self, chunks: Iterator[ChatCompletionChunk]):
         self._chunks = chunks
@@ -93,16 +87,11 @@ class AsyncChunkStream:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the stream."""
         self._chunks = iter(())
 
 
 class ChunkStream:
-    """The chunks of a reply, for `for`; also a context manager.
-
-    Args:
-        chunks: The chunks.
-    """
+    """The chunks of a reply, for `for`; also a context manager."""
 
     def __init__(self, chunks: Iterator[ChatCompletionChunk]):
         self._chunks = chunks
@@ -120,20 +109,12 @@ class ChunkStream:
         self.close()
 
     def close(self) -> None:
-        """Ends the stream."""
         self._chunks = iter(())
 
 
 def build_chunks(
     completion: Mapping[str, Any], *, logprobs: bool = False, include_usage: bool = False
 ) -> Iterator[ChatCompletionChunk]:
-    """Yields the chunks of a completion.
-
-    Args:
-        completion: The completion.
-        logprobs: Whether chunks hold log-probs.
-        include_usage: Whether the last chunk holds the token counts.
-    """
     texts = _read_texts(completion["choices"][0])
     if not logprobs:
         choices = [{**choice, "logprobs": None} for choice in completion["choices"]]

@@ -26,9 +26,6 @@ Tool = dict[str, Any]
 def read_tools(arguments: CallArguments) -> tuple[list[Tool] | None, str]:
     """Returns the functions that the model is offered and the tool choice, as `ModelRequest` has them.
 
-    Args:
-        arguments: The call's arguments.
-
     Raises:
         InvalidCall: A tool is no function definition, or the choice names none of them.
     """

@@ -37,24 +37,14 @@ HEADERS = {
 
 
 class AccessKey:
-    """The key of one server.
-
-    Args:
-        port: Its port; browsers send cookies to every port of a host, so the name of the cookie has it.
-        value: The key; None: a random one.
-        server: What the server is, for the name of the cookie.
-    """
-
     def __init__(self, port: int, value: str | None = None, server: str = "view"):
         self.value = value or secrets.token_urlsafe(24)
         self.cookie = f"reinforge-{server}-{port}"
 
     def accepts(self, given: str | None) -> bool:
-        """True if this is the key."""
         return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.value.encode())
 
     def find_in(self, cookies: Mapping[str, str]) -> bool:
-        """True if a request's cookies hold the key."""
         return self.accepts(cookies.get(self.cookie))
 
 

@@ -14,9 +14,6 @@ async def read_body(request: BaseRequest, *, max_bytes: int, timeout_s: float, e
     """Returns the whole body of a request.
 
     Args:
-        request: The request.
-        max_bytes: Its longest body, decompressed.
-        timeout_s: Seconds in which it must have arrived.
         expects: Tell a client that asks for it (`Expect: 100-continue`) to send its body; aiohttp's applications do so
             themselves.
 

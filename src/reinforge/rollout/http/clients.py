@@ -31,30 +31,13 @@ LIBRARIES = ("httpx2", "httpx")
 
 
 def build_openai(find: FindEndpoint, options: Mapping[str, Any]) -> OpenAI:
-    """Returns a client of the `openai` package whose requests are answered by what `find` returns.
-
-    Args:
-        find: Called for each request.
-        options: Other arguments of `openai.OpenAI`.
-
-    Raises:
-        ConfigError: The package is not installed.
-    """
+    """Returns a client of the `openai` package whose requests are answered by what `find` returns."""
     openai = _import_openai()
     client = build_http_client(find, _find_library_of(openai), {})
     return openai.OpenAI(**_add_defaults(options), http_client=client)
 
 
 def build_async_openai(find: FindEndpoint, options: Mapping[str, Any]) -> AsyncOpenAI:
-    """Returns the async client of the `openai` package, like `build_openai`.
-
-    Args:
-        find: Called for each request.
-        options: Other arguments of `openai.AsyncOpenAI`.
-
-    Raises:
-        ConfigError: The package is not installed.
-    """
     openai = _import_openai()
     client = build_async_http_client(find, _find_library_of(openai), {})
     return openai.AsyncOpenAI(**_add_defaults(options), http_client=client)
@@ -65,31 +48,12 @@ def _add_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_http_client(find: FindEndpoint, library: str | None, options: Mapping[str, Any]) -> Any:
-    """Returns a client of an HTTP library whose requests are answered by what `find` returns.
-
-    Args:
-        find: Called for each request.
-        library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
-        options: Other arguments of the library's `Client`.
-
-    Raises:
-        ConfigError: The library is not installed.
-    """
+    """Returns a client of an HTTP library whose requests are answered by what `find` returns."""
     module = find_library(library)
     return module.Client(**options, transport=build_transports(module).blocking(find))
 
 
 def build_async_http_client(find: FindEndpoint, library: str | None, options: Mapping[str, Any]) -> Any:
-    """Returns an async client of an HTTP library, like `build_http_client`.
-
-    Args:
-        find: Called for each request.
-        library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
-        options: Other arguments of the library's `AsyncClient`.
-
-    Raises:
-        ConfigError: The library is not installed.
-    """
     module = find_library(library)
     return module.AsyncClient(**options, transport=build_transports(module).asynchronous(find))
 
@@ -109,14 +73,6 @@ def _find_library_of(openai: Any) -> str:
 
 
 def find_library(name: str | None = None) -> Any:
-    """Returns the module of an HTTP library.
-
-    Args:
-        name: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
     if name is None:
         if importlib.util.find_spec("openai") is not None:
             name = _find_library_of(importlib.import_module("openai"))
@@ -131,8 +87,6 @@ def find_library(name: str | None = None) -> Any:
 
 
 class Transports(NamedTuple):
-    """The transports of one HTTP library."""
-
     blocking: Callable[[FindEndpoint], Any]
     asynchronous: Callable[[FindEndpoint], Any]
 
@@ -150,13 +104,10 @@ def build_transports(library: Any) -> Transports:
         return response
 
     class EpisodeTransport(library.BaseTransport):
-        """Hands each request to the episode, and blocks until it is answered."""
-
         def __init__(self, find: FindEndpoint):
             self.find = find
 
         def handle_request(self, request: Any) -> Any:
-            """Returns the episode's response."""
             asked = _read_request(request, request.read())
             answer = endpoint.answer_blocking(asked) if (endpoint := _find(self.find)) else _refuse(asked)
             body = answer.body
@@ -165,13 +116,10 @@ def build_transports(library: Any) -> Transports:
             return library.Response(answer.status, headers=answer.headers, content=body, request=request)
 
     class AsyncEpisodeTransport(library.AsyncBaseTransport):
-        """Hands each request to the episode."""
-
         def __init__(self, find: FindEndpoint):
             self.find = find
 
         async def handle_async_request(self, request: Any) -> Any:
-            """Returns the episode's response."""
             asked = _read_request(request, await request.aread())
             answer = await endpoint.answer(asked) if (endpoint := _find(self.find)) else _refuse(asked)
             body = answer.body

@@ -29,51 +29,20 @@ def current_openai(**options: Any) -> OpenAI:
     """Returns a client of the `openai` package that an agent may build once, before any episode.
 
     Each call is a model call of the episode in which it is made; see `EpisodeContext.openai`.
-
-    Args:
-        options: Other arguments of `openai.OpenAI`.
-
-    Raises:
-        ConfigError: The package is not installed.
     """
     return build_openai(_find_current, options)
 
 
 def current_async_openai(**options: Any) -> AsyncOpenAI:
-    """Returns the async client of the `openai` package, like `current_openai`.
-
-    Args:
-        options: Other arguments of `openai.AsyncOpenAI`.
-
-    Raises:
-        ConfigError: The package is not installed.
-    """
     return build_async_openai(_find_current, options)
 
 
 def current_http_client(library: str | None = None, **options: Any) -> Any:
-    """Returns an `httpx.Client` that an agent may build once; the episode in which a request is made answers it.
-
-    Args:
-        library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
-        options: Other arguments of the library's `Client`.
-
-    Raises:
-        ConfigError: The library is not installed.
-    """
+    """Returns an `httpx.Client` that an agent may build once; the episode in which a request is made answers it."""
     return build_http_client(_find_current, library, options)
 
 
 def current_async_http_client(library: str | None = None, **options: Any) -> Any:
-    """Returns an `httpx.AsyncClient`, like `current_http_client`.
-
-    Args:
-        library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
-        options: Other arguments of the library's `AsyncClient`.
-
-    Raises:
-        ConfigError: The library is not installed.
-    """
     return build_async_http_client(_find_current, library, options)
 
 

@@ -44,16 +44,10 @@ class EpisodeEndpoint:
     """The models of one episode behind HTTP.
 
     Args:
-        find_llm: Returns the async handle of an entry of `llms`.
-        default: The entry that the workflow calls.
-        entries: The model's name of each entry of `llms`.
-        loop: The event loop of the handles; None: the running one.
-        is_closed: Whether the episode has ended; None: it has not.
         warned: Names of models of which the user was told that there is none; endpoints of one run share it.
 
     Attributes:
         loop: The event loop in which `handle` must be called; `answer` and `answer_blocking` work elsewhere too.
-        entries: The model's name of each entry of `llms`.
     """
 
     def __init__(
@@ -73,7 +67,6 @@ class EpisodeEndpoint:
 
     @property
     def is_closed(self) -> bool:
-        """True once the episode has ended."""
         return self._is_closed()
 
     async def handle(self, request: EndpointRequest) -> EndpointResponse:
@@ -84,7 +77,6 @@ class EpisodeEndpoint:
             return build_error_response(request, _describe(error, is_closed=self.is_closed))
 
     async def answer(self, request: EndpointRequest) -> EndpointResponse:
-        """Answers a request, from any event loop."""
         if asyncio.get_running_loop() is self.loop:
             return await self.handle(request)
         if (work := self._start(request)) is None:
@@ -113,7 +105,6 @@ class EpisodeEndpoint:
             return build_error_response(request, build_ended())
 
     def _start(self, request: EndpointRequest) -> Any:
-        """Starts to answer in the loop of the handles; returns None if it is closed."""
         work = self.handle(request)
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -188,12 +179,10 @@ class EpisodeEndpoint:
 
 
 def build_ended() -> BadRequest:
-    """Returns what a client is told after the end of its episode."""
     return BadRequest("the episode has ended; its clients can no longer be used", status=410, code="episode_ended")
 
 
 def build_no_episode() -> BadRequest:
-    """Returns what a client of `reinforge.current_...` is told outside of episodes."""
     return BadRequest(NO_EPISODE, code="no_episode")
 
 
@@ -207,5 +196,4 @@ def _build_blocking() -> BadRequest:
 
 
 def _describe(error: Exception, *, is_closed: bool) -> BadRequest:
-    """Returns what a client is told of an exception."""
     return build_ended() if isinstance(error, CaptureError) and is_closed else describe_failure(error)

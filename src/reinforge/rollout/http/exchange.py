@@ -56,15 +56,6 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointRequest:
-    """An HTTP request.
-
-    Attributes:
-        method: Such as `POST`.
-        path: The path of its URL, without the query.
-        headers: Its headers, with names in small letters.
-        body: Its whole body.
-    """
-
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -73,14 +64,6 @@ class EndpointRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndpointResponse:
-    """An HTTP response.
-
-    Attributes:
-        status: The status code.
-        headers: Its headers, with names in small letters.
-        body: The whole body, or its pieces, of which none waits for anything.
-    """
-
     status: int
     headers: dict[str, str]
     body: bytes | Iterator[bytes]
@@ -105,7 +88,6 @@ def build_error_response(request: EndpointRequest, error: BadRequest) -> Endpoin
 
 
 def build_error_body(path: str, error: BadRequest) -> dict[str, Any]:
-    """Returns the body that says what is wrong, in the form of the API that a path belongs to."""
     write = write_error
     if "/messages" in path:
         write = importlib.import_module(ROUTES["messages"]).write_error
@@ -113,12 +95,10 @@ def build_error_body(path: str, error: BadRequest) -> dict[str, Any]:
 
 
 def respond(body: Mapping[str, Any]) -> EndpointResponse:
-    """Returns a response with a JSON body."""
     return EndpointResponse(200, {"content-type": "application/json"}, encode_body(body))
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:
-    """Returns a body as JSON."""
     try:
         return to_json(body)  # four times as fast as `json`
     except ValueError:  # half a surrogate, which JSON can hold as an escape only
@@ -126,11 +106,6 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
 
 
 def check_method(request: EndpointRequest, allowed: str) -> None:
-    """Refuses other methods.
-
-    Raises:
-        BadRequest: The request has another one.
-    """
     if request.method.upper() != allowed:
         raise BadRequest(
             f"{request.path} takes {allowed}, found {request.method}", status=405, code="method_not_allowed"
@@ -138,11 +113,6 @@ def check_method(request: EndpointRequest, allowed: str) -> None:
 
 
 def decode_body(body: bytes) -> Any:
-    """Returns the value of a JSON body.
-
-    Raises:
-        BadRequest: It is no JSON.
-    """
     try:
         return from_json(body)
     except ValueError:  # damaged, deep, or with half a surrogate: `json` reads more, and says what is wrong
@@ -158,12 +128,7 @@ def decode_body(body: bytes) -> Any:
 
 
 def describe_failure(error: Exception, what: str = "a model call of an agent") -> BadRequest:
-    """Returns what a client is told of an exception; a failure that is no fault of the request is logged too.
-
-    Args:
-        error: The exception.
-        what: What failed, for the log.
-    """
+    """Returns what a client is told of an exception; a failure that is no fault of the request is logged too."""
     if isinstance(error, BadRequest):
         return error
     text = redact_secrets(str(error))

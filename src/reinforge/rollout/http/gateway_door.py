@@ -22,13 +22,8 @@ PIECES_AT_ONCE = 256
 class GatewayDoor:
     """The base URL and the key with which an episode's programs reach its models; valid inside its `with` block.
 
-        with gateway.attach(context.endpoint) as door:
-            subprocess.run(["node", "agent.mjs"], env={**os.environ, **door.environment()})
-
-    Attributes:
-        episode_id: A random name, part of the URL.
-        api_key: The key that every request must carry.
-        base_url: Base URL of OpenAI's API, up to `/v1`.
+    with gateway.attach(context.endpoint) as door:
+        subprocess.run(["node", "agent.mjs"], env={**os.environ, **door.environment()})
     """
 
     def __init__(self, endpoint: EpisodeEndpoint, origin: str, detach: Callable[[GatewayDoor], None]):
@@ -51,11 +46,9 @@ class GatewayDoor:
 
     @property
     def num_in_flight(self) -> int:
-        """Number of calls that are being sampled."""
         return len(self._tasks)
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment variables with which the official clients find the episode."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
@@ -79,7 +72,6 @@ class GatewayDoor:
         self._detach(self)
 
     async def wait_closed(self) -> None:
-        """Waits until no call is in flight."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -108,11 +100,6 @@ class GatewayDoor:
             raise
 
     def check_open(self) -> None:
-        """Raises: the episode has ended.
-
-        Raises:
-            BadRequest: It has.
-        """
         if self.is_closed or self._endpoint.is_closed:
             raise build_ended()
 

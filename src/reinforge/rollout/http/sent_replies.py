@@ -32,8 +32,6 @@ class SentReply:
     """A request that is being answered, or was.
 
     Attributes:
-        digest: Hash of the request's path and body.
-        response: The response, with its whole body in bytes.
         key: The idempotency key, or an empty text.
         num_retries: The highest retry count that was answered with it.
         is_delivered: True once the response was written to a client that still listened.
@@ -47,7 +45,6 @@ class SentReply:
 
     @property
     def num_bytes(self) -> int:
-        """Length of the response's body; 0 while there is none."""
         response = self.response
         if not response.done() or response.cancelled() or response.exception() is not None:
             return 0
@@ -87,10 +84,6 @@ class SentReplies:
     def find(self, digest: bytes, headers: Mapping[str, str]) -> SentReply | None:
         """Returns the reply to the request that this one repeats; None: it repeats none.
 
-        Args:
-            digest: Of the request.
-            headers: Of the request.
-
         Raises:
             BadRequest: Its idempotency key belongs to another request.
         """
@@ -112,11 +105,9 @@ class SentReplies:
 
 
 def read_retry_count(headers: Mapping[str, str]) -> int:
-    """Returns how many times a client has sent a request before."""
     text = headers.get(RETRY_COUNT, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
 
 def hash_request(request: EndpointRequest) -> bytes:
-    """Returns a hash of a request's path and body."""
     return hashlib.blake2b(request.body, digest_size=16, key=request.path.encode()[:64]).digest()

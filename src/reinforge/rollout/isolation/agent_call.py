@@ -23,15 +23,7 @@ async def call_agent(
 ) -> Any:
     """Returns what the agent returns: an async one runs in a task of its own, a plain one in a daemon thread.
 
-    Args:
-        workflow: The agent.
-        item: The example.
-        llm: The model handle.
-        context: The agent's view of the episode.
-        timeout_s: Time limit in seconds; None: no limit.
-
     Raises:
-        TimeoutError: The time limit was reached.
         Abandoned: The same, and the agent still runs.
         Exception: Whatever the agent raised.
     """

@@ -25,17 +25,11 @@ from reinforge.types.workflow import BoundWorkflow
 
 
 def load_agent(function: str, project_root: Path) -> tuple[Perform, Message]:
-    """Returns how to run an episode with the agent `module:name`, and what it is.
-
-    Raises:
-        ConfigError: It cannot be imported, or takes other parameters.
-    """
+    """Returns how to run an episode with the agent `module:name`, and what it is."""
     return serve_agent(bind_workflow(import_object(function, project_root, path="function")))
 
 
 def serve_agent(workflow: BoundWorkflow) -> tuple[Perform, Message]:
-    """Returns how to run an episode with an agent, and what it is."""
-
     async def perform(job: Message, link: JobLink) -> Any:
         return await _run_episode(workflow, job, link)
 
@@ -50,11 +44,6 @@ class RemoteCapture(Capture):
         self.link = link
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
-        """Marks the latest turn, or the turn of the call with this id.
-
-        Raises:
-            CaptureError: No call of this episode has that id.
-        """
         if call_id is not None and all(call.call_id != call_id for call in self.calls):
             raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
         mark = {"data": data, "step_reward": step_reward, "call_id": call_id, "functions": self.functions}
@@ -64,11 +53,6 @@ class RemoteCapture(Capture):
         self.link.send({**mark, "type": "mark"})
 
     async def ask(self, llm: str, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
-        """Makes a model call in the run.
-
-        Raises:
-            CaptureError: The episode has ended.
-        """
         self._check_open()
         given = {name: to_plain_data(value) for name, value in arguments.given.items() if name != "timeout"}
         if isinstance(bias := given.get("logit_bias"), dict):
@@ -96,7 +80,6 @@ class RemoteLLM:
         raise build_missing(self, "the model handle", name, ("chat.completions", "model_name"))
 
     async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
-        """Makes one call in the run, which records it."""
         return await self._capture.ask(self.name, messages, arguments)
 
     def blame_reply(self, reason: str) -> None:
@@ -105,27 +88,17 @@ class RemoteLLM:
 
 
 class RemoteModels:
-    """The models of an episode in a worker.
-
-    Args:
-        job: What the run has sent.
-        link: The connection to the run.
-        is_async: Whether the agent awaits its calls.
-    """
-
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
         self.capture = RemoteCapture(link)
         self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
 
     def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
-        """Returns the model handle of an entry of `llms`."""
         if name not in self._names:
             raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self._names)}')
         is_async = self._is_async if is_async is None else is_async
         return RemoteLLM(name, self._names[name], self.capture, is_async=is_async)
 
     def open_endpoint(self) -> EpisodeEndpoint:
-        """Returns what answers the episode's HTTP requests."""
         find, capture = partial(self.create_handle, is_async=True), self.capture
         loop = capture.link.loop
         return EpisodeEndpoint(find, self._default, self._names, loop=loop, is_closed=lambda: capture.closed)

@@ -66,7 +66,6 @@ class RunTask(asyncio.Task[Any]):
 
     Attributes:
         scope: The contained coroutine that the task belongs to; None: the run.
-        is_main: True for the task of a contained coroutine itself.
     """
 
     __slots__ = ("is_main", "scope")
@@ -95,11 +94,7 @@ def create_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
-    """Runs a loop until a task is done and returns its result; starts the loop again if other code stops it.
-
-    Raises:
-        StorageError: The loop's own file descriptors were closed.
-    """
+    """Runs a loop until a task is done and returns its result; starts the loop again if other code stops it."""
     while not task.done():
         try:
             loop.run_until_complete(task)
@@ -152,7 +147,6 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def describe_closed_files() -> str:
-    """Returns the message for a process whose files were closed by other code."""
     return (
         "the run's own files were closed: an agent or an evaluator has closed file descriptors that are not its own "
         "(os.close, os.closerange)\n    fix: close only what that code has opened, or run it in a process of its own "
@@ -161,12 +155,7 @@ def describe_closed_files() -> str:
 
 
 class Settled(Generic[T]):
-    """How other people's code has ended.
-
-    Attributes:
-        result: What it returned.
-        error: What it raised; None: nothing.
-    """
+    """How other people's code has ended."""
 
     __slots__ = ("error", "result")
 
@@ -194,9 +183,6 @@ class Settled(Generic[T]):
 class TimeLimit:
     """The contained tasks that have the same time limit, with one timer for all of them.
 
-    Args:
-        timeout_s: Time limit in seconds; the time for which the loop was blocked does not count. None: no limit.
-
     Attributes:
         context: The context variables of the code that sets the limit; it handles the ends of the tasks.
     """
@@ -211,7 +197,6 @@ class TimeLimit:
         self._due_s = 0.0
 
     def watch(self, task: ContainedTask[Any]) -> None:
-        """Begins to count a task's time."""
         self._started_s[task] = self._read_clock()
         if self._timer is None:
             self._set_timer()
@@ -234,7 +219,6 @@ class TimeLimit:
             task.cancel()
 
     async def wait_for_cancelled(self) -> None:
-        """Gives the cancelled tasks `GRACE_S` to end."""
         if self._cancelled:
             await asyncio.wait(self._cancelled, timeout=GRACE_S)
 
@@ -273,13 +257,6 @@ class ContainedTask(Settled[T], ABC):
     """Other people's coroutine in a task of its own. Subclasses say what is awaited and what happens then.
 
     An episode in flight is one of these, and ten thousand may be, so that there is no second task that waits for it.
-
-    Args:
-        limit: Its time limit.
-
-    Attributes:
-        task: The task, once it was started.
-        has_timed_out: True once its time limit was reached.
     """
 
     __slots__ = ("_limit", "has_timed_out", "task")
@@ -297,7 +274,6 @@ class ContainedTask(Settled[T], ABC):
         """Called once: when the task has ended, or was abandoned."""
 
     def start(self) -> None:
-        """Starts the task and its time."""
         self.task = asyncio.create_task(self._settle(), name="reinforge-contained")
         if isinstance(self.task, RunTask):
             self.task.scope, self.task.is_main = self, True
@@ -358,13 +334,10 @@ async def run_contained(call: Callable[[], Awaitable[T]], timeout_s: float | Non
     """Awaits `call()` in a task of its own and returns its result.
 
     Args:
-        call: Other people's code.
         timeout_s: Time limit in seconds; the time for which the loop was blocked does not count. None: no limit.
 
     Raises:
         TimedOut: The time limit was reached; see its subclasses.
-        RuntimeError: It raised a BaseException such as GeneratorExit or KeyboardInterrupt.
-        Exception: Whatever else it raised, also CancelledError and SystemExit.
     """
     limit = TimeLimit(timeout_s)
     task = _AwaitedTask(call, limit)

@@ -41,16 +41,6 @@ MARKS = {each.__name__: each for each in (StreamEventData, TTCEventData)}
 
 @dataclass(frozen=True)
 class Episode:
-    """What an agent is given.
-
-    Attributes:
-        item: The example.
-        llm: The handle of the model that the agent gets.
-        names: The model's name of each entry of `llms`.
-        context: The agent's view of the episode.
-        capture: Records its calls and marks.
-    """
-
     item: EvalInputItem
     llm: AsyncLLM
     names: dict[str, str]
@@ -60,12 +50,6 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedWorkflow(BoundWorkflow):
-    """A workflow whose episodes run in worker processes.
-
-    Attributes:
-        pool: The processes.
-    """
-
     pool: WorkerPool
 
     @property
@@ -76,15 +60,8 @@ class IsolatedWorkflow(BoundWorkflow):
     async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
         """Runs one episode and returns the agent's output.
 
-        Args:
-            episode: The episode.
-            timeout_s: Its time limit in seconds.
-            num_ends: How many shared workers have ended with it in them.
-
         Raises:
-            TimeoutError: The time limit was reached.
             WorkerEnded: The process ended before the agent did.
-            Exception: Whatever the agent raised.
         """
         # a new process imports the agent first, which is not the episode's time
         async with self.pool.lease() as job, asyncio.timeout(timeout_s):
@@ -93,11 +70,7 @@ class IsolatedWorkflow(BoundWorkflow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWorkflow(IsolatedWorkflow):
-    """A workflow whose episodes share a few workers.
-
-    Attributes:
-        workflow: The same agent, in this process.
-    """
+    """A workflow whose episodes share a few workers."""
 
     workflow: BoundWorkflow
 
@@ -110,11 +83,9 @@ class PlacedWorkflow(IsolatedWorkflow):
 
     @property
     def source(self) -> str:
-        """The agent's function with its file and line."""
         return self.workflow.source
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
-        """Returns what the agent finds wrong with examples before any of them is run."""
         return self.workflow.example_problems(items)
 
     async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
@@ -144,11 +115,7 @@ class PlacedWorkflow(IsolatedWorkflow):
 async def open_isolated(
     function: object, project_root: Path, llm: str | None, *, share_environment_seed: bool
 ) -> AsyncIterator[IsolatedWorkflow]:
-    """Yields a workflow in worker processes, and kills them at the end.
-
-    Raises:
-        ConfigError: The function is not `module:name`, cannot be imported, or takes other parameters.
-    """
+    """Yields a workflow in worker processes, and kills them at the end."""
     pool = WorkerPool(refuse_other_functions(function), project_root, LOADER)
     try:
         await pool.start()
@@ -162,17 +129,6 @@ async def _refuse_direct_call(item: Any, llm: Any, context: Any) -> None:
 
 
 async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | None = None) -> Any:
-    """Runs one episode and returns the agent's output.
-
-    Args:
-        job: Its job in a worker.
-        episode: The episode.
-        timeout_s: The time limit that the worker itself keeps; None: none.
-
-    Raises:
-        WorkerEnded: The process ended before the agent did.
-        Exception: Whatever the agent raised.
-    """
     context, calls = episode.context, set[asyncio.Task[None]]()
     await job.send(
         {

@@ -22,25 +22,13 @@ MAX_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """A process of this machine.
-
-    Attributes:
-        parent: The process that has started it, or has adopted it.
-        group: The process that leads its group.
-        resident_bytes: Its memory.
-    """
-
     parent: int
     group: int
     resident_bytes: int
 
 
 def kill_group(leader: int) -> None:
-    """Kills a process that leads its own group, its whole group, and its descendants in other groups.
-
-    Args:
-        leader: The process; may have ended already.
-    """
+    """Kills a process that leads its own group, its whole group, and its descendants in other groups."""
     descendants = list_descendants(leader)
     kill_members(leader)
     _kill(descendants)
@@ -84,7 +72,6 @@ def kill_descendants() -> None:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """Returns the processes that a process has started, and those that they have started."""
     children = defaultdict(list)
     for child, process in list_processes().items():
         children[process.parent].append(child)
@@ -118,7 +105,6 @@ def _kill(pids: list[int]) -> None:
 
 
 def list_processes() -> dict[int, RunningProcess]:
-    """Returns every running process by its id."""
     if not (PROC / "self" / "stat").exists():
         return _ask_ps()
     page = os.sysconf("SC_PAGE_SIZE")

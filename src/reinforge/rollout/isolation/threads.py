@@ -18,10 +18,6 @@ async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
     """Runs `work` in a new daemon thread and returns its result.
 
     If the caller is cancelled, the thread is abandoned; as a daemon it does not keep the process alive.
-
-    Args:
-        work: The blocking call.
-        name: The thread's name, for debugging a stuck process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -63,11 +59,6 @@ class LoopThread:
         self._closing = threading.Event()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop and returns its result.
-
-        Raises:
-            RuntimeError: Called from the loop's own thread, where it would deadlock.
-        """
         self._ensure_loop()
         if threading.current_thread().name == self._name:
             work.close()

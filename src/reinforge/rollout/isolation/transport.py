@@ -49,19 +49,13 @@ class WorkerTransport(Protocol):
 
 
 class ProcessTransport:
-    """A process of this machine, which leads its own session and group.
-
-    Args:
-        process: The process.
-        reader, writer: The run's end of the sockets.
-    """
+    """A process of this machine, which leads its own session and group."""
 
     def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.process, self.reader, self.writer = process, reader, writer
 
     @classmethod
     async def start(cls) -> Self:
-        """Starts a process."""
         ours, theirs = socket.socketpair()
         with theirs:
             program = PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
@@ -74,16 +68,13 @@ class ProcessTransport:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process runs."""
         return self.process.poll() is None
 
     async def write(self, line: bytes) -> None:
-        """Sends a line."""
         self.writer.write(line)
         await self.writer.drain()
 
     async def readline(self) -> bytes:
-        """Returns the next line of the process."""
         return await self.reader.readline()
 
     async def describe_end(self) -> str:
@@ -96,7 +87,6 @@ class ProcessTransport:
         return f"the process {describe_exit(code)}"
 
     def kill(self) -> None:
-        """Kills the process with everything that it has started."""
         kill_group(self.process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=EXIT_S)

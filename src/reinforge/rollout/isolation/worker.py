@@ -32,12 +32,7 @@ Loader = Callable[[Any, Path], "tuple[Perform, Message] | Awaitable[tuple[Perfor
 
 
 class Link:
-    """The connection to the run, the jobs that it has sent, and the requests that wait for a reply.
-
-    Args:
-        write: Sends one line; called by one thread at a time.
-        loop: The loop of the jobs.
-    """
+    """The connection to the run, the jobs that it has sent, and the requests that wait for a reply."""
 
     def __init__(self, write: Callable[[bytes], None], loop: asyncio.AbstractEventLoop):
         self.loop = loop
@@ -49,22 +44,12 @@ class Link:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def send(self, message: Message) -> None:
-        """Sends a message; from any thread.
-
-        Raises:
-            TypeError: It is no plain data.
-            ValueError: It contains itself, or is too long.
-        """
+        """Sends a message; from any thread."""
         line = encode(message)
         with self._lock:
             self._write(line)
 
     async def request(self, message: Message) -> Message:
-        """Sends a request and returns its reply.
-
-        Raises:
-            Exception: What the run answered with.
-        """
         number = next(self._numbers)
         future = self._waiting[number] = self.loop.create_future()
         try:
@@ -77,7 +62,6 @@ class Link:
         return reply
 
     def start(self, perform: Perform, job: Message) -> None:
-        """Begins a job, beside those that run."""
         number = job["job"]
         task = self._running[number] = self.loop.create_task(_do(JobLink(self, number), perform, job))
         task.add_done_callback(lambda _: self._running.pop(number, None))
@@ -100,35 +84,18 @@ class Link:
         os.killpg(0, signal.SIGKILL)  # the run is over
 
     def receive(self, line: bytes) -> None:
-        """Takes a line from the run; from any thread.
-
-        Raises:
-            ValueError: It is no message.
-        """
         self.loop.call_soon_threadsafe(self.dispatch, decode(line), context=contextvars.Context())
 
 
 class JobLink:
-    """The connection to the run, for one job.
-
-    Args:
-        link: The connection.
-        number: The job.
-
-    Attributes:
-        loop: The loop of the jobs.
-    """
-
     def __init__(self, link: Link, number: int):
         self._link, self._number = link, number
         self.loop = link.loop
 
     def send(self, message: Message) -> None:
-        """Sends a message of the job; see `Link.send`."""
         self._link.send({**message, "job": self._number})
 
     async def request(self, message: Message) -> Message:
-        """Sends a request of the job and returns its reply; see `Link.request`."""
         return await self._link.request({**message, "job": self._number})
 
 
@@ -148,7 +115,6 @@ def main(descriptor: int) -> None:
 
 
 def _find(spec: str) -> Any:
-    """Returns what `module:name` of reinforge names."""
     module, _, name = spec.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -193,11 +159,6 @@ async def _do(link: JobLink, perform: Perform, job: Message) -> None:
 
 
 def encode_result(result: Any) -> Message:
-    """Returns the message for a result.
-
-    Raises:
-        TypeError: It is no plain data.
-    """
     message = {"type": "done", "result": result}
     try:
         encode(message)
@@ -207,5 +168,4 @@ def encode_result(result: Any) -> Message:
 
 
 def describe_unsendable(error: Exception) -> TypeError:
-    """Returns the error for data that is not plain."""
     return TypeError(f"the result cannot leave the process: {error}; return text, numbers, lists or dicts")

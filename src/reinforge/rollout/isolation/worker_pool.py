@@ -50,10 +50,6 @@ class SharedWorkerEnded(WorkerEnded):
 class WorkerJob:
     """One job of a worker, as the run sees it.
 
-    Args:
-        worker: The worker.
-        number: The job's number.
-
     Attributes:
         is_done: Set by the job's owner once its result has come.
     """
@@ -64,20 +60,9 @@ class WorkerJob:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(MAX_UNREAD)
 
     async def send(self, message: Message) -> None:
-        """Sends a message.
-
-        Raises:
-            TypeError: It is no plain data.
-            ValueError: It contains itself, or is too long.
-        """
         await self.worker.send({**message, "job": self.number})
 
     async def receive(self) -> Message:
-        """Returns the next message.
-
-        Raises:
-            WorkerEnded: There will be none.
-        """
         if self._messages.empty() and self.worker.end is not None:
             raise WorkerEnded(self.worker.end)
         message = await self._messages.get()
@@ -86,7 +71,6 @@ class WorkerJob:
         return message
 
     async def deliver(self, message: Message) -> None:
-        """Takes a message from the worker."""
         await self._messages.put(message)
 
     def close(self) -> None:
@@ -101,16 +85,6 @@ class WorkerJob:
 
 
 class Worker:
-    """One worker.
-
-    Args:
-        transport: The connection.
-
-    Attributes:
-        jobs: Its open jobs by number.
-        end: How it ended; None: it has not.
-    """
-
     def __init__(self, transport: WorkerTransport):
         self.transport = transport
         self.jobs: dict[int, WorkerJob] = {}
@@ -120,12 +94,10 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """True if it can do jobs."""
         return self.end is None and self.transport.is_alive
 
     @property
     def is_idle(self) -> bool:
-        """True if it does no job."""
         return not self.jobs
 
     @contextlib.contextmanager
@@ -141,7 +113,6 @@ class Worker:
             job.discard()
 
     async def send(self, message: Message) -> None:
-        """Sends a message; see `WorkerJob.send`."""
         line = encode(message)
         with contextlib.suppress(ConnectionError):  # `receive` says how it ended
             await self.transport.write(line)
@@ -175,7 +146,6 @@ class Worker:
                 job.close()
 
     def kill(self) -> None:
-        """Kills it with everything that it has started."""
         self.transport.kill()
         self._reading.cancel()
 
@@ -186,7 +156,6 @@ class _Place:
 
     Attributes:
         num_jobs: Jobs that are there or wait for the worker's start.
-        worker: The worker; None: it has not been needed yet.
     """
 
     num_jobs: int = 0
@@ -199,7 +168,6 @@ class WorkerPool:
 
     Args:
         function: What the workers load: `module:name` in the project's folder, or plain data for another loader.
-        project_root: That folder.
         loader: `module:name` of the function in reinforge that loads it in the worker; see
             `reinforge.rollout.isolation.worker`.
         name: What messages call the function; None: its `module:name`.
@@ -208,7 +176,6 @@ class WorkerPool:
 
     Attributes:
         description: What the worker that started last said about the function.
-        workers: The workers that run.
     """
 
     def __init__(
@@ -230,14 +197,6 @@ class WorkerPool:
         self._sending: set[asyncio.Future[None]] = set()
 
     async def start(self, *, shared: bool = False) -> None:
-        """Starts the first worker, which checks the function.
-
-        Args:
-            shared: Start the first of the shared ones.
-
-        Raises:
-            ConfigError: The function cannot be imported, or takes other parameters.
-        """
         async with self.share() if shared else self.lease() as job:
             job.is_done = True
 
@@ -247,9 +206,6 @@ class WorkerPool:
 
         Args:
             keep: Leave a worker whose job is done to the next one.
-
-        Raises:
-            ConfigError: A new worker cannot import the function.
         """
         shared = [place.worker for place in self._places]
         idle = (each for each in self.workers if each.is_idle and each.is_alive and each not in shared)
@@ -263,11 +219,7 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def share(self) -> AsyncIterator[WorkerJob]:
-        """Gives a job a place in the least busy of the shared workers; cancels it unless it is done by the end.
-
-        Raises:
-            ConfigError: A new worker cannot import the function.
-        """
+        """Gives a job a place in the least busy of the shared workers; cancels it unless it is done by the end."""
         place = min(self._places, key=lambda each: each.num_jobs)
         place.num_jobs += 1
         try:
@@ -299,7 +251,6 @@ class WorkerPool:
         self._kill(worker)
 
     async def close(self) -> None:
-        """Kills every worker."""
         while self.workers:
             self.workers.pop().kill()
 
@@ -319,7 +270,6 @@ class WorkerPool:
         return worker
 
     async def _introduce(self, worker: Worker) -> Message:
-        """Tells a worker what to load; returns what it says about the function."""
         message = {"function": self.function, "project_root": str(self.project_root), "loader": self.loader}
         setup = {name: dict(arguments) for name, arguments in WORKER_SETUP.items()}
         failed = f'importing "{self.name}"'

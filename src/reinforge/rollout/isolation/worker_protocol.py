@@ -52,12 +52,6 @@ _RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def encode(message: Message) -> bytes:
-    """Returns a message as one line.
-
-    Raises:
-        TypeError: A part of it is no plain data.
-        ValueError: It contains itself, or is too long.
-    """
     try:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
     except RecursionError:
@@ -69,11 +63,6 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Returns the message of a line.
-
-    Raises:
-        ValueError: It is none.
-    """
     try:
         message = json.loads(line)
     except RecursionError:
@@ -99,12 +88,10 @@ def _refuse_other_keys(value: Any) -> None:
 
 
 def dump_item(item: EvalInputItem) -> Message:
-    """Returns an example as plain data."""
     return {name: getattr(item, name) for name in ITEM_FIELDS}
 
 
 def load_item(data: Message) -> EvalInputItem:
-    """Returns the example that `dump_item` was given."""
     return EvalInputItem(**data)
 
 
@@ -122,12 +109,7 @@ def dump_call(call: ModelCall) -> Message:
 
 
 def load_call(data: Message, messages: Sequence[Message] = ()) -> ModelCall:
-    """Returns the call that `dump_call` was given, as far as an agent sees it.
-
-    Args:
-        data: The call.
-        messages: The messages that the agent sent.
-    """
+    """Returns the call that `dump_call` was given, as far as an agent sees it."""
     reply, *others = [_load_reply(each) for each in data["replies"]]
     call = ModelCall(
         data["call_id"],
@@ -170,7 +152,6 @@ def dump_error(error: BaseException, *, is_final: bool = False) -> Message:
     """Returns an exception as plain data.
 
     Args:
-        error: The exception.
         is_final: True where it ended the job, so that the line of the user's code is added as `describe_error` does.
     """
     name, text = type(error).__name__, str(error)

@@ -68,7 +68,6 @@ class PolicyLLM:
     """Sends calls to the trainer adapter's policy server.
 
     Args:
-        find: Returns the policy server, or None if there is none yet.
         adapter: Name of one of its LoRA adapters; None: the policy itself.
     """
 
@@ -95,7 +94,6 @@ class PolicyLLM:
 
     @property
     def model_name(self) -> str:
-        """The policy's name."""
         return self.server.model_name
 
     @property
@@ -104,11 +102,6 @@ class PolicyLLM:
         return self.server.history == "splice"
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply from the weights being trained and parses it in the model family's format.
-
-        Raises:
-            ValueError: The request's `tool_choice` or sampling settings cannot be followed.
-        """
         server = self.server
         if request.tools and server.chat_template and not self._knows_tool_format:
             self._check_tool_format(server.chat_template)
@@ -116,15 +109,7 @@ class PolicyLLM:
         return parse_reply(await server.sample(request), request, server.chat_template)
 
     async def stream(self, request: ModelRequest, index: int = 0) -> AsyncGenerator[ReplyDelta | ModelReply, None]:
-        """Yields what each piece of one reply adds to its message, and then the reply; closing it stops sampling.
-
-        Args:
-            request: The request.
-            index: Of the choice, for the pieces.
-
-        Raises:
-            ValueError: The request's `tool_choice` or sampling settings cannot be followed.
-        """
+        """Yields what each piece of one reply adds to its message, and then the reply; closing it stops sampling."""
         server, template = self.server, self.server.chat_template
         if request.tools and template and not self._knows_tool_format:
             self._check_tool_format(template)
@@ -138,7 +123,6 @@ class PolicyLLM:
                     yield reader.read(piece, index)
 
     def _check_tool_format(self, chat_template: str) -> None:
-        """Tells the user once if the model writes tool calls in a format that is not parsed."""
         self._knows_tool_format = True
         if detect_tool_format(chat_template) is None:
             logger.warning(

@@ -45,12 +45,7 @@ class LocalLLMConfig(LLMConfig, name="local"):
 
 
 class LocalLLM:
-    """Sends calls to its own engine, which is loaded on the first call and never trained.
-
-    Args:
-        policy: The model.
-        run: Sets the seed, the device and determinism.
-    """
+    """Sends calls to its own engine, which is loaded on the first call and never trained."""
 
     is_policy = False
 
@@ -61,11 +56,9 @@ class LocalLLM:
 
     @property
     def model_name(self) -> str:
-        """The model's name."""
         return str(self.policy.model)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply and parses it in the model family's format."""
         server = (await self._load_engine()).policy
         request = prepare_request(request, server.chat_template)
         return parse_reply(await server.sample(request), request, server.chat_template)
@@ -75,11 +68,7 @@ class LocalLLM:
         return await (await self._load_engine()).policy.score(token_ids)
 
     async def prepare(self, tokenizer: Any) -> None:
-        """Loads the model, as a teacher, and compares its tokens with those of the policy's tokenizer.
-
-        Raises:
-            ConfigError: It has other tokens.
-        """
+        """Loads the model, as a teacher, and compares its tokens with those of the policy's tokenizer."""
         engine = await self._load_engine()
         difference = find_token_difference(tokenizer.get_vocab(), engine.tokenizer.get_vocab())
         if difference is not None:
@@ -90,9 +79,6 @@ class LocalLLM:
         """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere.
 
         They are at the temperature of each token, over the tokens that it was sampled from.
-
-        Raises:
-            EngineError: A sample does not fit the context, or has a token that the model does not have.
         """
         engine = await self._load_engine()
         limit, size = engine.policy.max_model_len, engine.model.vocab_size
@@ -105,7 +91,6 @@ class LocalLLM:
         return await run_in_daemon_thread(lambda: engine.logprobs(samples), "llm-score")
 
     async def close(self) -> None:
-        """Frees the model."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
             await run_in_daemon_thread(engine.close, "llm-close")

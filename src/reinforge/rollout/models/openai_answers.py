@@ -53,7 +53,6 @@ EXPECTED = {
 
 
 def read_count(value: Any) -> int | None:
-    """Returns a count of tokens, or None for anything that is not one."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
     return value if is_count else None
 
@@ -90,8 +89,6 @@ Name = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Answer(BaseModel):
-    """Base of every answer; unknown fields are ignored."""
-
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -109,8 +106,6 @@ class ToolCallAnswer(Answer):
 
 
 class MessageAnswer(Answer):
-    """The assistant's message."""
-
     content: str | None = None
     tool_calls: list[ToolCallAnswer] | None = None
     refusal: str | None = None
@@ -132,14 +127,10 @@ class TokenAnswer(TopTokenAnswer):
 
 
 class LogprobsAnswer(Answer):
-    """The log-probs of one choice."""
-
     content: list[TokenAnswer] | None = None
 
 
 class ChoiceAnswer(Answer):
-    """One choice of a chat completion."""
-
     message: MessageAnswer
     finish_reason: str | None = None
     logprobs: Annotated[LogprobsAnswer | None, WrapValidator(read_if_readable)] = None
@@ -154,8 +145,6 @@ class UsageAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    """The answer of `/chat/completions`."""
-
     choices: list[ChoiceAnswer] = Field(min_length=1)
     prompt_token_ids: TokenIds = None
     model: Any = None
@@ -197,10 +186,6 @@ def parse_answer(kind: type[A], value: Any, where: str, what: str, *, needs_logp
     """Returns an answer as its typed model.
 
     Args:
-        kind: The model.
-        value: The parsed JSON.
-        where: The endpoint, for the message.
-        what: What the answer should be, such as "a chat completion".
         needs_logprobs: Unreadable log-probs are an error, since they were requested.
 
     Raises:

@@ -42,7 +42,6 @@ class ModelUsage:
     """What a model has been asked for, by agents and judges alike.
 
     Attributes:
-        num_calls: Calls that were answered.
         num_prompt_tokens: Tokens of their prompts, as the endpoint counts them.
         num_completion_tokens: Tokens of its replies, likewise.
     """
@@ -56,15 +55,9 @@ class OpenAIChat:
     """A model behind an endpoint; not a policy.
 
     Args:
-        config: The model's name, limits and defaults.
-        url: The endpoint's URL, up to /v1.
-        key: Sent as a bearer token.
         endpoint: Connections to share with other models; None: its own.
         verify_model_name: Reject replies from a model with another name; a dated version (`gpt-x-2025-01-01` for
             `gpt-x`) is accepted.
-
-    Attributes:
-        usage: Every call so far.
     """
 
     is_policy = False
@@ -86,12 +79,10 @@ class OpenAIChat:
 
     @property
     def model_name(self) -> str:
-        """The model's name at the endpoint."""
         return self.config.model_name
 
     @property
     def endpoint(self) -> str:
-        """The URL that prompts are sent to."""
         return self.url
 
     def for_model(self, model_name: str) -> Self:
@@ -100,19 +91,12 @@ class OpenAIChat:
         return type(self)(config, self.url, endpoint=self._endpoint, verify_model_name=self.verify_model_name)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Requests one reply.
-
-        Raises:
-            BackendUnavailable: Every attempt failed.
-            BackendError: The endpoint rejected the request.
-        """
         return (await self.sample_choices(request, 1))[0]
 
     async def sample_choices(self, request: ModelRequest, n: int) -> list[ModelReply]:
         """Requests n choices at once; the first reply has the completion tokens of all, which the endpoint sums.
 
         Raises:
-            BackendUnavailable: Every attempt failed.
             BackendError: The endpoint rejected the request, returned fewer choices or something else.
         """
         body = build_body(self.config, request) | ({"n": n} if n > 1 else {})
@@ -131,19 +115,13 @@ class OpenAIChat:
 
         Raises:
             ConfigError: It has other tokens.
-            BackendUnavailable: Every attempt failed.
             BackendError: It does not score given tokens.
         """
         token_ids = tokenizer.encode(PROBE, add_special_tokens=False)
         refuse_other_texts(self.model_name, tokenizer, token_ids, await self._score(token_ids))
 
     async def score_samples(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere; see `prompt_scoring`.
-
-        Raises:
-            BackendUnavailable: Every attempt failed.
-            BackendError: The endpoint rejected a request, or gives no log-prob of a token.
-        """
+        """Returns log p of each sample's trained tokens, `[T]` each, 0 elsewhere; see `prompt_scoring`."""
         scored = await asyncio.gather(*(self._score(sample.token_ids.tolist()) for sample in samples))
         return [fill_in_logprobs(*pair, self.model_name) for pair in zip(samples, scored, strict=True)]
 
@@ -151,13 +129,11 @@ class OpenAIChat:
         return await score_prompt(self._endpoint, {"model": self.model_name, **self.config.extra_body}, token_ids)
 
     def _warn_of_no_logprobs(self) -> None:
-        """Tells the user once that the endpoint ignores `logprobs`."""
         if not self._warned:
             self._warned = True
             logger.warning("%s%s returns no log-probs, although they were requested", self.url, PATH)
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._endpoint.close()
 
     def _parse_replies(self, text: str, n: int, *, needs_logprobs: bool) -> list[ModelReply]:

@@ -85,11 +85,7 @@ class OpenAILLMConfig(EndpointConfig, LLMConfig, name="openai"):
 
 
 def validate_url(url: str) -> str:
-    """Returns an endpoint's URL without a trailing slash.
-
-    Raises:
-        ValueError: It is not a URL, contains a password, or points to a cloud's metadata service.
-    """
+    """Returns an endpoint's URL without a trailing slash."""
     url = url.strip().rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -177,7 +173,6 @@ def resolve_endpoint(config: EndpointConfig, environ: Mapping[str, str] | None =
 
 
 def _read_key(environ: Mapping[str, str]) -> SecretStr | None:
-    """Returns the key in OPENAI_API_KEY, or None."""
     written = environ.get("OPENAI_API_KEY", "")
     try:
         key = validate_key(SecretStr(written))
@@ -192,10 +187,7 @@ def warn_about_api_key(config: EndpointConfig, url: str, path: tuple[str, str], 
     """Warns if an API key has whitespace around it or would be sent unencrypted.
 
     Args:
-        config: The endpoint's settings.
-        url: Its URL.
         path: The path of the settings in the configuration, such as `("llms", "judge")`.
-        builder: The run's builder.
     """
     where = ".".join(path)
     written = builder.loaded.data.get(path[0], {}).get(path[1], {}).get("api_key")
@@ -208,5 +200,4 @@ def warn_about_api_key(config: EndpointConfig, url: str, path: tuple[str, str], 
 
 
 def find_entry_name(entries: Mapping[str, Any], config: Any) -> str:
-    """Returns the name of a component's entry in its section of the configuration."""
     return next((name for name, entry in entries.items() if entry is config), "?")

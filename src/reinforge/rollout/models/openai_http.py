@@ -47,7 +47,6 @@ class RetryableError(Exception):
     Attributes:
         wait_s: Seconds that the server asks to wait; None: not given.
         was_refused: True if the call had no effect: there was no connection, or the server was too busy for it.
-        status: The HTTP status; None: there was no whole response.
     """
 
     def __init__(
@@ -58,11 +57,7 @@ class RetryableError(Exception):
 
 
 class RequestRejected(BackendError):
-    """The server rejected the request; a retry would not help.
-
-    Attributes:
-        status: The HTTP status.
-    """
+    """The server rejected the request; a retry would not help."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -77,13 +72,7 @@ class OpenAIEndpoint:
     """The connections to one endpoint.
 
     Args:
-        config: Limits and retries.
-        url: The endpoint's URL, up to /v1.
-        key: Sent as a bearer token.
         socket_path: The Unix domain socket at which the server listens; None: it listens at the URL's host.
-
-    Raises:
-        ConfigError: The HTTP client reads another host in the URL than `validate_url`, and that one is blocked.
     """
 
     def __init__(
@@ -95,12 +84,7 @@ class OpenAIEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, **arguments: Any) -> str:
-        """Makes an idempotent call with retries and returns the response text; arguments as for `send`.
-
-        Raises:
-            BackendUnavailable: Every attempt failed.
-            BackendError: The server rejected the request.
-        """
+        """Makes an idempotent call with retries and returns the response text; arguments as for `send`."""
         return await self.retry(lambda: self.send(method, path, **arguments))
 
     async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -135,12 +119,7 @@ class OpenAIEndpoint:
         """Makes one call and returns the text of a successful response.
 
         Args:
-            method: GET, POST or DELETE.
-            path: Path below the endpoint's URL.
-            query: Query parameters.
-            body: Sent as JSON.
             file: Name, content and the other form fields of an upload; sent instead of JSON.
-            headers: Further headers.
 
         Raises:
             RetryableError: The call failed temporarily.
@@ -184,12 +163,10 @@ class OpenAIEndpoint:
         raise RetryableError(message, wait_s, was_refused=status == TOO_BUSY, status=status)
 
     def redact(self, text: str) -> str:
-        """Returns the text with the key replaced by ***, in case the server repeated it."""
         key = self._key.get_secret_value() if self._key is not None else ""
         return text.replace(key, "***") if key else text
 
     async def close(self) -> None:
-        """Closes the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -221,7 +198,6 @@ class SafeResolver(aiohttp.ThreadedResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[aiohttp.abc.ResolveResult]:
-        """Returns the addresses of a host."""
         addresses = await super().resolve(host, port, family)
         if any(is_metadata_host(entry["host"]) for entry in addresses):
             raise OSError(f"{host} resolves to a link-local address, which is blocked")

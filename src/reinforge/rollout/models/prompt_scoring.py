@@ -47,13 +47,7 @@ async def score_prompt(endpoint: OpenAIEndpoint, body: dict[str, Any], token_ids
     """Returns the log-prob of each token given those before it.
 
     Args:
-        endpoint: The endpoint.
         body: `model`, and further fields of the request, which take precedence.
-        token_ids: The tokens.
-
-    Raises:
-        BackendUnavailable: Every attempt failed.
-        BackendError: The endpoint rejected the request, or does not score a given prompt.
     """
     asked = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
     text = await endpoint.call("POST", PATH, body={**asked, **body})
@@ -101,9 +95,6 @@ def fill_in_logprobs(sample: TrainingSample, scored: ScoredPrompt, model_name: s
 
     A token that was sampled from a part of the vocabulary only, as under a grammar, gets the sampler's own log-prob:
     the endpoint does not know that part, so the token counts as one on which the two agree.
-
-    Raises:
-        UnexpectedAnswer: The endpoint gives no log-prob of a trained token.
     """
     logprobs = np.zeros(len(sample), np.float32)
     counts = None if sample.supports is None else sample.supports.counts
@@ -119,11 +110,7 @@ def fill_in_logprobs(sample: TrainingSample, scored: ScoredPrompt, model_name: s
 
 
 def refuse_other_texts(model_name: str, tokenizer: Any, token_ids: Sequence[int], scored: ScoredPrompt) -> None:
-    """Compares how the endpoint and the policy's tokenizer write the same tokens.
-
-    Raises:
-        ConfigError: They write one differently, or too few can be compared.
-    """
+    """Compares how the endpoint and the policy's tokenizer write the same tokens."""
     compared = 0
     for token, text in zip(token_ids, scored.texts, strict=True):
         own = tokenizer.decode([token], skip_special_tokens=False)

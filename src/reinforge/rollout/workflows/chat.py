@@ -30,20 +30,9 @@ class ChatWorkflowConfig(AgentWorkflowConfig, name="chat"):
 
 @dataclass(frozen=True)
 class PlainChat:
-    """The agent.
-
-    Attributes:
-        config: Its settings.
-    """
-
     config: ChatWorkflowConfig
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> str:
-        """Returns the policy's reply.
-
-        Raises:
-            PolicyFailure: The reply is a tool call that cannot be read.
-        """
         given = item.input_obj
         messages = given if isinstance(given, list) else [{"role": "user", "content": format_task(given)}]
         arguments = {} if self.config.max_tokens is None else {"max_tokens": self.config.max_tokens}
@@ -56,5 +45,4 @@ class PlainChat:
 
 @register_workflow(config_type=ChatWorkflowConfig)
 async def chat(config: ChatWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
-    """Yields the workflow."""
     yield OutsideWorkflow(PlainChat(config), config.llm, True, config.share_environment_seed, name="chat")

@@ -137,18 +137,6 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
 
 @dataclass
 class CommandAgent:
-    """Runs the program for one episode after the other.
-
-    Attributes:
-        config: Its settings.
-        program: The path of the program; in a container, its name there.
-        cwd: Where it starts.
-        container: Where it runs; None: on this machine.
-        doors: The gateway.
-        watch: Keeps to the limits.
-        guard: Ends the programs if the run is killed.
-    """
-
     config: CommandWorkflowConfig
     program: str
     cwd: Path
@@ -158,12 +146,6 @@ class CommandAgent:
     guard: ProgramGuard
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        """Runs one episode and returns the program's answer.
-
-        Raises:
-            PolicyFailure: The program says so, or its answer is the policy's own text and not what was asked for.
-            AgentFailed: The program failed, or gave no answer.
-        """
         task = format_task(item.input_obj)
         async with self.doors.open(context) as door, self.guard.open_folder() as folder:
             variables = {"TMPDIR": str(folder), **self.config.env}
@@ -213,12 +195,6 @@ class CommandAgent:
             await asyncio.shield(self.container.kill(name, env))
 
     def _check_exit(self, result: ProgramResult, key: str) -> None:
-        """Raises if the program says that it has failed.
-
-        Args:
-            result: How it ended.
-            key: The episode's key, which no message repeats.
-        """
         if result.exit_code == 0:
             return
         tail = extract_tail(result.stderr.decode("utf-8", "replace").replace(key, "***"))
@@ -270,15 +246,6 @@ def inherit_variables() -> dict[str, str]:
 
 
 def find_program(command: Sequence[str], cwd: Path) -> str:
-    """Returns the path of a program.
-
-    Args:
-        command: Its name or path, and its arguments.
-        cwd: Where it starts; relative paths count from there.
-
-    Raises:
-        ConfigError: There is none, it cannot be executed, or the script that it would run does not exist.
-    """
     name = command[0]
     path = str(cwd / Path(name).expanduser()) if "/" in name else shutil.which(name)
     if path is None:
@@ -305,11 +272,6 @@ def find_program(command: Sequence[str], cwd: Path) -> str:
 
 
 def find_folder(cwd: Path | None, project_root: Path) -> Path:
-    """Returns the folder in which a program starts.
-
-    Raises:
-        ConfigError: There is none.
-    """
     folder = (project_root / (Path() if cwd is None else cwd.expanduser())).resolve()
     if not folder.is_dir():
         raise ConfigError(Problem("cwd", f"there is no folder {folder}", "relative paths start from the project"))
@@ -318,7 +280,6 @@ def find_folder(cwd: Path | None, project_root: Path) -> Path:
 
 @register_workflow(config_type=CommandWorkflowConfig)
 async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
-    """Yields the program as a workflow."""
     refuse_windows("a command")
     cwd = find_folder(config.cwd, builder.project_root)
     container = find_container(config.container, cwd) if config.container is not None else None

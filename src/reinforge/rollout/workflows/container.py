@@ -47,14 +47,6 @@ class ContainerConfig(Block):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """An image and the client that runs it.
-
-    Attributes:
-        client: Path of the client.
-        image: The image.
-        mount_cwd: Whether the command's folder is mounted.
-    """
-
     client: str
     image: str
     mount_cwd: bool
@@ -75,12 +67,7 @@ class Container:
         named without their values, which the client takes from its own environment: arguments can be read by any user.
 
         Args:
-            command: What runs in the container.
-            name: The container's name.
-            cwd: The command's folder.
             folder: The episode's own folder, mounted at the same path.
-            variables: The variables of the command.
-            limits: What it may use.
         """
         arguments = [self.client, "run", "--rm", "--interactive", "--init", "--name", name, "--network", "host"]
         arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
@@ -98,12 +85,7 @@ class Container:
         return [*arguments, self.image, *command]
 
     async def kill(self, name: str, env: Mapping[str, str]) -> None:
-        """Kills a container that may still run: its processes are not children of the client.
-
-        Args:
-            name: The container's name.
-            env: The client's environment.
-        """
+        """Kills a container that may still run: its processes are not children of the client."""
         with contextlib.suppress(OSError):
             process = await asyncio.create_subprocess_exec(
                 self.client,
@@ -123,15 +105,6 @@ class Container:
 
 
 def find_container(config: ContainerConfig, cwd: Path) -> Container:
-    """Returns the container of a command.
-
-    Args:
-        config: Its settings.
-        cwd: The command's folder.
-
-    Raises:
-        ConfigError: The engine's client is not installed, or the image or the folder has a name that it cannot take.
-    """
     names = [config.engine] if config.engine is not None else list(ENGINES)
     client = next(filter(None, map(shutil.which, names)), None)
     if client is None:

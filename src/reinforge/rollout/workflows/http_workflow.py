@@ -90,11 +90,6 @@ class HTTPWorkflowConfig(AgentWorkflowConfig, name="http"):
 
 
 def validate_agent_url(url: str) -> str:
-    """Returns the URL of an agent.
-
-    Raises:
-        ValueError: It is not a URL, contains a password, or points to a cloud's metadata service.
-    """
     url = url.strip()
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\x00-\x1f\x7f]", url):
@@ -112,26 +107,11 @@ def validate_agent_url(url: str) -> str:
 
 @dataclass
 class HTTPAgent:
-    """Sends one episode after the other to the service.
-
-    Attributes:
-        config: Its settings.
-        connection: The connections to it.
-        doors: The gateway.
-    """
-
     config: HTTPWorkflowConfig
     connection: OpenAIEndpoint
     doors: AgentDoors
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        """Runs one episode and returns the agent's answer.
-
-        Raises:
-            PolicyFailure: The agent says so, or its answer is the policy's own text and not JSON.
-            AgentFailed: The agent failed, or its answer has nothing at `result_json_path`.
-            BackendUnavailable: The agent cannot be reached.
-        """
         async with self.doors.open(context) as door:
             values = {**describe_episode(item, context), "base_url": door.base_url, "api_key": door.api_key}
             text = await self._send(values, door, context)
@@ -174,7 +154,6 @@ class HTTPAgent:
 
 @register_workflow(config_type=HTTPWorkflowConfig)
 async def http_workflow(config: HTTPWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
-    """Yields the service as a workflow."""
     num_episodes = builder.config.eval.general.max_concurrency
     settings = EndpointConfig(timeout_s=NO_LIMIT_S, max_retries=0, max_connections=num_episodes)
     connection = OpenAIEndpoint(settings, config.url)

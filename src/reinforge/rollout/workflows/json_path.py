@@ -16,11 +16,6 @@ def _compile(path: str) -> Any:
 
 
 def validate_json_path(path: str) -> str:
-    """Returns a JSONPath unchanged.
-
-    Raises:
-        ValueError: It is none.
-    """
     if path == ROOT:
         return path
     import jsonpath

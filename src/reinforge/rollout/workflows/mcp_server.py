@@ -80,20 +80,11 @@ class MCPServerConfig(Block):
 
     @property
     def shown_name(self) -> str:
-        """What messages call the server."""
         return self.url if self.url is not None else shlex.join(self.command or [])
 
 
 class MCPServer:
-    """A running server, or one that is started when it is needed; its connection lives in a task of its own.
-
-    Args:
-        config: Its settings.
-        cwd: Where its program starts.
-
-    Attributes:
-        tools: What it offers, once it runs.
-    """
+    """A running server, or one that is started when it is needed; its connection lives in a task of its own."""
 
     def __init__(self, config: MCPServerConfig, cwd: Path):
         self.config, self.cwd = config, cwd
@@ -105,11 +96,7 @@ class MCPServer:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Starts the server unless it runs.
-
-        Raises:
-            BackendUnavailable: It cannot be started or reached, or does not answer.
-        """
+        """Starts the server unless it runs."""
         async with self._lock:
             if self._task is not None and not self._task.done():
                 return
@@ -125,11 +112,6 @@ class MCPServer:
                 raise BackendUnavailable(message) from None
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Ends the server.
-
-        Args:
-            at_once: Kill its program instead of waiting for it to end.
-        """
         self._stop.set()
         if at_once:
             await self._kill()
@@ -162,7 +144,6 @@ class MCPServer:
 
     @contextlib.asynccontextmanager
     async def _open_transport(self, errors: TextIO) -> AsyncIterator[Any]:
-        """Yields what connects the SDK's client to the server."""
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         if self.config.command is not None:
@@ -193,12 +174,6 @@ class MCPServer:
         return [tool for tool in found if wanted is None or tool.name in wanted]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Returns the result of a tool.
-
-        Raises:
-            ToolFailed: The server says that the call failed.
-            BackendUnavailable: The connection was lost.
-        """
         from mcp import MCPError
 
         client, task = self._client, self._task
@@ -225,37 +200,21 @@ class MCPServer:
 
 @dataclass(frozen=True)
 class MCPTool:
-    """A tool of an MCP server.
-
-    Attributes:
-        name: Its name.
-        definition: In OpenAI's format.
-        server: The server.
-    """
-
     name: str
     definition: dict[str, Any]
     server: MCPServer
 
     async def call(self, arguments: dict[str, Any], item: EvalInputItem, context: EpisodeContext) -> str:
-        """Returns the result.
-
-        Raises:
-            ToolFailed: The server says that the call failed.
-            BackendUnavailable: The connection was lost.
-        """
         return await self.server.call(self.name, arguments)
 
 
 def build_http_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
-    """Returns the HTTP client of a server; a tool may take as long as its episode."""
     import httpx2
 
     return httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(CONNECT_S, read=None))
 
 
 def is_lost(error: Any) -> bool:
-    """Returns True if an error of the SDK says that the connection was lost."""
     from mcp_types import CONNECTION_CLOSED
 
     return bool(error.code == CONNECTION_CLOSED)
@@ -270,7 +229,6 @@ def format_content(result: Any) -> str:
 
 
 def read_end(errors: TextIO) -> str:
-    """Returns the end of a file that a server writes to."""
     size = os.fstat(errors.fileno()).st_size
     return os.pread(errors.fileno(), MAX_ERRORS, max(0, size - MAX_ERRORS)).decode("utf-8", "replace")
 

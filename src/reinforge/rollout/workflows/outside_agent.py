@@ -54,30 +54,18 @@ class OutsideWorkflow(BoundWorkflow):
 
     @property
     def source(self) -> str:
-        """The agent's name."""
         return self.name
 
 
 @dataclass
 class AgentDoors:
-    """Opens the gateway to one episode after the other.
-
-    Attributes:
-        gateway: The gateway of the run; None: no episode will run.
-        name: What messages call the agent.
-    """
-
     gateway: Gateway | None
     name: str
     _is_warned: bool = field(default=False, init=False)
 
     @asynccontextmanager
     async def open(self, context: EpisodeContext) -> AsyncIterator[GatewayDoor]:
-        """Yields the door of one episode, and says once if the agent never went through it.
-
-        Raises:
-            ConfigError: The configuration was only checked.
-        """
+        """Yields the door of one episode, and says once if the agent never went through it."""
         if self.gateway is None:
             raise ConfigError("this workflow was only checked, so no episode can run")
         with self.gateway.attach(context.endpoint) as door:
@@ -94,12 +82,7 @@ class AgentDoors:
 
 @asynccontextmanager
 async def open_doors(builder: Builder, name: str) -> AsyncIterator[AgentDoors]:
-    """Yields the doors of a run; opens no port if the configuration is only checked.
-
-    Args:
-        builder: The run's builder.
-        name: What messages call the agent.
-    """
+    """Yields the doors of a run; opens no port if the configuration is only checked."""
     if not getattr(builder, "makes_models", True):
         yield AgentDoors(None, name)
         return
@@ -124,12 +107,6 @@ def describe_episode(item: EvalInputItem, context: EpisodeContext) -> dict[str, 
 
 
 def build_variables(episode: Mapping[str, Any], door: GatewayDoor) -> dict[str, str]:
-    """Returns the variables of a program's environment that the run sets.
-
-    Args:
-        episode: See `describe_episode`.
-        door: The gateway to the episode.
-    """
     return {
         **door.environment(),
         "REINFORGE_EXAMPLE_ID": str(episode["example_id"]),
@@ -141,11 +118,6 @@ def build_variables(episode: Mapping[str, Any], door: GatewayDoor) -> dict[str, 
 
 def decode_answer(text: str, what: str, context: EpisodeContext) -> Any:
     """Returns the value of an answer in JSON.
-
-    Args:
-        text: The answer.
-        what: What it is, for messages.
-        context: The episode.
 
     Raises:
         PolicyFailure: It is not JSON, and the agent only passed on what the policy wrote.
@@ -162,7 +134,6 @@ def decode_answer(text: str, what: str, context: EpisodeContext) -> Any:
 
 
 def shorten(text: str) -> str:
-    """Returns the start of a text, quoted."""
     return repr(text[:SHOWN]) + ("..." if len(text) > SHOWN else "")
 
 

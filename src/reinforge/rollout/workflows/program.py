@@ -50,18 +50,12 @@ class ProgramLimits:
 
     Attributes:
         max_memory_mb: MiB of memory, of each process and of all together; None: no limit.
-        max_processes: Number of processes at a time; None: no limit.
     """
 
     max_memory_mb: int | None = None
     max_processes: int | None = None
 
     def find_excess(self, processes: Sequence[RunningProcess]) -> str | None:
-        """Returns which limit a program exceeds; None: none.
-
-        Args:
-            processes: Its own.
-        """
         if self.max_processes is not None and len(processes) > self.max_processes:
             return f"it had {len(processes)} processes, more than max_processes ({self.max_processes})"
         used = sum(process.resident_bytes for process in processes) >> 20
@@ -72,14 +66,6 @@ class ProgramLimits:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended.
-
-    Attributes:
-        exit_code: Negative: the signal that killed it.
-        stdout: What it wrote.
-        stderr: The end of what it wrote there.
-    """
-
     exit_code: int
     stdout: bytes
     stderr: bytes
@@ -101,7 +87,6 @@ class ProgramOutput(asyncio.SubprocessProtocol):
         self.pid = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the program's id."""
         assert isinstance(transport, asyncio.SubprocessTransport)
         self.pid = transport.get_pid()
 
@@ -121,11 +106,9 @@ class ProgramOutput(asyncio.SubprocessProtocol):
         kill_members(self.pid)
 
     def process_exited(self) -> None:
-        """The program has ended."""
         self.exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The program has ended and its pipes are closed."""
         self.closed.set()
 
 
@@ -138,7 +121,6 @@ class ProgramWatch:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[ProgramWatch]:
-        """Watches until the end of the block."""
         task = asyncio.create_task(self._run())
         try:
             yield self
@@ -148,7 +130,6 @@ class ProgramWatch:
 
     @contextlib.contextmanager
     def watching(self, output: ProgramOutput, limits: ProgramLimits) -> Iterator[None]:
-        """Watches one program during the block."""
         self._programs[output] = limits
         self._added.set()
         try:
@@ -176,10 +157,6 @@ def find_processes_of(
 
     Example: leaders {5}, processes 5 (group 5), 6 (parent 5, group 6), 7 (parent 1, group 5), 8 (parent 1, group 8)
         -> {5: [5, 6, 7]}
-
-    Args:
-        leaders: The programs, each of which leads its group.
-        processes: Where to look; None: every running process.
     """
     processes, found = list_processes() if processes is None else processes, defaultdict(list)
     for pid, process in processes.items():
@@ -203,14 +180,6 @@ async def run_program(
     watch: ProgramWatch,
 ) -> ProgramResult:
     """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled.
-
-    Args:
-        command: Absolute path of the program, and its arguments.
-        cwd: Where it starts.
-        env: Its whole environment.
-        stdin: Its standard input.
-        limits: What it may use.
-        watch: Keeps to `limits`.
 
     Raises:
         ProgramError: It cannot be started, or exceeded a limit.
@@ -255,13 +224,6 @@ def _write(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
 
 
 def end_program(pid: int, mark: str, *, runs: bool) -> None:
-    """Kills everything that a program has started.
-
-    Args:
-        pid: The program, which leads its group.
-        mark: The value of its `MARK`.
-        runs: False if it has ended, so that its id may belong to another process already.
-    """
     if runs:
         kill_group(pid)
     kill_marked(f"{MARK}={mark}")

@@ -29,13 +29,6 @@ GUARD = (
 
 
 class ProgramGuard:
-    """The guard of one run and the folder of its programs.
-
-    Attributes:
-        folder: The folder, which only this user can read; None: the guard does not run.
-        pid: The guard's process.
-    """
-
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
         self.folder: Path | None = None
@@ -43,7 +36,6 @@ class ProgramGuard:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[ProgramGuard]:
-        """Guards until the end of the block; the guard then ends too."""
         self.folder = Path(tempfile.mkdtemp(prefix="reinforge-"))
         arguments = [str(processes.__file__), f"{RUN_MARK}={self._mark}", str(self.folder)]
         guard = subprocess.Popen(
@@ -66,7 +58,6 @@ class ProgramGuard:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self) -> dict[str, str]:
-        """Returns the variable by which the guard recognizes a program."""
         return {RUN_MARK: self._mark}
 
     @contextlib.asynccontextmanager

@@ -19,7 +19,6 @@ PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_]\w*)\}\}|\{(?P<name>[A-Za-z_
 
 
 def list_placeholders(value: Any) -> list[str]:
-    """Returns the names of the placeholders in a text, or in all texts of a list or mapping, each once."""
     return list(dict.fromkeys(_iterate_names(value)))
 
 
@@ -37,10 +36,6 @@ def _iterate_names(value: Any) -> Iterator[str]:
 def validate_template(value: Any, names: Collection[str]) -> Any:
     """Returns a template unchanged.
 
-    Args:
-        value: Text, or a list or mapping with texts.
-        names: The placeholders that it may have.
-
     Raises:
         ValueError: It has another one.
     """
@@ -55,12 +50,6 @@ def validate_template(value: Any, names: Collection[str]) -> Any:
 
 
 def fill_template(value: Any, values: Mapping[str, Any]) -> Any:
-    """Returns a template with the values in the place of its placeholders.
-
-    Args:
-        value: Text, or a list or mapping with texts.
-        values: The value of each placeholder; what they contain is not filled in again.
-    """
     if isinstance(value, Mapping):
         return {key: fill_template(item, values) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -51,7 +51,6 @@ class ToolConfig(Block):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Returns the schema of a name or a block, for editors."""
         return {"anyOf": [{"type": "string"}, handler(schema)]}
 
     @model_validator(mode="before")
@@ -90,27 +89,12 @@ class ToolAgentConfig(AgentWorkflowConfig, name="tool_agent"):
 
 @dataclass(frozen=True)
 class ToolAgent:
-    """The loop.
-
-    Attributes:
-        config: Its settings.
-        functions: The Python functions.
-        servers: The MCP servers of the whole run.
-        project_root: Where the programs of other servers start.
-    """
-
     config: ToolAgentConfig
     functions: list[PythonTool]
     servers: list[MCPServer]
     project_root: Path
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        """Runs one episode and returns the policy's answer.
-
-        Raises:
-            PolicyFailure: A call cannot be read, there is no answer after `max_turns`, or it is not JSON.
-            BackendUnavailable: An MCP server has ended.
-        """
         prompt = fill_text(self.config.prompt, collect_fields(item))
         messages: list[Any] = [{"role": "system", "content": self.config.system}] if self.config.system else []
         messages.append({"role": "user", "content": prompt})
@@ -143,12 +127,7 @@ class ToolAgent:
 
     @asynccontextmanager
     async def open_tools(self) -> AsyncIterator[dict[str, AgentTool]]:
-        """Yields the tools of one episode by name; starts the servers that are its own, or that have ended.
-
-        Raises:
-            ConfigError: Two tools have the same name.
-            BackendUnavailable: A server cannot be started.
-        """
+        """Yields the tools of one episode by name; starts the servers that are its own, or that have ended."""
         own = [MCPServer(config, self.project_root) for config in list_servers(self.config, per_episode=True)]
         try:
             for server in [*self.servers, *own]:
@@ -172,17 +151,7 @@ class ToolAgent:
 
 
 async def run_tool(call: Any, tools: Mapping[str, AgentTool], item: EvalInputItem, context: EpisodeContext) -> str:
-    """Returns the result of a call; an error is a result too, which the policy can react to.
-
-    Args:
-        call: The call in OpenAI's format.
-        tools: The tools by name.
-        item: The example.
-        context: The episode.
-
-    Raises:
-        PolicyFailure: The arguments are not a JSON object.
-    """
+    """Returns the result of a call; an error is a result too, which the policy can react to."""
     name = call.function.name
     try:
         arguments = decode_json(call.function.arguments or "{}")
@@ -206,11 +175,6 @@ def collect_fields(item: EvalInputItem) -> dict[str, Any]:
 
 
 def index_tools(tools: Sequence[AgentTool]) -> dict[str, AgentTool]:
-    """Returns tools by name.
-
-    Raises:
-        ConfigError: Two have the same name, or a name that no model API takes.
-    """
     found = dict[str, AgentTool]()
     for tool in tools:
         if tool.name in found:
@@ -223,16 +187,10 @@ def index_tools(tools: Sequence[AgentTool]) -> dict[str, AgentTool]:
 
 
 def list_servers(config: ToolAgentConfig, *, per_episode: bool) -> list[MCPServerConfig]:
-    """Returns the MCP servers that are started for each episode, or for the whole run."""
     return [entry.mcp for entry in config.tools if entry.mcp is not None and entry.mcp.per_episode is per_episode]
 
 
 def build_functions(config: ToolAgentConfig, project_root: Path) -> list[PythonTool]:
-    """Returns the Python functions among the tools.
-
-    Raises:
-        ConfigError: One cannot be imported, or has no JSON schema; lists every problem.
-    """
     found, problems = list[PythonTool](), list[Problem]()
     for index, entry in enumerate(config.tools):
         path = f"tools.{index}"

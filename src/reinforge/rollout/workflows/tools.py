@@ -65,16 +65,6 @@ def define_tool(name: str, description: str, parameters: dict[str, Any]) -> dict
 
 @dataclass(frozen=True)
 class PythonTool:
-    """A Python function as a tool.
-
-    Attributes:
-        function: The function, plain or async.
-        name: Its name.
-        arguments_type: Validates the arguments; each field's alias is the parameter.
-        given: Parameters that the run fills in, by their class.
-        definition: In OpenAI's format.
-    """
-
     function: Callable[..., Any]
     name: str
     arguments_type: type[BaseModel]
@@ -82,13 +72,7 @@ class PythonTool:
     definition: dict[str, Any]
 
     async def call(self, arguments: dict[str, Any], item: EvalInputItem, context: EpisodeContext) -> str:
-        """Returns the function's result as text; a plain function runs in a thread.
-
-        Raises:
-            ToolFailed: The arguments do not fit, or the function raised an exception.
-            PolicyFailure: The function did.
-            ReinforgeError: It made a model call that failed.
-        """
+        """Returns the function's result as text; a plain function runs in a thread."""
         values = self._validate(arguments)
         available = {EvalInputItem: item, EpisodeContext: context}
         values |= {name: available[kind] for name, kind in self.given.items()}
@@ -123,10 +107,6 @@ def build_python_tool(function: Any, path: str = "") -> PythonTool:
     """Returns a Python function as a tool.
 
     Parameters of the types `EvalInputItem` and `EpisodeContext` are filled in by the run; the policy does not see them.
-
-    Args:
-        function: The function.
-        path: Its path in the configuration, for messages.
 
     Raises:
         ConfigError: It is no function, or a parameter has no place in a JSON schema.
