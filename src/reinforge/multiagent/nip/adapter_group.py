@@ -24,8 +24,8 @@ from reinforge.errors import BackendError, ContextOverflow, JobFailed, Trajector
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, PolicyServer
 from reinforge.multiagent.agents import PureTextWholeAgent
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord, Method
-from reinforge.multiagent.nip.parameters import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.shared_model import (
     FROZEN_JOB_ID,
     JobStatus,

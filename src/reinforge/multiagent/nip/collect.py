@@ -17,7 +17,7 @@ from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.nip.adapter_group import AdapterSharedModelGroup
 from reinforge.multiagent.nip.arrays import NestedArrayDict
-from reinforge.multiagent.nip.parameters import EPISODES_PER_WORKER
+from reinforge.multiagent.nip.experiment import EPISODES_PER_WORKER
 from reinforge.multiagent.nip.rollouts import build_rollouts
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow

@@ -11,9 +11,9 @@ from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.code_validation import find_role_prompt, read_prompt_template
 from reinforge.multiagent.nip.decision_scales import build_decision_block
+from reinforge.multiagent.nip.experiment import HyperParameters
 from reinforge.multiagent.nip.parameters import (
     DEFAULT_AGENT,
-    HyperParameters,
     PureTextAgentParameters,
     get_changed_fields,
     get_group_name,

@@ -14,17 +14,15 @@ from typing import Any
 
 from reinforge.config.loader import with_current_keys
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
-from reinforge.multiagent.nip.parameters import (
+from reinforge.multiagent.nip.experiment import (
     EPISODES_PER_WORKER,
     ExperimentSettings,
     HyperParameters,
-    PureTextAgentParameters,
-    get_changed_fields,
-    get_group_name,
     reject_service_chosen_fields,
     reject_unsupported_fields,
 )
+from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
+from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_changed_fields, get_group_name
 from reinforge.trainer.api import Rows, build_dataset_block, build_sections
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}

@@ -16,12 +16,8 @@ from reinforge.errors import StorageError
 from reinforge.files import MANIFEST, find_damage
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.adapter_group import ALGORITHMS, AdapterSharedModelGroup
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters, reject_service_chosen_fields
 from reinforge.multiagent.nip.job_files import JobRecord
-from reinforge.multiagent.nip.parameters import (
-    ExperimentSettings,
-    HyperParameters,
-    reject_service_chosen_fields,
-)
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, load_named
 from reinforge.rollout.models.openai_config import resolve_endpoint

@@ -23,13 +23,8 @@ from typing import Any, ClassVar, Literal
 from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
-from reinforge.multiagent.nip.parameters import (
-    ExperimentSettings,
-    HyperParameters,
-    PureTextAgentParameters,
-    get_group_name,
-    reject_unsupported_fields,
-)
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters, reject_unsupported_fields
+from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_group_name
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.trajectory import Trajectory

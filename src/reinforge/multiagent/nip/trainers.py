@@ -17,8 +17,8 @@ from typing import Any
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, Problem
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.experiment_sections import experiment_config
-from reinforge.multiagent.nip.parameters import ExperimentSettings, HyperParameters
 from reinforge.registry import Registry
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.runs.progress import RunProgress, default_progress
