@@ -97,7 +97,6 @@ class ZeroKnowledge(ProtocolHandler):
     # What follows from the protocol itself.
 
     async def setup(self, builder: Builder) -> None:
-        """Gets what the protocol needs."""
         await self.base.setup(builder)
 
     def parse_problem(self, item: EvalInputItem) -> DialogueProblem:
@@ -145,7 +144,6 @@ class ZeroKnowledge(ProtocolHandler):
 
     @property
     def min_message_rounds(self) -> int:
-        """The protocol's first round with a valid decision."""
         return self.base.min_message_rounds
 
     @property

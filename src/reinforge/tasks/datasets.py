@@ -27,7 +27,6 @@ class SplitDataset(DatasetLoader):
         """Returns all rows, in the order train, select, confirm."""
 
     def load(self) -> list[EvalInputItem]:
-        """Returns every row as an example."""
         return [
             EvalInputItem(
                 id=row["id"], input_obj=row["question"], expected_output_obj=row.get("answer"), full_dataset_entry=row

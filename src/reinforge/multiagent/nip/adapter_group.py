@@ -165,7 +165,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return await self._run_on_loop(self._create_job("dpo", groups, given.job_name))
 
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """Returns the status of the last job; `not_found` if there is none, `succeeded` for a frozen group."""
         return (await self._run_on_loop(self._fetch_status()))[0]
 
     async def get_fine_tune_job_error_repr(self) -> str:
@@ -286,7 +285,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return collection.model_copy(update={"trajectories": kept}) if num_identical else collection
 
     def _record_failure(self, job: JobRecord, reason: str) -> str:
-        """Stores a job that has failed before anything was sent to the backend, and returns its id."""
         ref = TrainingJobRef(run_id=str(self.settings.run_id), backend="none", metadata={"job_key": job.name})
         self._job = job.with_changes(ref=ref.model_dump(), failed=reason)
         self.files.write_job(self._job)

@@ -147,11 +147,6 @@ def concatenate_nested_array_dicts(parts: Sequence[NestedArrayDict], dim: int = 
 
 
 def _join(parts: Sequence[NestedArrayDict], dim: int, join: Callable[..., Array]) -> NestedArrayDict:
-    """Joins several dicts into one.
-
-    Raises:
-        TrajectoryError: There are no dicts, or their names differ.
-    """
     if not parts:
         raise TrajectoryError("no dicts to join")
     names = [part.keys(nested=True) for part in parts]

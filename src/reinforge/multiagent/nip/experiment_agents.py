@@ -67,7 +67,6 @@ class ExperimentAgent(PureTextWholeAgent):
 
     @property
     def agent_name(self) -> str:
-        """Its name in the protocol."""
         return self.name
 
     @property
@@ -76,12 +75,10 @@ class ExperimentAgent(PureTextWholeAgent):
 
     @property
     def is_verifier(self) -> bool:
-        """True if it decides."""
         return self.name in self.protocol_handler.verifier_names
 
     @property
     def is_prover(self) -> bool:
-        """True if it argues."""
         return self.name in self.protocol_handler.prover_names
 
     def build_fine_tune_dataset(

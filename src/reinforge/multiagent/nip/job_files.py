@@ -69,15 +69,9 @@ class GroupFiles:
         self.jobs = self.folder / "jobs"
 
     def read_state(self) -> dict[str, Any]:
-        """Returns what `write_state` wrote last, or an empty dict."""
         return _read_json(self.folder / "state.json") or {}
 
     def write_state(self, **state: Any) -> None:
-        """Writes the group's state.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
         self._write(self.folder / "state.json", state)
 
     def read_job(self, name: str) -> JobRecord | None:
@@ -85,11 +79,6 @@ class GroupFiles:
         return None if data is None else JobRecord(**data)
 
     def write_job(self, job: JobRecord) -> None:
-        """Writes a job.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
         self._write(self.jobs / job.name / "job.json", asdict(job))
 
     def write_trajectories(self, name: str, collection: TrajectoryCollection) -> None:

@@ -113,7 +113,6 @@ class PureTextAgentParameters(ParameterBlock):
 
     @property
     def lora_alpha(self) -> int | None:
-        """Alpha of the group's adapter; None if all weights are trained."""
         return None if self.lora_rank is None else round(self.lora_rank * self.lora_alpha_factor)
 
 

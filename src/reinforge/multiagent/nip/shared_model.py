@@ -104,7 +104,6 @@ class PureTextSharedModelGroup(ABC):
             agent.shared_model_group = self
 
     def _shared_params(self) -> PureTextAgentParameters:
-        """Checks that the agents' parameters fit together and returns those of the first."""
         parameters, known, problems = self.hyper_params.agents, self.protocol_handler.agent_names, list[Problem]()
         if self.settings.run_id is None:
             problems.append(Problem("settings.run_id", "is None, but it names the folder of a group", "set it"))

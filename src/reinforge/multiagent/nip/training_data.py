@@ -161,7 +161,6 @@ class TrainingData:
         ]
 
     def _build_corrected_views(self, name: str, data: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
-        """Returns a verifier's views with the truth as its last guess."""
         if name not in self.handler.verifier_names:
             raise TrajectoryError(f"{name} is not a verifier, so it has no guess to replace")
         if not isinstance(data, NestedArrayDict):
@@ -179,7 +178,6 @@ class TrainingData:
         return views
 
     def _correct_guess(self, trajectory: Trajectory) -> Trajectory:
-        """Returns a verifier's trajectory with the truth in its metadata as its last reply."""
         truth = (trajectory.metadata or {}).get(TRUTH)
         if truth not in DECISIONS[:2] or not trajectory.turns:
             raise TrajectoryError(f"{trajectory.episode_id}: metadata {TRUTH!r} is {truth!r}; write accept or reject")
