@@ -24,11 +24,8 @@ from reinforge.multiagent.protocols.debate import NUMBERED_PROVERS
 from reinforge.registry import REGISTRY, Registry
 
 PROTOCOL_FIELDS = (
-    "max_response_words",
-    "max_tokens_per_message",
-    "num_invalid_generation_retries",
-    "prompt",
-    "prompt_file",
+    *("max_response_words", "max_tokens_per_message", "num_invalid_generation_retries"),
+    *("prompt", "prompt_file"),
 )
 """Agent parameters that the protocol's configuration has under the same names."""
 SCALE_FIELDS = (
@@ -45,10 +42,7 @@ class ExperimentAgent(PureTextWholeAgent):
     """An agent of an experiment, with what it is in the protocol.
 
     Args:
-        name: Its name in the protocol.
-        parameters: Its prompt and sampling settings.
         agent_params: Its parameters in the experiment.
-        protocol_handler: The protocol.
         model_group: The group that it belongs to.
     """
 

@@ -38,11 +38,6 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
     replies in flight. With `lora_rank` the folder holds an adapter in PEFT's layout.
 
     Args:
-        hyper_params: The experiment.
-        settings: Settings of its run.
-        protocol_handler: The protocol.
-        agent_wholes: The agents.
-        group_name: The group's name.
         finetuning: Further keys of the `finetuning` section: `policy`, `device`, `deterministic`.
     """
 
@@ -105,11 +100,6 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
     The service does not support row weights, so rows of agents with more than their share are left out of a job.
 
     Args:
-        hyper_params: The experiment.
-        settings: Settings of its run.
-        protocol_handler: The protocol.
-        agent_wholes: The agents.
-        group_name: The group's name.
         service: Settings of the trainer adapter `_type: openai`, such as `base_url` and `api_key`; default: those of
             the environment.
     """

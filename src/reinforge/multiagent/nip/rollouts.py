@@ -298,14 +298,7 @@ def replace_guess_with_truth(dialogue: Dialogue, handler: ProtocolHandler) -> Di
 
 @dataclass(frozen=True, slots=True)
 class ViewBuilder:
-    """Builds one agent's views of dialogues: trajectories whose turns hold their prompts, but no tokens yet.
-
-    Args:
-        agent: The agent.
-        handler: Its protocol.
-        model_group: The group that is trained on them.
-        agent_weight: Their weight relative to the group's other agents.
-    """
+    """Builds one agent's views of dialogues: trajectories whose turns hold their prompts, but no tokens yet."""
 
     agent: PureTextWholeAgent
     handler: ProtocolHandler
@@ -325,10 +318,7 @@ class ViewBuilder:
         return self._build_trajectory(episode, reward, episode_id) if episode else None
 
     def build_conversation(self, dialogue: Dialogue, ends_with_reply: bool = True) -> list[ChatMessage]:
-        """Returns the agent's conversation up to its last reply, or with the prompt of the reply after it.
-
-        Without a reply of the agent there is no conversation that ends with one: the list is empty.
-        """
+        """Returns the agent's conversation up to its last reply, empty without one; or up to the prompt of the next."""
         if not ends_with_reply:
             turns = [t for t in self.handler.turns_in_round(dialogue.round) if t[0] == self.agent.name]
             return self.agent.build_messages(dialogue, self.handler, turns[0][1]) if turns else []
