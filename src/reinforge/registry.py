@@ -4,6 +4,8 @@
     async def my_evaluator(config, builder):
         yield MyEvaluator(config)          # code after the yield is the teardown
 
+A class that is called with its configuration alone may be decorated itself: `@register_evaluator(config_type=...)`.
+
 A component is imported when a file, a command or a call names it; until then `BUILTINS` and the entry points of plugins
 give its name. A plugin has one entry point of the group "reinforge.components" for each component, named `kind.type`:
 
@@ -20,7 +22,7 @@ import importlib
 import importlib.metadata
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
@@ -84,13 +86,13 @@ BUILTINS = {
         "rollout.models.openai_llm": "openai",
     },
     "model": {
-        "tasks.debate": "debate",
-        "tasks.front_desk": "front_desk front_desk_visitor",
-        "tasks.help_desk": "help_desk",
-        "tasks.shop": "shop",
-        "tasks.tic_tac_toe": "tic_tac_toe",
-        "tasks.tickets": "tickets",
-        "tasks.word_problems": "word_problems",
+        "tasks.debate.starter": "debate",
+        "tasks.front_desk.starter": "front_desk front_desk_visitor",
+        "tasks.help_desk.starter": "help_desk",
+        "tasks.shop.starter": "shop",
+        "tasks.tic_tac_toe.starter": "tic_tac_toe",
+        "tasks.tickets.starter": "tickets",
+        "tasks.word_problems.starter": "word_problems",
     },
     "tracker": {
         "trackers.mlflow": "mlflow",
@@ -160,6 +162,8 @@ TYPE_KEYS = ("type", "_type")
 """Arguments that may repeat a configuration's type."""
 
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
+ComponentT = TypeVar("ComponentT", bound=Callable[..., Any])
+"""A factory, or a class that is called with the configuration alone."""
 
 
 class TypedConfig(ConfigModel):
@@ -391,59 +395,67 @@ REGISTRY = Registry(modules=_list_builtins(), has_plugins=True)
 """The registry of the process; the decorators below add to it."""
 
 
-def _register(kind: str, config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
-    def decorate(factory: Factory) -> Factory:
-        REGISTRY.add(kind, config_type, factory)
-        return factory
+def _register(kind: str, config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
+    def decorate(component: ComponentT) -> ComponentT:
+        REGISTRY.add(kind, config_type, _make_factory(component) if isinstance(component, type) else component)
+        return component
 
     return decorate
 
 
-def register_llm(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def _make_factory(component: type) -> Factory:
+    async def factory(config: Any, builder: Any) -> AsyncIterator[Any]:
+        yield component(config)
+
+    factory.__module__, factory.__qualname__ = component.__module__, component.__qualname__
+    return factory
+
+
+def register_llm(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers an entry of `llms`."""
     return _register("llm", config_type)
 
 
-def register_workflow(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_workflow(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a workflow (an agent)."""
     return _register("workflow", config_type)
 
 
-def register_dataset(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_dataset(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a dataset loader."""
     return _register("dataset", config_type)
 
 
-def register_evaluator(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_evaluator(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers an evaluator."""
     return _register("evaluator", config_type)
 
 
-def register_trajectory_builder(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_trajectory_builder(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a trajectory builder."""
     return _register("trajectory_builder", config_type)
 
 
-def register_trainer_adapter(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_trainer_adapter(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a trainer adapter."""
     return _register("trainer_adapter", config_type)
 
 
-def register_trainer(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_trainer(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a trainer."""
     return _register("trainer", config_type)
 
 
-def register_algorithm(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_algorithm(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers an algorithm."""
     return _register("algorithm", config_type)
 
 
-def register_tracker(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_tracker(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a tracker of metrics."""
     return _register("tracker", config_type)
 
 
-def register_model(config_type: type[TypedConfig]) -> Callable[[Factory], Factory]:
+def register_model(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
     """Registers a model that is built on first use; `bundled:NAME` refers to it, and the component is its folder."""
     return _register("model", config_type)

@@ -13,7 +13,7 @@ from reinforge.multiagent import (
     build_protocol,
     collect_rollouts,
 )
-from reinforge.multiagent.nip.parameters.base import get_changed_fields
+from reinforge.multiagent.nip.parameters import get_changed_fields
 from reinforge.rollout.isolation.threads import LoopThread
 from tests.generated import DOCS
 

@@ -197,7 +197,7 @@ def test_the_bundled_models_are_listed_by_the_names_that_commands_take():
     names = [line.split()[0] for line in lines if line.startswith("  bundled:")]
     assert names == [f"bundled:{name}" for name in REGISTRY.names("model")]
     assert lines[1:3] == [
-        "  bundled:debate               reinforge.tasks.debate",
+        "  bundled:debate               reinforge.tasks.debate.starter",
         "      A small model that speaks as any debater of the debate task; trained on first use.",
     ]
 

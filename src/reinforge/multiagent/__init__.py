@@ -2,7 +2,7 @@
 
 dialogue.py agents.py protocol.py protocols/    who speaks when, who hears what, who decides, what each agent earns
 zero_knowledge.py                               the zero-knowledge variant of a protocol
-episode.py workflow.py registration.py          a protocol as a workflow: a dialogue, or a tree of dialogues
+episode.py registration.py                      a protocol as a workflow: a dialogue, or a tree of dialogues
 builder.py guess_replacement.py                 each agent's own view of an episode, as trajectories
 evaluators.py                                   accuracy, rewards and invalid replies of a protocol
 nip/                                            the API of neural-interactive-proofs over all this
@@ -15,14 +15,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_NAMES_BY_MODULE = {
-    "reinforge.multiagent.agent_parameters": ("AgentParameters",),
-    "reinforge.multiagent.dialogue": ("Dialogue", "DialogueProblem", "Message", "Step"),
-    "reinforge.multiagent.episode": ("ProtocolOutput", "ProtocolWorkflow"),
-    "reinforge.multiagent.protocol": ("ProtocolConfig",),
-    "reinforge.multiagent.registration": ("register_protocol",),
+_MODULES = {
+    "AgentParameters": "reinforge.multiagent.agent_parameters",
+    **dict.fromkeys(("Dialogue", "DialogueProblem", "Message", "Step"), "reinforge.multiagent.dialogue"),
+    **dict.fromkeys(("ProtocolOutput", "ProtocolWorkflow"), "reinforge.multiagent.episode"),
+    "ProtocolConfig": "reinforge.multiagent.protocol",
+    "register_protocol": "reinforge.multiagent.registration",
 }
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 _NIP = "reinforge.multiagent.nip"
 """Stands around the core: its names are looked up when one is used."""

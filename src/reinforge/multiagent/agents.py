@@ -24,8 +24,6 @@ class PureTextWholeAgent:
     """An agent of a protocol.
 
     Args:
-        name: Its name in the protocol.
-        parameters: Its prompt and sampling settings.
         llm: Its entry of `llms`.
         is_trainable: Whether its replies may be trained.
         model_group: The adapter that it uses and trains, alone or with other agents; None: the run has only one.
@@ -69,16 +67,14 @@ class PureTextWholeAgent:
         Raises:
             EvaluationError: The template names a column that the example does not have.
         """
-        values = self._template_values(dialogue.problem, dialogue.stances.get(self.name, ""))
+        stance, max_words = dialogue.stances.get(self.name, ""), self.parameters.max_response_words
+        values = {**dialogue.problem.row, "stance": stance, "max_response_words": max_words}
         try:
             return self._template.substitute(values)
         except (KeyError, ValueError) as error:
             raise EvaluationError(
                 f"the prompt of agent {self.name} uses {error}; available: {', '.join(sorted(values))}"
             ) from error
-
-    def _template_values(self, problem: DialogueProblem, stance: str) -> dict[str, Any]:
-        return {**problem.row, "stance": stance, "max_response_words": self.parameters.max_response_words}
 
     def build_messages(self, dialogue: Dialogue, handler: ProtocolHandler, channel: str) -> list[ChatMessage]:
         r"""Returns the agent's next prompt: its own messages are `assistant` turns, everything it heard is `user`.

@@ -74,7 +74,6 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
     """Collects dialogues and returns groups of the views of each trained agent.
 
     Args:
-        trajectory_builder_config: Its configuration.
         policies: Entries of `llms` that are trained, with the adapter that each names.
         workflow: Returns the protocol's workflow.
         policy: Returns the policy that encodes replaced decisions as tokens.
@@ -120,9 +119,8 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         is_tree = workflow_config.num_responses > 1
         if replaces and is_tree:
             message = "not supported for trees, where each decision is already compared with its siblings"
-            problems.append(
-                Problem("verifier_guess_replacement_proportion", message, "remove this key, or set num_responses: 1")
-            )
+            fix = "remove this key, or set num_responses: 1"
+            problems.append(Problem("verifier_guess_replacement_proportion", message, fix))
         several_turns = getattr(workflow_config, "max_message_rounds", len(agents)) > 1
         if not is_tree and isinstance(algorithm, Preference) and (several_turns or isinstance(algorithm, MALT)):
             message = f"{name} compares replies to the same prompt, but separate dialogues differ after the first turn"
@@ -144,7 +142,6 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         return [statistics.fmean(rewards) for rewards in found.values()]
 
     async def _build_groups(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
-        """Returns the groups of an epoch, with those of all earlier epochs if the configuration says so."""
         epoch, is_refill = int(meta.get("epoch", 0)), bool(meta.get("round", 0))
         if not is_refill:
             self._scores = {}
@@ -179,7 +176,6 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         return groups
 
     def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
-        """Returns the siblings of each agent on each example, or at each point of a tree."""
         groups: dict[str, list[Trajectory]] = {}
         for record, _ in scored:
             output = get_protocol_output(record)
@@ -235,9 +231,8 @@ def _build_sibling_groups(
     """Returns an agent's trajectories of one episode: one, or the groups of its tree; none if its reward is unknown."""
     if len(output["branches"]) > 1:
         known = {mark.call_id for mark in view.marks}  # an unknown reward is not a reward of 0
-        return groups_from_tree(
-            view, [t and call.call_id in known for t, call in zip(trained, view.calls, strict=True)]
-        )
+        has_reward = [t and call.call_id in known for t, call in zip(trained, view.calls, strict=True)]
+        return groups_from_tree(view, has_reward)
     reward = output["branches"][0]["rewards"].get(agent)
     if reward is None or not view.calls:
         return []
@@ -248,5 +243,4 @@ def _build_sibling_groups(
 async def agents_builder(
     config: AgentsTrajectoryBuilderConfig, builder: Builder
 ) -> AsyncIterator[AgentsTrajectoryBuilder]:
-    """Yields the trajectory builder."""
     yield AgentsTrajectoryBuilder(config, find_policy_entries(builder), builder.get_workflow, builder.policy)

@@ -21,17 +21,10 @@ from reinforge.multiagent.dialogue import Decision
 _AROUND = " \t*_`\"'#>()[]{}<~-"
 _LABEL = r"(?:(?:my|the|final)\s+)*(?:decision|verdict|answer)\b(?:\s+is\b)?[\W_]*(?:i\s+)?"
 _STOPS = r"(?=\s*(?:$|[^\w\s?/|]))"
-
-
 MAX_LISTED_WORDS = 12
 
 
 def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
-    """Returns the decision in a message, or None.
-
-    Args:
-        text: The message.
-    """
     decided = {words[word] for word in find_decision_words(text, words)}
     return next(iter(decided)) if len(decided) == 1 else None
 

@@ -21,32 +21,24 @@ _TRUTHS |= dict.fromkeys(("reject", "0", "0.0", "false", "no"), "reject")
 
 @dataclass(frozen=True, slots=True)
 class DialogueProblem:
-    """The problem that a dialogue is about.
-
-    Attributes:
-        question: The example's question.
-        truth: The right decision; None if the dataset does not give one or there is nothing to decide.
-        row: The example's columns, for the role prompts.
-    """
+    """The problem that a dialogue is about."""
 
     question: str
     truth: Decision | None = None
+    """The right decision; None if the dataset does not give one or there is nothing to decide."""
     row: Mapping[str, Any] = field(default_factory=dict)
+    """The example's columns, for the role prompts."""
 
     @classmethod
     def without_truth(cls, item: EvalInputItem) -> DialogueProblem:
-        """Returns the problem of an example that has no right decision."""
         return cls(str(item.input_obj), None, {"question": item.input_obj, **(item.full_dataset_entry or {})})
 
     @classmethod
     def from_item(cls, item: EvalInputItem, words: Mapping[str, Decision] | None = None) -> DialogueProblem:
         """Returns the problem of an example; its `expected_output_obj` is the right decision, or None.
 
-        Args:
-            item: The example, whose expected output is accept or reject, 1 or 0, true or false, yes or no.
-
         Raises:
-            EvaluationError: The expected output is none of these.
+            EvaluationError: The expected output is not accept or reject, 1 or 0, true or false, yes or no.
         """
         problem, expected = cls.without_truth(item), item.expected_output_obj
         if expected is None:
@@ -63,7 +55,6 @@ class Message:
 
     Attributes:
         round: Its round, from 0.
-        agent: The agent that wrote it.
         channel: Its channel; the agents that see the channel read it from the next round on.
         text: What the agent wrote.
         shown: What the other agents see.
@@ -87,7 +78,6 @@ class Step:
     """The outcome of one round.
 
     Attributes:
-        done: The dialogue is over.
         decision: The verifier's decision; None if it has not decided.
         terminated: The dialogue reached its last round without a decision.
         rewards: What each agent earned in this round; agents whose reward is unknown are left out.
@@ -104,7 +94,6 @@ class Dialogue:
     """A dialogue so far.
 
     Attributes:
-        problem: The problem.
         stances: The decision that each prover argues for.
         messages: By round, and by speaker within a round.
         round: The next round, from 0.
@@ -138,3 +127,32 @@ class Dialogue:
     def with_step(self, step: Step) -> Dialogue:
         earned = {name: self.rewards.get(name, 0.0) + value for name, value in step.rewards.items()}
         return replace(self, step=step, rewards={**self.rewards, **earned})
+
+
+_MESSAGE_FIELDS = ("round", "agent", "channel", "text", "shown", "call_id", "num_retries")
+
+
+def parse_dialogues(output: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> list[Dialogue]:
+    """Returns the dialogues of an episode from its `ProtocolOutput`: one, or one per branch of its tree."""
+    problem = DialogueProblem(output["question"], output["truth"], {"question": output["question"], **(row or {})})
+    return [_parse_branch(output, problem, branch) for branch in output["branches"]]
+
+
+def _parse_branch(output: Mapping[str, Any], problem: DialogueProblem, branch: Mapping[str, Any]) -> Dialogue:
+    on_branch = [
+        record
+        for record in output["messages"]
+        if branch["path"][: len(record["path"])] == record["path"] and not record.get("refused")
+    ]
+    messages = [Message(**{name: record[name] for name in _MESSAGE_FIELDS}) for record in on_branch]
+    rewards = dict(branch["rewards"])
+    return Dialogue(
+        problem,
+        dict(output["stances"]),
+        tuple(sorted(messages, key=lambda message: message.round)),
+        1 + max((message.round for message in messages), default=-1),
+        Step(True, branch["decision"], branch["terminated"], rewards),
+        rewards,
+        frozenset(output.get("absent", ())),
+        tuple(output.get("order", ())),
+    )

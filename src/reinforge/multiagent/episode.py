@@ -66,9 +66,7 @@ class _PendingReply:
     """A reply that a branch waits for.
 
     Attributes:
-        turn: The agent and its channel.
         messages: The prompt.
-        dialogue: The dialogue before the reply.
         invalid_reason: Why the last reply is invalid or could not be sampled; None if it is valid.
         num_retries: Invalid replies before the last one.
         overflow: Set if the prompt does not fit the context.
@@ -96,8 +94,6 @@ class ProtocolWorkflow:
     """Runs the dialogues of a protocol.
 
     Args:
-        handler: The protocol.
-        agents: Its agents by name.
         penalty: Reward of an agent that gives no valid reply.
         first_tree_epoch: Epochs before this one collect single dialogues.
     """
@@ -117,11 +113,6 @@ class ProtocolWorkflow:
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> ProtocolOutput:
         """Returns the output of one episode.
-
-        Args:
-            item: The example; `expected_output_obj` is the right decision.
-            llm: The first agent's model.
-            context: The episode's context; with `is_training` a tree is grown.
 
         Raises:
             PolicyFailure: An agent gave no valid reply; in a tree, on every branch.
@@ -187,13 +178,11 @@ class ProtocolWorkflow:
         for branch in level:
             turns = self.handler.active_turns(branch.dialogue)
             times = width if any(self.agents[name].is_trainable for name, _ in turns) else 1
-            prompts = [
-                self.agents[name].build_messages(branch.dialogue, self.handler, channel) for name, channel in turns
-            ]
+            dialogue = branch.dialogue
+            prompts = [(turn, self.agents[turn[0]].build_messages(dialogue, self.handler, turn[1])) for turn in turns]
             for index in range(times):
-                grown.append(_DialogueBranch(branch.dialogue, [*branch.path, index] if times > 1 else branch.path))
-                turns_with_prompts = zip(turns, prompts, strict=True)
-                pending.append([_PendingReply(turn, p, branch.dialogue) for turn, p in turns_with_prompts])
+                grown.append(_DialogueBranch(dialogue, [*branch.path, index] if times > 1 else branch.path))
+                pending.append([_PendingReply(turn, prompt, dialogue) for turn, prompt in prompts])
         waiting = [reply for replies in pending for reply in replies]
         while waiting:  # concurrently, but started in this order: no seed depends on which reply comes first
             await _gather(self._sample_reply(reply, context) for reply in waiting)
@@ -222,7 +211,6 @@ class ProtocolWorkflow:
         return reply.overflow is None and reply.num_retries < max_retries
 
     def _advance_branch(self, branch: _DialogueBranch, replies: Sequence[_PendingReply]) -> None:
-        """Adds a round's replies to a branch, or ends the branch if an agent gave no valid reply."""
         bad = next((reply for reply in replies if reply.invalid_reason is not None), None)
         if bad is not None:
             times = f", {bad.num_invalid} times" if bad.overflow is None else ""
@@ -242,7 +230,6 @@ class ProtocolWorkflow:
             branch.rewards = await self.handler.settle_rewards(branch.dialogue, item)
 
     def _mark_reply_values(self, output: ProtocolOutput, context: Any) -> None:
-        """Marks each reply with its agent's mean reward over the dialogues that continue from it."""
         following: dict[tuple[int, ...], list[Mapping[str, float]]] = {}
         for branch in output["branches"]:
             path = tuple(branch["path"])

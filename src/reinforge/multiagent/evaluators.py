@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import AsyncIterator
+from abc import abstractmethod
 from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.evaluation.evaluators.base import missing_score
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+
+
+class ProtocolEvaluator(Evaluator):
+    """Base class: the score is missing if the output is not a protocol's."""
+
+    def __init__(self, config: Any = None):
+        self.config = config
+
+    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        output = item.output_obj
+        if not isinstance(output, dict) or "branches" not in output:
+            return missing_score(item, "the output is not a protocol's")
+        return self.score(item, output)
+
+    @abstractmethod
+    def score(self, item: EvalInputItem, output: dict[str, Any]) -> EvalOutputItem:
+        """Returns the score of a `ProtocolOutput`."""
 
 
 class VerifierAccuracyConfig(EvaluatorConfig, name="verifier_accuracy"):
     """1 if the verifier's decision is right, else 0; for a tree, the share of its dialogues that are right."""
 
 
-class VerifierAccuracy(Evaluator):
-    """The share of right decisions."""
+@register_evaluator(config_type=VerifierAccuracyConfig)
+class VerifierAccuracy(ProtocolEvaluator):
+    """A dialogue without a decision counts as wrong."""
 
-    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the share of right decisions; a dialogue without a decision counts as wrong."""
-        output = _protocol_output(item)
-        if output is None or output["truth"] is None:
-            reason = "the output is not a protocol's" if output is None else "the example has no right decision"
-            return missing_score(item, reason)
+    def score(self, item: EvalInputItem, output: dict[str, Any]) -> EvalOutputItem:
+        if output["truth"] is None:
+            return missing_score(item, "the example has no right decision")
         decisions = [branch["decision"] for branch in output["branches"]]
         score = statistics.fmean(decision == output["truth"] for decision in decisions)
         return EvalOutputItem(id=item.id, score=score, reasoning=f"decided {decisions[0]}, expected {output['truth']}")
@@ -39,55 +54,24 @@ class AgentRewardConfig(EvaluatorConfig, name="agent_reward"):
     agent: str = Field(description="The agent's name in the protocol.")
 
 
-class AgentReward(Evaluator):
-    """The mean reward of one agent."""
-
-    def __init__(self, agent: str):
-        self.agent = agent
-
-    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the mean reward; the score is missing if no reward is known."""
-        output = _protocol_output(item) or {"branches": []}
-        known = [branch["rewards"][self.agent] for branch in output["branches"] if self.agent in branch["rewards"]]
-        if not known:
-            return missing_score(item, f"the reward of {self.agent} is unknown")
-        return EvalOutputItem(id=item.id, score=statistics.fmean(known), reasoning=f"{len(known)} dialogues")
-
-
-def _protocol_output(item: EvalInputItem) -> dict[str, Any] | None:
-    output = item.output_obj
-    return output if isinstance(output, dict) and "branches" in output else None
-
-
-@register_evaluator(config_type=VerifierAccuracyConfig)
-async def verifier_accuracy(config: VerifierAccuracyConfig, builder: Builder) -> AsyncIterator[VerifierAccuracy]:
-    """Yields the evaluator."""
-    yield VerifierAccuracy()
-
-
 @register_evaluator(config_type=AgentRewardConfig)
-async def agent_reward(config: AgentRewardConfig, builder: Builder) -> AsyncIterator[AgentReward]:
-    """Yields the evaluator."""
-    yield AgentReward(config.agent)
+class AgentReward(ProtocolEvaluator):
+    """The score is missing if no reward is known."""
+
+    def score(self, item: EvalInputItem, output: dict[str, Any]) -> EvalOutputItem:
+        agent = self.config.agent
+        known = [branch["rewards"][agent] for branch in output["branches"] if agent in branch["rewards"]]
+        if not known:
+            return missing_score(item, f"the reward of {agent} is unknown")
+        return EvalOutputItem(id=item.id, score=statistics.fmean(known), reasoning=f"{len(known)} dialogues")
 
 
 class InvalidRepliesConfig(EvaluatorConfig, name="invalid_replies"):
     """Number of invalid replies per dialogue; fewer is better."""
 
 
-class InvalidReplies(Evaluator):
-    """Counts the replies that the protocol rejected as invalid."""
-
-    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the number of invalid replies per dialogue of the episode."""
-        output = _protocol_output(item)
-        if output is None:
-            return missing_score(item, "the output is not a protocol's")
+@register_evaluator(config_type=InvalidRepliesConfig)
+class InvalidReplies(ProtocolEvaluator):
+    def score(self, item: EvalInputItem, output: dict[str, Any]) -> EvalOutputItem:
         invalid, dialogues = output["num_invalid"], len(output["branches"])
         return EvalOutputItem(id=item.id, score=invalid / dialogues, reasoning=f"{invalid} in {dialogues} dialogues")
-
-
-@register_evaluator(config_type=InvalidRepliesConfig)
-async def invalid_replies(config: InvalidRepliesConfig, builder: Builder) -> AsyncIterator[InvalidReplies]:
-    """Yields the evaluator."""
-    yield InvalidReplies()

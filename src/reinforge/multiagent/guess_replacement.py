@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from reinforge.errors import ConfigError, ContextOverflow, EvaluationError, Problem
 from reinforge.interfaces import PolicyServer
-from reinforge.multiagent.dialogue import Decision
-from reinforge.multiagent.dialogue_records import parse_dialogues
+from reinforge.multiagent.dialogue import Decision, parse_dialogues
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.types.episode import EpisodeRecord, ModelCall
 from reinforge.types.request import ChatPrompt, ModelRequest, TokenLogprobs

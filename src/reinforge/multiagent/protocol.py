@@ -86,31 +86,25 @@ class ProtocolConfig(DialogueConfig):
     @model_validator(mode="after")
     def _can_be_decided(self) -> ProtocolConfig:
         if self.min_message_rounds > self.max_message_rounds:
-            raise ValueError(
-                f"min_message_rounds is {self.min_message_rounds} but max_message_rounds is {self.max_message_rounds}; "
-                "the verifier could never decide"
-            )
+            least, most = self.min_message_rounds, self.max_message_rounds
+            rounds = f"min_message_rounds is {least} but max_message_rounds is {most}"
+            raise ValueError(f"{rounds}; the verifier could never decide")
         if missing := {"accept", "reject"} - set(self.decision_words.values()):
             raise ValueError(f"decision_words has no word for {' and '.join(sorted(missing))}")
         if odd := [word for word in self.decision_words if word != word.strip().lower() or not word]:
             raise ValueError(f"decision_words: {odd[0]!r} must be a lower-case word")
         if self.decision_values and self.decision_values.keys() != self.decision_words.keys():
             raise ValueError("decision_values must have the words of decision_words, and no others")
+        signs = {"accept": 1, "reject": -1, "none": 0}
         for word, value in self.decision_values.items():
-            if abs(value) > 1 or {"accept": 1, "reject": -1, "none": 0}[self.decision_words[word]] != (value > 0) - (
-                value < 0
-            ):
-                raise ValueError(
-                    f"decision_values: {word!r} is {value}; write 0 to 1 for accept, -1 to 0 for reject, 0 for none"
-                )
+            if abs(value) > 1 or signs[self.decision_words[word]] != (value > 0) - (value < 0):
+                scale = "write 0 to 1 for accept, -1 to 0 for reject, 0 for none"
+                raise ValueError(f"decision_values: {word!r} is {value}; {scale}")
         return self
 
 
 class ProtocolHandler(ABC):
     """A protocol. It keeps no state of an episode; that is all in the `Dialogue`.
-
-    Args:
-        config: Its settings.
 
     Attributes:
         provers: Names of the agents that argue.
@@ -163,7 +157,6 @@ class ProtocolHandler(ABC):
         return dict.fromkeys(self.prover_names, "accept")
 
     def absent(self, problem: DialogueProblem, rng: random.Random) -> frozenset[str]:
-        """Returns the agents that do not speak in one episode; by default none."""
         return frozenset()
 
     def order(self, problem: DialogueProblem, rng: random.Random) -> tuple[str, ...]:
@@ -300,12 +293,10 @@ class ProtocolHandler(ABC):
 
     @property
     def prover_names(self) -> tuple[str, ...]:
-        """The agents that argue."""
         return self.provers
 
     @property
     def verifier_names(self) -> tuple[str, ...]:
-        """The agents that decide."""
         return self.verifiers
 
     @property
@@ -360,7 +351,6 @@ class ProtocolHandler(ABC):
         return list(turns[round_id % len(turns)])
 
     def active_turns(self, dialogue: Dialogue) -> list[Turn]:
-        """Returns the next turns of a dialogue, without absent agents."""
         return [turn for turn in self.turns_in_round(dialogue.round) if turn[0] not in dialogue.absent]
 
     def is_last_turn(self, agent: str, round_id: int) -> bool:

@@ -23,7 +23,6 @@ the sum, so that long dialogues earn no more.
 from __future__ import annotations
 
 import math
-import random
 import re
 import statistics
 from collections import Counter
@@ -32,28 +31,21 @@ from dataclasses import replace
 from typing import Literal
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.interfaces import Builder
-from reinforge.multiagent.dialogue import Decision, Dialogue, DialogueProblem, Message, Step
+from reinforge.multiagent.dialogue import Decision, Dialogue, Message, Step
 from reinforge.multiagent.protocol import ProtocolHandler, Turn
-from reinforge.types.evaluation import EvalInputItem
 
 VERIFIER = "verifier"
 ADVERSARIAL_VERIFIER = "adversarial_verifier"
 SIMULATOR = "simulator"
 Kind = Literal["standard", "adversarial", "simulator"]
-_OWN_KINDS: dict[str, Kind] = {
-    VERIFIER: "standard",
-    ADVERSARIAL_VERIFIER: "adversarial",
-    SIMULATOR: "simulator",
-}
+_OWN_KINDS: dict[str, Kind] = {VERIFIER: "standard", ADVERSARIAL_VERIFIER: "adversarial", SIMULATOR: "simulator"}
 """The kind of channel of the agents that see one kind only."""
+_UNCHANGED = ("setup", "parse_problem", "stances", "absent", "order", "parse_decision", "format_decision")
+"""Methods that are those of the protocol itself."""
 
 
 class ZeroKnowledge(ProtocolHandler):
     """A protocol between its provers, its verifier, an adversarial verifier and a simulator.
-
-    Args:
-        base: The protocol itself.
 
     Raises:
         ConfigError: It has no provers, or other verifiers than one named `verifier`.
@@ -67,6 +59,8 @@ class ZeroKnowledge(ProtocolHandler):
             fix = f"use a protocol with provers and one verifier named {VERIFIER}, or remove this key"
             raise ConfigError(Problem("zero_knowledge", message, fix))
         self.base = base
+        for name in _UNCHANGED:
+            setattr(self, name, getattr(base, name))
         self.provers, self.verifiers = base.prover_names, (VERIFIER, ADVERSARIAL_VERIFIER)
         self.others = (*base.others, SIMULATOR)
         self.needs_truth = base.needs_truth
@@ -96,28 +90,6 @@ class ZeroKnowledge(ProtocolHandler):
 
     # What follows from the protocol itself.
 
-    async def setup(self, builder: Builder) -> None:
-        """Gets what the protocol needs."""
-        await self.base.setup(builder)
-
-    def parse_problem(self, item: EvalInputItem) -> DialogueProblem:
-        return self.base.parse_problem(item)
-
-    def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
-        return self.base.stances(problem, rng)
-
-    def absent(self, problem: DialogueProblem, rng: random.Random) -> frozenset[str]:
-        return self.base.absent(problem, rng)
-
-    def order(self, problem: DialogueProblem, rng: random.Random) -> tuple[str, ...]:
-        return self.base.order(problem, rng)
-
-    def parse_decision(self, text: str) -> Decision | None:
-        return self.base.parse_decision(text)
-
-    def format_decision(self, decision: Decision) -> str:
-        return self.base.format_decision(decision)
-
     def check_reply(self, agent: str, text: str, dialogue: Dialogue) -> str | None:
         """Returns why a reply is invalid; either verifier's by the rules of the protocol's one."""
         if agent == SIMULATOR:
@@ -145,7 +117,6 @@ class ZeroKnowledge(ProtocolHandler):
 
     @property
     def min_message_rounds(self) -> int:
-        """The protocol's first round with a valid decision."""
         return self.base.min_message_rounds
 
     @property
@@ -188,16 +159,12 @@ class ZeroKnowledge(ProtocolHandler):
 
     def measure_similarity(self, dialogue: Dialogue) -> float:
         """Returns the similarity of the simulator's messages with the adversarial verifier's, in [0, 1]."""
-        simulated = {
-            (message.round, _split_channel(message.channel)[0]): message.text
-            for message in dialogue.messages
-            if message.agent == SIMULATOR
+        texts = {
+            agent: {(m.round, _split_channel(m.channel)[0]): m.text for m in dialogue.messages if m.agent == agent}
+            for agent in (SIMULATOR, ADVERSARIAL_VERIFIER)
         }
-        similarities = [
-            self._compare(message.text, simulated.get((message.round, _split_channel(message.channel)[0]), ""))
-            for message in dialogue.messages
-            if message.agent == ADVERSARIAL_VERIFIER
-        ]
+        written = texts[ADVERSARIAL_VERIFIER]
+        similarities = [self._compare(text, texts[SIMULATOR].get(place, "")) for place, text in written.items()]
         return statistics.fmean(similarities) if similarities else 0.0
 
     def _compare(self, text: str, simulated: str) -> float:

@@ -1,25 +1,32 @@
 """Starters: the small Llama models of the bundled tasks, trained on first use by one supervised job.
 
-`ensure_built()` returns a starter's folder in Hugging Face layout. It is cached under `home()` by the hash of the
-`Recipe`, so another recipe is another model. A task provides the recipe, the tokenizer and the episodes to imitate.
+    @register_starter(ShopStarterConfig)                                     # bundled:shop
+    def ensure_starter(recipe=None):
+        return ensure_built("shop", recipe or ClerkRecipe(), make_tokenizer, generate_careless_clerks)
+
+`ensure_built` returns a starter's folder in Hugging Face layout. It is cached under `home()` by the hash of the
+`Recipe`, so another recipe is another model.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reinforge.algorithms.sft import SFT
 from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError
 from reinforge.files import home
+from reinforge.interfaces import Builder
+from reinforge.registry import TypedConfig, register_model
 from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
@@ -39,9 +46,6 @@ logger = logging.getLogger(__name__)
 
 STEPS_PER_UPDATE = 25
 """Optimizer steps whose samples are built at once."""
-
-Progress = Callable[[int, int, float], None]
-"""Called with the steps done, the total number of steps, and the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,45 +76,45 @@ class Recipe:
 
     @property
     def sha256(self) -> str:
-        """Hash of every value."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Starter:
-    """The starter of a task.
-
-    Attributes:
-        name: The task's name.
-        recipe: The recipe.
-        make_tokenizer: Returns the tokenizer.
-        episodes: Yields the episodes to imitate, endlessly, given the tokenizer.
-    """
-
-    name: str
-    recipe: Recipe
-    make_tokenizer: Callable[[], Any]
-    episodes: Callable[[Any], Iterator[Trajectory]]
-
-    @property
-    def folder(self) -> Path:
-        return home() / "models" / f"{self.name}-{self.recipe.sha256[:12]}"
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+MakeTokenizer = Callable[[], Any]
+Episodes = Callable[[RecipeT, Any], Iterator[Trajectory]]
+"""Yields the episodes to imitate, endlessly, given the recipe and the tokenizer."""
+EnsureT = TypeVar("EnsureT", bound=Callable[[], Path])
 
 
-def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:
+def register_starter(config_type: type[TypedConfig]) -> Callable[[EnsureT], EnsureT]:
+    """Registers a function that returns a starter's folder, after training the starter if needed."""
+
+    def decorate(ensure: EnsureT) -> EnsureT:
+        async def starter(config: Any, builder: Builder) -> AsyncIterator[Path]:
+            yield await asyncio.to_thread(ensure)
+
+        starter.__module__, starter.__qualname__ = ensure.__module__, ensure.__qualname__
+        register_model(config_type=config_type)(starter)
+        return ensure
+
+    return decorate
+
+
+def find_folder(name: str, recipe: Recipe) -> Path:
+    return home() / "models" / f"{name}-{recipe.sha256[:12]}"
+
+
+def ensure_built(name: str, recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT]) -> Path:
     """Returns a starter's folder, after training the starter if the folder does not exist.
 
     If several processes call it at once, one trains the starter and the others wait.
-
-    Args:
-        progress: Called with the progress of the supervised job.
 
     Raises:
         ConfigError: The starter does not exist yet, and the packages that train it are not installed.
     """
     from filelock import FileLock
 
-    folder = starter.folder
+    folder = find_folder(name, recipe)
     if folder.is_dir():
         return folder
     if problems := check_packages():
@@ -118,11 +122,11 @@ def ensure_built(starter: Starter, progress: Progress | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            if progress is None:  # nothing else shows that a program has not stopped
-                logger.warning("making the bundled model %s, which takes about a minute, once", starter.name)
+            # nothing else shows that a program has not stopped
+            logger.warning("making the bundled model %s, which takes about a minute, once", name)
             unfinished = folder.with_name(f"{folder.name}.making")
             shutil.rmtree(unfinished, ignore_errors=True)
-            _build_starter(unfinished, starter, progress)
+            _build_starter(unfinished, recipe, make_tokenizer, episodes)
             (unfinished / "trained").rename(folder)
             shutil.rmtree(unfinished)
     return folder
@@ -163,13 +167,7 @@ def make_bpe_tokenizer(texts: Iterable[str], words: str, vocab_size: int = 1000)
 def supervised_episode(
     tokenizer: Any, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None
 ) -> Trajectory:
-    """Returns a conversation whose assistant turns are supervised; supervised data needs no log-probs.
-
-    Args:
-        tokenizer: The tokenizer, with its chat template.
-        messages: The conversation, in OpenAI's format.
-        tools: The function definitions that every turn is given.
-    """
+    """Returns a conversation whose assistant turns are supervised; supervised data needs no log-probs."""
     from reinforge.engine.model.chat_template import PromptRenderer
 
     renderer, turns = PromptRenderer(tokenizer), []
@@ -184,13 +182,13 @@ def supervised_episode(
     return Trajectory(episode=turns, reward=1.0)
 
 
-def _build_starter(folder: Path, starter: Starter, progress: Progress | None) -> None:
+def _build_starter(folder: Path, recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT]) -> None:
     """Trains the starter into `folder / "trained"`."""
     from reinforge.engine import Engine
     from reinforge.engine.checkpoint import TRAINING
 
-    recipe, blank = starter.recipe, folder / "blank"
-    write_blank_model(blank, recipe, starter.make_tokenizer())
+    blank = folder / "blank"
+    write_blank_model(blank, recipe, make_tokenizer())
     policy = PolicyConfig(
         model=str(blank),
         init="random",
@@ -199,21 +197,17 @@ def _build_starter(folder: Path, starter: Starter, progress: Progress | None) ->
         batch=BatchConfig(batch_size=recipe.batch_size, micro_batch_tokens=4096),
     )
     with Engine.load(policy, seed=recipe.seed, device="cpu") as engine:
-        _train(engine, recipe, starter.episodes(engine.tokenizer), progress)
+        _train(engine, recipe, episodes(recipe, engine.tokenizer))
         engine.save(folder / "trained", version=0)
     shutil.rmtree(folder / "trained" / TRAINING)  # a plain model: no run resumes this job
 
 
 def write_blank_model(folder: Path, recipe: Recipe, tokenizer: Any) -> None:
     """Writes a model without weights: a tokenizer and a configuration, for `finetuning.policy.init: random`."""
-    tokenizer.save_pretrained(folder)
-    _model_config(recipe, tokenizer).save_pretrained(folder)
-
-
-def _model_config(recipe: Recipe, tokenizer: Any) -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
@@ -227,28 +221,26 @@ def _model_config(recipe: Recipe, tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    config.save_pretrained(folder)
 
 
-def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory], progress: Progress | None) -> None:
+def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory]) -> None:
     """Runs the supervised job, building the samples of a few steps at a time."""
     algorithm = SFT()
     engine.begin_job()
     for done in range(0, recipe.num_steps, STEPS_PER_UPDATE):
         num_steps = min(STEPS_PER_UPDATE, recipe.num_steps - done)
-        samples = _samples(algorithm, [next(episodes) for _ in range(num_steps * recipe.batch_size)])
-        report = engine.update(
-            samples,
+        engine.update(
+            _build_samples(algorithm, [next(episodes) for _ in range(num_steps * recipe.batch_size)]),
             algorithm.loss,
             progress_start=done / recipe.num_steps,
             progress_end=(done + num_steps) / recipe.num_steps,
             epoch=done,
         )
-        if progress is not None:
-            progress(done + num_steps, recipe.num_steps, report.metrics["loss"])
     engine.end_job()
 
 
-def _samples(algorithm: SFT, episodes: list[Trajectory]) -> list[TrainingSample]:
+def _build_samples(algorithm: SFT, episodes: list[Trajectory]) -> list[TrainingSample]:
     """Returns the job's samples with their advantages, as a trainer adapter builds them."""
     group = TrajectoryGroup.model_construct(group_id="starter", trajectories=episodes)
     samples = algorithm.build_samples([group])

@@ -23,6 +23,7 @@ from reinforge.traces.entries import (
     Rating,
     Record,
     UnreadableRecordError,
+    is_sortable,
 )
 from reinforge.traces.messages import (
     add_system,
@@ -33,7 +34,6 @@ from reinforge.traces.messages import (
     read_tools,
 )
 from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name, read_value
-from reinforge.traces.times import is_sortable
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "dialog", "dialogue", "turns", "items", "chat"),

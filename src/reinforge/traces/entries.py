@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from reinforge.types.request import Message
@@ -164,3 +165,26 @@ class ExportFormat(Protocol):
             IgnoredRecordError: It holds nothing to learn from.
         """
         ...
+
+
+def make_sort_key(start: str) -> str:
+    """Returns text that sorts numbers and times in ISO 8601 by their value; any other text as it is."""
+    time = _parse_time(start)
+    return start if time is None else f"{time:030.9f}"
+
+
+def is_sortable(start: str) -> bool:
+    return _parse_time(start) is not None
+
+
+def _parse_time(text: str) -> float | None:
+    """Returns a number, or the seconds since 1970 of a time in ISO 8601, in UTC if it names no zone; else None."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        time = datetime.fromisoformat(text.strip().removesuffix(" UTC"))
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -9,6 +9,7 @@ names; `weight: 0` marks replies that are only context. Rows with a better and a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -21,7 +22,6 @@ from typing import Any, TextIO
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.row_limits import find_unusable
 from reinforge.files import open_private, storage_boundary
-from reinforge.traces.assembly import Draft, merge_calls
 from reinforge.traces.chat_logs import ChatLogs
 from reinforge.traces.entries import (
     ComparedReplies,
@@ -41,6 +41,7 @@ from reinforge.traces.records import list_files, read_records
 from reinforge.traces.redaction import redact_value
 from reinforge.traces.report import ImportReport
 from reinforge.traces.store import CallStore, RatingSummary, StoredExchange
+from reinforge.types.request import Message
 
 FORMATS = ("langfuse", "langsmith", "opentelemetry", "litellm", "chat")
 LISTED_FIELDS = 8
@@ -244,7 +245,6 @@ class _RowWriter:
         self.report.shapes["messages" if "messages" in row else "prompt/chosen/rejected"] += 1
 
     def _build_rows(self, conversation: str, found: Sequence[StoredExchange]) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yields each row of a trace and where it was read."""
         location = found[0].location
         for each in found:
             if isinstance(each.exchange, ComparedReplies):
@@ -287,7 +287,6 @@ class _RowWriter:
         return self._aliases.setdefault(id_, f"{redact_value(id_)}-{len(self._aliases) + 1}")
 
     def _rate(self, draft: Draft, conversation: str) -> dict[str, Any]:
-        """Returns the columns with a row's thumb, its reward and all its scores."""
         values: dict[str, list[float]] = {}
         for name, value in self.store.find_ratings(draft.records, draft.calls, draft.trace, conversation):
             values.setdefault(name, []).append(value)
@@ -303,3 +302,96 @@ class _RowWriter:
         if self.reward in means:
             row["reward"] = means[self.reward]
         return row | ({"scores": means} if means else {})
+
+
+@dataclass
+class Draft:
+    """A row that later calls may still continue.
+
+    Attributes:
+        messages: All messages.
+        trained: Indices of the replies to train on.
+        keys: What is compared of each message.
+        tools: Function definitions.
+        calls: Ids of the calls.
+        records: What the store calls their records.
+        trace: Their trace.
+    """
+
+    messages: list[Message]
+    trained: set[int]
+    keys: list[str]
+    tools: list[dict[str, Any]] | None
+    calls: list[str] = field(default_factory=list)
+    records: list[str] = field(default_factory=list)
+    trace: str = ""
+
+    def build_messages(self) -> list[Message]:
+        """Returns the messages up to the last reply, context with `weight: 0`.
+
+        Raises:
+            UnreadableRecordError: No reply answers a message of the user.
+        """
+        first = next((i for i, message in enumerate(self.messages) if message["role"] in ("user", "tool")), None)
+        trained = {i for i in self.trained if first is not None and i > first and _is_trainable(self.messages[i])}
+        if not trained:
+            if first is not None and any(i > first and not _has_content(self.messages[i]) for i in self.trained):
+                raise UnreadableRecordError("the reply is empty")
+            roles = ", ".join(message["role"] for message in self.messages[:6]) or "none"
+            raise UnreadableRecordError(f"no reply to a message of the user (roles: {roles})")
+        kept = self.messages[: max(trained) + 1]
+        return [
+            {**message, "weight": 0} if message["role"] == "assistant" and i not in trained else message
+            for i, message in enumerate(kept)
+        ]
+
+
+def _is_trainable(message: Message) -> bool:
+    """Returns False for a reply that is only context, or that is empty, such as a refusal recorded elsewhere."""
+    return message.get("weight", 1) != 0 and _has_content(message)
+
+
+def _has_content(message: Message) -> bool:
+    return bool(message.get("content") or message.get("tool_calls"))
+
+
+def merge_calls(exchanges: Sequence[Exchange]) -> list[Draft]:
+    """Returns the rows of a trace.
+
+    Args:
+        exchanges: Its exchanges, in their order; the summary of the trace counts only if it has no calls.
+    """
+    calls = [each for each in exchanges if not each.is_summary] or list(exchanges[:1])
+    drafts: list[Draft] = []
+    for call in calls:
+        keys = [_make_key(message) for message in call.messages]
+        continued = next((draft for draft in reversed(drafts) if _continues(call, keys, draft)), None)
+        first = call.num_context
+        trained = {i for i, each in enumerate(call.messages) if i >= first and each["role"] == "assistant"}
+        if continued is None:
+            drafts.append(Draft(list(call.messages), trained, keys, call.tools, [call.id], [call.record], call.trace))
+            continue
+        continued.messages += call.messages[len(continued.keys) :]
+        continued.trained |= trained
+        continued.keys = keys
+        continued.calls.append(call.id)
+        continued.records.append(call.record)
+    return drafts
+
+
+def _continues(call: Exchange, keys: list[str], draft: Draft) -> bool:
+    length = len(draft.keys)
+    return length <= call.num_context and draft.tools == call.tools and keys[:length] == draft.keys
+
+
+def _make_key(message: Message) -> str:
+    """Returns what is equal for a reply and for the same reply in a later prompt: no ids, no reasoning."""
+    calls = [_normalize_call(call) for call in message.get("tool_calls") or ()]
+    return json.dumps([message["role"], message.get("content") or "", calls])
+
+
+def _normalize_call(call: dict[str, Any]) -> list[str]:
+    arguments = call["function"]["arguments"]
+    with contextlib.suppress(ValueError, RecursionError):
+        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+    return [call["function"]["name"], arguments]

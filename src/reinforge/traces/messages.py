@@ -223,7 +223,6 @@ def _read_content(content: Any) -> tuple[list[str], list[dict[str, Any]], list[M
 
 
 def _read_call(call: Any) -> dict[str, Any]:
-    """Returns a tool call in OpenAI's format."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name := function.get("name") or call.get("toolName"), str):
         raise UnreadableRecordError(f"a tool call has no name: {_describe(call)}")

@@ -24,8 +24,8 @@ from reinforge.traces.entries import (
     MissingContent,
     Rating,
     TraceName,
+    make_sort_key,
 )
-from reinforge.traces.times import make_sort_key
 
 _SCHEMA = """
 PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA temp_store = FILE;
@@ -215,7 +215,6 @@ class CallStore:
         return [(name, value) for _, name, value in found]
 
     def count_unused_ratings(self) -> int:
-        """Returns how many ratings are of nothing that was read."""
         return int(self._database.execute("SELECT COUNT(*) FROM ratings WHERE used = 0").fetchone()[0])
 
     def summarize_ratings(self) -> list[RatingSummary]:

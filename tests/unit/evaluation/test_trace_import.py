@@ -9,9 +9,8 @@ import pytest
 from reinforge.errors import ConfigError
 from reinforge.evaluation.json_text import JsonSyntaxError, JsonText, JsonTooLongError
 from reinforge.traces import importer, records
-from reinforge.traces.assembly import merge_calls
 from reinforge.traces.entries import Exchange
-from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.importer import ImportOptions, import_traces, merge_calls
 from reinforge.traces.ratings import read_value
 from reinforge.traces.redaction import redact_value
 

@@ -1,6 +1,7 @@
 """A group's files are read back unchanged."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_jobs_and_state(tmp_path):
     files.write_job(job)
     assert files.read_job("a-0") == job
     assert job.training_ref is None
-    taken = job.with_changes(ref={"run_id": "r", "backend": "openai", "metadata": {"job_id": "j"}})
+    taken = replace(job, ref={"run_id": "r", "backend": "openai", "metadata": {"job_id": "j"}})
     files.write_job(taken)
     assert files.read_job("a-0").training_ref.metadata == {"job_id": "j"}
     files.write_state(fine_tune_job_id="j", fine_tuned_model_name=None, job="a-0")

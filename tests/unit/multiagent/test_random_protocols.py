@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from reinforge.multiagent.protocol import ProtocolConfig, ProtocolHandler
-from reinforge.multiagent.workflow import find_protocol_problems
+from reinforge.multiagent.registration import find_protocol_problems
 from tests.talk import Talk, build_groups, example
 
 NUM_PROTOCOLS = 1000

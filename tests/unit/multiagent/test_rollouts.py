@@ -7,7 +7,7 @@ import pytest
 
 from reinforge.errors import TrajectoryError
 from reinforge.multiagent import Dialogue, HyperParameters, Message, NestedArrayDict, build_agents, build_protocol
-from reinforge.multiagent.dialogue_records import parse_dialogues
+from reinforge.multiagent.dialogue import parse_dialogues
 from reinforge.multiagent.nip.rollouts import (
     ViewBuilder,
     build_rollouts,

@@ -188,7 +188,7 @@ async def test_a_protocol_that_contradicts_itself(tmp_path):
     registry = REGISTRY.child()
 
     async def loud(config, builder):
-        from reinforge.multiagent.workflow import build_protocol_workflow
+        from reinforge.multiagent.registration import build_protocol_workflow
 
         yield await build_protocol_workflow(Loud(config), builder)
 

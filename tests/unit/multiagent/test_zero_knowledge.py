@@ -23,7 +23,7 @@ from reinforge.multiagent.protocols import (
     SoloVerifier,
     SoloVerifierConfig,
 )
-from reinforge.multiagent.workflow import find_protocol_problems
+from reinforge.multiagent.registration import find_protocol_problems
 from reinforge.multiagent.zero_knowledge import ZeroKnowledge, compare_word_counts
 from tests.talk import Talk, assistant, example, format_messages, user
 

@@ -6,9 +6,7 @@ import pytest
 
 from reinforge.tasks.starters import Recipe
 from reinforge.tasks.tic_tac_toe.game import EMPTY_BOARD, format_prompt, legal_moves
-from reinforge.tasks.tic_tac_toe.starter import ensure_starter, generate_random_moves, make_tokenizer
-
-TINY = Recipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=2, batch_size=8)
+from reinforge.tasks.tic_tac_toe.starter import generate_random_moves, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +33,3 @@ def test_the_starter_is_trained_on_uniform_legal_moves(tokenizer):
     opening = format_prompt(EMPTY_BOARD, "X")
     answers = [t.episode[1].content for t in first if t.episode[0].content == opening]
     assert len(set(answers)) == len(legal_moves(EMPTY_BOARD))
-
-
-def test_a_starter_is_built_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
-    folder = ensure_starter(recipe=TINY)
-    assert folder.name.startswith("tic_tac_toe-")
-    assert ensure_starter(lambda *_: pytest.fail("made twice"), TINY) == folder

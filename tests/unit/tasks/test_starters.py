@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from reinforge.tasks.starters import Recipe, Starter, ensure_built, home, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.starters import Recipe, ensure_built, find_folder, home, make_bpe_tokenizer, supervised_episode
 
 TINY = Recipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=12, batch_size=8)
 SAID = [{"role": "user", "content": "say five"}, {"role": "assistant", "content": "five"}]
@@ -15,8 +15,15 @@ def toy_tokenizer():
     return make_bpe_tokenizer(["say five"] * 2, words=r" ?\S+|\s+")
 
 
-def toy(recipe=TINY):
-    return Starter("toy", recipe, toy_tokenizer, lambda t: itertools.repeat(supervised_episode(t, SAID)))
+def build_toy():
+    return ensure_built("toy", TINY, toy_tokenizer, lambda recipe, t: itertools.repeat(supervised_episode(t, SAID)))
+
+
+@pytest.fixture
+def num_built(caplog):
+    """Returns how many starters have been announced so far."""
+    announced = "making the bundled model toy, which takes about a minute, once"
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"].count(announced)
 
 
 @pytest.fixture(autouse=True)
@@ -58,14 +65,13 @@ def test_every_assistant_turn_is_supervised_with_the_prompt_before_it(tokenizer)
     )
 
 
-def test_a_starter_is_built_once_and_loads_in_transformers(tmp_path):
+def test_a_starter_is_built_once_and_loads_in_transformers(tmp_path, num_built):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    steps = []
-    folder = ensure_built(toy(), lambda done, total, loss: steps.append((done, total, loss)))
+    folder = build_toy()
     assert folder.parent == tmp_path / "models"
-    assert steps[-1][:2] == (12, 12)
-    assert ensure_built(toy(), lambda *_: pytest.fail("made twice")) == folder
+    assert build_toy() == folder
+    assert num_built() == 1
     assert sorted(path.name for path in folder.parent.iterdir() if path.is_dir()) == [folder.name]
     assert not (folder / "training").exists()
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -73,28 +79,19 @@ def test_a_starter_is_built_once_and_loads_in_transformers(tmp_path):
     assert tokenizer.chat_template
 
 
-def test_concurrent_builds_make_one_starter():
-    made = []
+def test_concurrent_builds_make_one_starter(num_built):
     with ThreadPoolExecutor(3) as pool:
-        folders = list(pool.map(lambda _: ensure_built(toy(), lambda done, *_: made.append(done)), range(3)))
+        folders = list(pool.map(lambda _: build_toy(), range(3)))
     assert len(set(folders)) == 1
-    assert made == [12]
-
-
-def test_a_starter_that_is_made_says_so_once(caplog):
-    ensure_built(toy())
-    ensure_built(toy())
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "making the bundled model toy, which takes about a minute, once"
-    ]
+    assert num_built() == 1
 
 
 def test_another_recipe_is_another_model():
-    assert toy().folder == toy().folder
-    assert toy(Recipe(num_steps=601)).folder != toy(Recipe()).folder
+    assert find_folder("toy", Recipe()) == find_folder("toy", Recipe())
+    assert find_folder("toy", Recipe(num_steps=601)) != find_folder("toy", Recipe())
 
 
 def test_the_same_recipe_gives_the_same_weights(tmp_path, monkeypatch):
-    first = (ensure_built(toy()) / "model.safetensors").read_bytes()
+    first = (build_toy() / "model.safetensors").read_bytes()
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path / "elsewhere"))
-    assert (ensure_built(toy()) / "model.safetensors").read_bytes() == first
+    assert (build_toy() / "model.safetensors").read_bytes() == first

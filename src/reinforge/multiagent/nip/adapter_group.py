@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +24,7 @@ from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ContextOverflow, JobFailed, TrajectoryError
 from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, PolicyServer
-from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord, Method
-from reinforge.multiagent.nip.parameters import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.shared_model import (
     FROZEN_JOB_ID,
     JobStatus,
@@ -34,7 +33,6 @@ from reinforge.multiagent.nip.shared_model import (
     Rollouts,
 )
 from reinforge.multiagent.nip.training_data import PreferenceArguments, TrainingData
-from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.episode import attach_prompts
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import ModelReply, ModelRequest
@@ -59,23 +57,15 @@ HTTP_NOT_FOUND = 404
 
 
 class AdapterSharedModelGroup(PureTextSharedModelGroup):
-    """A group whose jobs go to a trainer adapter; see `PureTextSharedModelGroup` for the arguments.
+    """A group whose jobs go to a trainer adapter; see `PureTextSharedModelGroup` for the arguments."""
 
-    Attributes:
-        adapter: The trainer adapter.
-        files: The group's folder.
-    """
+    is_policy = False
+    """As the model of its agents (`collect_rollouts`): they set their own sampling parameters."""
 
-    def __init__(
-        self,
-        hyper_params: HyperParameters,
-        settings: ExperimentSettings,
-        protocol_handler: ProtocolHandler,
-        agent_wholes: Iterable[PureTextWholeAgent],
-        group_name: str,
-    ):
-        super().__init__(hyper_params, settings, protocol_handler, agent_wholes, group_name)
-        self.files = GroupFiles(Path(settings.groups_dir, str(settings.run_id), group_name).absolute())
+    def __init__(self, *args: Any, **keywords: Any):
+        super().__init__(*args, **keywords)
+        folder = Path(self.settings.groups_dir, str(self.settings.run_id), self.group_name)
+        self.files = GroupFiles(folder.absolute())
         try:
             self.adapter, self._run_config = self._make_adapter()
         except Exception:
@@ -119,11 +109,9 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return None
 
     def _configure_adapter(self, job: JobRecord) -> None:
-        beta = self.shared_agent_params.dpo_beta
-        has_own_beta = job.method == "dpo" and beta is not None
-        self.adapter.algorithm = (
-            DPO(DPOConfig(drop_duplicates=True, beta=beta)) if has_own_beta else ALGORITHMS[job.method]
-        )
+        self.adapter.algorithm, beta = ALGORITHMS[job.method], self.shared_agent_params.dpo_beta
+        if job.method == "dpo" and beta is not None:
+            self.adapter.algorithm = DPO(DPOConfig(drop_duplicates=True, beta=beta))
 
     # Jobs.
 
@@ -133,13 +121,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         guess_replaced_rollouts: dict[str, Rollouts] = {},  # noqa: B006  the signature of neural-interactive-proofs
         job_name: str | None = None,
     ) -> str:
-        """Starts a job that imitates the agents' replies, and returns its id; equal data gives the same job.
-
-        Raises:
-            ConfigError: An agent is not in the group.
-            TrajectoryError: The data is inconsistent.
-            JobFailed: Another job of the group is still running.
-        """
         groups = self._training_data.build_supervised(rollouts_per_agent, guess_replaced_rollouts)
         return await self._run_on_loop(self._create_job("supervised", groups, job_name))
 
@@ -151,13 +132,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         job_name: str | None = None,
         timesteps_per_agent: Any = None,
     ) -> str:
-        """Starts a job that prefers some replies to others, and returns its id; equal data gives the same job.
-
-        Raises:
-            ConfigError: An agent is not in the group.
-            TrajectoryError: The data is inconsistent.
-            JobFailed: Another job of the group is still running.
-        """
         given = PreferenceArguments.from_call(
             positive_examples_per_agent, negative_examples_per_agent, more, job_name, timesteps_per_agent
         )
@@ -165,11 +139,9 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return await self._run_on_loop(self._create_job("dpo", groups, given.job_name))
 
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """Returns the status of the last job; `not_found` if there is none, `succeeded` for a frozen group."""
         return (await self._run_on_loop(self._fetch_status()))[0]
 
     async def get_fine_tune_job_error_repr(self) -> str:
-        """Returns why the job failed, or that there is no error."""
         job_status, details = await self._run_on_loop(self._fetch_status())
         if job_status == "not_found":
             return f"job {self.fine_tune_job_id} not found" if self.fine_tune_job_id else "no job has been created"
@@ -189,11 +161,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             return await self._run_on_loop(self._wait_for_job())
 
     async def switch_to_next_model(self) -> None:
-        """Serves the job's model; a group with frozen agents only keeps its current model.
-
-        Raises:
-            JobFailed: The job has not succeeded; the message has the reason.
-        """
         await super().switch_to_next_model()
         if self.is_trainable:
             await self._run_on_loop(self._serve_trained_model())
@@ -212,11 +179,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         self._release_agents()
 
     def set_state(self, checkpoint: PureTextSharedModelGroupState) -> None:
-        """Restores a state, which may be a dict, from this process or another one.
-
-        Raises:
-            ConfigError: It is not a state.
-        """
         super().set_state(checkpoint)
         self._job = self._find_job(self.fine_tune_job_id)
         self._startup = None
@@ -265,9 +227,8 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             collection.job_key = job.name
             self.files.write_trajectories(job.name, collection)
             if num_pairs and not collection.trajectories:
-                return self._record_failure(
-                    job, f"nothing to learn: both replies of all {num_pairs} pairs are the same"
-                )
+                reason = f"nothing to learn: both replies of all {num_pairs} pairs are the same"
+                return self._record_failure(job, reason)
             self.files.write_job(job)
             self._job, self.fine_tune_job_id = job, None
             self._write_state()
@@ -286,9 +247,8 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return collection.model_copy(update={"trajectories": kept}) if num_identical else collection
 
     def _record_failure(self, job: JobRecord, reason: str) -> str:
-        """Stores a job that has failed before anything was sent to the backend, and returns its id."""
         ref = TrainingJobRef(run_id=str(self.settings.run_id), backend="none", metadata={"job_key": job.name})
-        self._job = job.with_changes(ref=ref.model_dump(), failed=reason)
+        self._job = replace(job, ref=ref.model_dump(), failed=reason)
         self.files.write_job(self._job)
         self.fine_tune_job_id = self._backend_job_id(self._job)
         self._write_state()
@@ -297,11 +257,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
     async def _find_or_create_job(
         self, method: Method, job_name: str | None, collection: TrajectoryCollection
     ) -> JobRecord:
-        """Returns the existing job for a collection, or a new one if there is none or it ended without a model.
-
-        Raises:
-            JobFailed: Another job of the group is still running.
-        """
+        """Returns the existing job for a collection, or a new one if there is none or it ended without a model."""
         shared = [getattr(self.shared_agent_params, field) for field in self.SHARED_FIELDS]
         if method == "dpo" and self.shared_agent_params.dpo_beta is not None:
             shared.append(self.shared_agent_params.dpo_beta)
@@ -322,14 +278,13 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         self._configure_adapter(job)
         ref = await self.adapter.submit(collection)
         crash_point("submit.after_send")
-        self._job = job.with_changes(ref=ref.model_dump())
+        self._job = replace(job, ref=ref.model_dump())
         self.files.write_job(self._job)
         self.fine_tune_job_id = self._backend_job_id(self._job)
         self._write_state()
         crash_point("submit.after_id")
-        self.logger.info(
-            "%s: job %s on %d trajectories", self.group_name, self.fine_tune_job_id, collection.num_trajectories
-        )
+        message = "%s: job %s on %d trajectories"
+        self.logger.info(message, self.group_name, self.fine_tune_job_id, collection.num_trajectories)
         return self.fine_tune_job_id
 
     async def _fetch_status(self) -> tuple[JobStatus, TrainingJobStatus | None]:
@@ -363,7 +318,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             return JOB_STATUS[status.status], status
         is_cancelled = status.status is TrainingStatusEnum.CANCELED
         reason = status.message or ("it was cancelled" if is_cancelled else "it made no optimizer step")
-        ended = job.with_changes(failed=reason, cancelled=is_cancelled)
+        ended = replace(job, failed=reason, cancelled=is_cancelled)
         self.files.write_job(ended)
         if self._job == job:  # another job may have been created during the query
             self._job = ended

@@ -24,10 +24,6 @@ Array = NDArray[Any]
 class NestedArrayDict:
     """Arrays by nested names. A string or a tuple of strings selects a name; any other index selects along the batch.
 
-    Args:
-        source: Arrays by name; values may be nested mappings.
-        batch_size: The first dimensions, shared by all arrays.
-
     Raises:
         TrajectoryError: An array has other first dimensions.
     """
@@ -131,27 +127,16 @@ class NestedArrayDict:
 
 
 def stack_nested_array_dicts(parts: Sequence[NestedArrayDict], dim: int = 0) -> NestedArrayDict:
-    """Stacks dicts of the same names and shapes along a new dimension of the batch.
-
-    Example: two of batch size (4,) -> batch size (2, 4).
-    """
+    """Stacks dicts along a new dimension of the batch: two of batch size (4,) -> batch size (2, 4)."""
     return _join(parts, dim, np.stack)
 
 
 def concatenate_nested_array_dicts(parts: Sequence[NestedArrayDict], dim: int = 0) -> NestedArrayDict:
-    """Concatenates dicts of the same names along an existing dimension of the batch.
-
-    Example: batch sizes (4,) and (3,) -> (7,).
-    """
+    """Concatenates dicts along an existing dimension of the batch: batch sizes (4,) and (3,) -> (7,)."""
     return _join(parts, dim, np.concatenate)
 
 
 def _join(parts: Sequence[NestedArrayDict], dim: int, join: Callable[..., Array]) -> NestedArrayDict:
-    """Joins several dicts into one.
-
-    Raises:
-        TrajectoryError: There are no dicts, or their names differ.
-    """
     if not parts:
         raise TrajectoryError("no dicts to join")
     names = [part.keys(nested=True) for part in parts]

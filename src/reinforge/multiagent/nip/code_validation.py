@@ -12,7 +12,8 @@ from pathlib import Path
 from reinforge.errors import ConfigError, Problem
 from reinforge.multiagent.decisions import list_decision_words
 from reinforge.multiagent.nip.decision_scales import find_scale, get_decision_values
-from reinforge.multiagent.nip.parameters import CODE_VALIDATION, HyperParameters
+from reinforge.multiagent.nip.experiment import HyperParameters
+from reinforge.multiagent.nip.parameters import CODE_VALIDATION
 
 TASK = """Problem:
 $question

@@ -17,30 +17,13 @@ from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.nip.adapter_group import AdapterSharedModelGroup
 from reinforge.multiagent.nip.arrays import NestedArrayDict
-from reinforge.multiagent.nip.parameters import EPISODES_PER_WORKER
+from reinforge.multiagent.nip.experiment import EPISODES_PER_WORKER
 from reinforge.multiagent.nip.rollouts import build_rollouts
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
-from reinforge.types.request import ModelReply, ModelRequest
 
 logger = logging.getLogger(__name__)
-
-
-class GroupModel:
-    """A group as the model of its agents, which set their own sampling parameters."""
-
-    is_policy = False
-
-    def __init__(self, group: AdapterSharedModelGroup):
-        self.group = group
-
-    @property
-    def model_name(self) -> str:
-        return self.group.model_name
-
-    async def sample(self, request: ModelRequest) -> ModelReply:
-        return await self.group.sample(request)
 
 
 async def collect_rollouts(
@@ -75,7 +58,7 @@ async def collect_rollouts(
     workflow = ProtocolWorkflow(handler, {name: agents[name] for name in handler.agent_names})
     runner = EpisodeRunner(
         bind_workflow(workflow, groups[0].group_name),
-        {group.group_name: GroupModel(group) for group in groups},
+        {group.group_name: group for group in groups},
         sampling=SamplingConfig(),
         limits=LimitsConfig(),
         outcomes=OutcomesConfig(),

@@ -11,9 +11,9 @@ from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.code_validation import find_role_prompt, read_prompt_template
 from reinforge.multiagent.nip.decision_scales import build_decision_block
+from reinforge.multiagent.nip.experiment import HyperParameters
 from reinforge.multiagent.nip.parameters import (
     DEFAULT_AGENT,
-    HyperParameters,
     PureTextAgentParameters,
     get_changed_fields,
     get_group_name,
@@ -24,11 +24,8 @@ from reinforge.multiagent.protocols.debate import NUMBERED_PROVERS
 from reinforge.registry import REGISTRY, Registry
 
 PROTOCOL_FIELDS = (
-    "max_response_words",
-    "max_tokens_per_message",
-    "num_invalid_generation_retries",
-    "prompt",
-    "prompt_file",
+    *("max_response_words", "max_tokens_per_message", "num_invalid_generation_retries"),
+    *("prompt", "prompt_file"),
 )
 """Agent parameters that the protocol's configuration has under the same names."""
 SCALE_FIELDS = (
@@ -45,10 +42,7 @@ class ExperimentAgent(PureTextWholeAgent):
     """An agent of an experiment, with what it is in the protocol.
 
     Args:
-        name: Its name in the protocol.
-        parameters: Its prompt and sampling settings.
         agent_params: Its parameters in the experiment.
-        protocol_handler: The protocol.
         model_group: The group that it belongs to.
     """
 
@@ -67,7 +61,6 @@ class ExperimentAgent(PureTextWholeAgent):
 
     @property
     def agent_name(self) -> str:
-        """Its name in the protocol."""
         return self.name
 
     @property
@@ -76,12 +69,10 @@ class ExperimentAgent(PureTextWholeAgent):
 
     @property
     def is_verifier(self) -> bool:
-        """True if it decides."""
         return self.name in self.protocol_handler.verifier_names
 
     @property
     def is_prover(self) -> bool:
-        """True if it argues."""
         return self.name in self.protocol_handler.prover_names
 
     def build_fine_tune_dataset(

@@ -12,8 +12,7 @@ Without `param_grid` the script takes `--config-file FILE`, a JSON, JSON5 or YAM
     {"kind": "single_experiment", "parameters": {"max_message_rounds": 8}}
     {"kind": "grid", "parameters": {"max_message_rounds": [4, 8]}}
 
-Names and options are those of `nip.utils.experiments` and `nip.utils.env`. All points are validated before the first
-one runs.
+Names and options are those of `nip.utils.experiments` and `nip.utils.env`.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ _JSON5_TOKEN = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|//[^\n]*|/\*.*
 """What YAML reads otherwise: strings in single quotes, comments, colons without a space, and tabs."""
 
 Combination = dict[str, Any]
-
-
 _REQUIRED = object()
 
 
@@ -65,7 +62,6 @@ class RunIDFunctionArguments:
 
     Attributes:
         combo_index: The number of the point; None: what the names of all runs have in common.
-        cmd_args: The parsed command line.
         config_file_stem: Name of the file with the grid, without its ending; None if the grid is in the script.
     """
 
@@ -91,12 +87,7 @@ def unflatten_dict_keys(flat: Mapping[str, Any], separator: str = ".") -> dict[s
 
 
 def list_unchanged(items: Iterable[Any], *arguments: Any, **keywords: Any) -> Iterable[Any]:
-    """Returns its items; stands where neural-interactive-proofs passes a progress bar, since a run has its own."""
     return items
-
-
-def count_nothing() -> None:
-    """Does nothing; stands where neural-interactive-proofs counts the steps of all runs."""
 
 
 @dataclass
@@ -105,13 +96,10 @@ class ExperimentFunctionArguments:
 
     Attributes:
         combo: The point of the grid.
-        run_id: The run's name.
-        cmd_args: The parsed command line.
         common_run_name: What the names of all runs have in common.
-        tqdm_func: Returns its items unchanged; a run has a progress display of its own.
-        global_tqdm_step_fn: Does nothing.
+        tqdm_func: Returns its items unchanged, and `global_tqdm_step_fn` does nothing: a run has a progress display of
+            its own.
         log_level: For `logging.Logger.setLevel`.
-        child_logger_adapter: A logger for the experiment.
     """
 
     combo: Combination
@@ -119,7 +107,7 @@ class ExperimentFunctionArguments:
     cmd_args: Namespace
     common_run_name: str
     tqdm_func: Callable[..., Iterable[Any]] = list_unchanged
-    global_tqdm_step_fn: Callable[[], None] = count_nothing
+    global_tqdm_step_fn: Callable[[], None] = lambda: None
     log_level: int = logging.INFO
     child_logger_adapter: Any = logger
 
@@ -130,23 +118,18 @@ class SequentialHyperparameterExperiment:
     A run that fails is logged, and the next one starts; at the end the script exits with status 1.
 
     Args:
-        experiment_fn: Runs one experiment.
         param_grid: Values to try, by name; several grids run one after the other. None: `--config-file` names a file.
             Names below a name are joined, {"rl": {"lr": [1, 2]}} -> "rl.lr".
         run_id_fn: Returns the name of a run, see `RunIdFunction`; None: the experiment's name and the point's number.
         run_preparer_fn: Validates one experiment, see `prepare_experiment`; called with each point and the parsed
             command line before the first run.
-        experiment_name: Name of the experiment.
-        arg_parser_description: Description in `--help`.
-        default_config_filename: Default of `--config-file`.
         config_file_base_path: Folder that `--config-file` is relative to; None: the current one.
         default_wandb_project: Default of `--wandb-project`, which nothing reads.
         allow_resuming_wandb_run: Not read; an unfinished run of the same name is always resumed.
         add_run_infix_argument: Add `--run-infix` to the command line.
 
     Attributes:
-        parser: The command line's parser; add arguments of your own before `run`.
-        cmd_args: The parsed command line; None before `run`.
+        parser: Add arguments of your own before `run`.
     """
 
     def __init__(
@@ -187,7 +170,7 @@ class SequentialHyperparameterExperiment:
         return itertools.chain.from_iterable(map(_list_points, grids))
 
     def run(self, arguments: Sequence[str] | None = None) -> None:
-        """Runs all points.
+        """Validates all points, then runs them.
 
         Args:
             arguments: The command line; None: that of the process.
@@ -236,27 +219,16 @@ class SequentialHyperparameterExperiment:
 
 
 def _list_points(grid: Mapping[str, Any]) -> Iterator[Combination]:
-    """Returns the points of one grid.
-
-    Raises:
-        ConfigError: A name has no list of values: a text would be tried letter by letter.
-    """
     flat = flatten_grid(grid)
     for name, values in flat.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ConfigError(
-                Problem(f"param_grid.{name}", f"is {values!r:.80}, not a list of values", "write [value]")
-            )
+            message = f"is {values!r:.80}, not a list of values"  # a string would be tried letter by letter
+            raise ConfigError(Problem(f"param_grid.{name}", message, "write [value]"))
     names = sorted(flat)
     return (dict(zip(names, point, strict=True)) for point in itertools.product(*(flat[name] for name in names)))
 
 
 def read_grid(folder: Path, name: str | None) -> dict[str, list[Any]]:
-    """Returns the grid in a file.
-
-    Raises:
-        ConfigError: There is no such file, or it has no grid.
-    """
     if name is None:
         raise ConfigError(Problem("--config-file", "is missing", "name a JSON, JSON5 or YAML file"))
     path = folder / name
@@ -290,27 +262,17 @@ def flatten_grid(grid: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _parse(text: str, ending: str, path: Path) -> Any:
-    """Returns the data of a file.
-
-    YAML follows version 1.1, as in neural-interactive-proofs: `no` is false. JSON5 has numbers such as 1e-5.
-    """
+    """YAML follows version 1.1, as in neural-interactive-proofs: `no` is false. JSON5 has numbers such as 1e-5."""
     if ending == ".json5":
-        return parse_yaml(_to_yaml(text), str(path)).data
+        return parse_yaml(_JSON5_TOKEN.sub(_replace_json5_token, text), str(path)).data
     try:
         return json.loads(text) if ending == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(Problem("--config-file", f"{path}: {error}")) from error
 
 
-def _to_yaml(text: str) -> str:
-    r"""Returns JSON5 as a YAML mapping.
-
-    Example: {a:'it\'s', // note -> {a: "it's",
-    """
-    return _JSON5_TOKEN.sub(_replace_json5_token, text)
-
-
 def _replace_json5_token(found: re.Match[str]) -> str:
+    r"""Example: {a:'it\'s', // note -> {a: "it's"."""
     token = found[0]
     if token[0] == '"':
         return token

@@ -14,17 +14,15 @@ from typing import Any
 
 from reinforge.config.loader import with_current_keys
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
-from reinforge.multiagent.nip.parameters import (
+from reinforge.multiagent.nip.experiment import (
     EPISODES_PER_WORKER,
     ExperimentSettings,
     HyperParameters,
-    PureTextAgentParameters,
-    get_changed_fields,
-    get_group_name,
     reject_service_chosen_fields,
     reject_unsupported_fields,
 )
+from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
+from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_changed_fields, get_group_name
 from reinforge.trainer.api import Rows, build_dataset_block, build_sections
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}
@@ -35,14 +33,8 @@ OPENROUTER = {
 SELECT_SHARE = 0.15
 """Share of the examples outside the verdict on which the best checkpoint is selected."""
 RUN_WIDE_FIELDS = (
-    "model_provider",
-    "model_name",
-    "temperature",
-    "top_p",
-    "fine_tune_from_scratch",
-    "lora_rank",
-    "lora_alpha_factor",
-    "dpo_beta",
+    *("model_provider", "model_name", "temperature", "top_p"),
+    *("fine_tune_from_scratch", "lora_rank", "lora_alpha_factor", "dpo_beta"),
 )
 """Agent parameters that must be equal for all trained agents of a run."""
 
@@ -57,7 +49,6 @@ def experiment_config(
     """Returns an experiment as the sections of a configuration file.
 
     Args:
-        settings: How it is run.
         overrides: Further keys of any section; they take precedence.
 
     Raises:
@@ -137,11 +128,6 @@ def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict
 def _build_trajectory_builder(
     hyper_params: HyperParameters, agents: Mapping[str, PureTextAgentParameters]
 ) -> dict[str, Any]:
-    """Returns the trajectory builder that collects an iteration.
-
-    Raises:
-        ConfigError: The rollouts of an iteration are not a whole number of groups.
-    """
     text, count = hyper_params.text_rl, _count_rollouts(hyper_params)
     siblings = hyper_params.pure_text_grpo.num_generations if hyper_params.trainer == "pure_text_grpo" else 1
     if count is not None and count % siblings:
@@ -161,9 +147,6 @@ def _count_rollouts(hyper_params: HyperParameters) -> int | None:
     """Returns the episodes of an iteration; None: one per training example.
 
     Example: frames_per_batch 1600, dialogues of at most 8 rounds -> 200.
-
-    Raises:
-        ConfigError: It is set in two ways, or the frames are not a whole number of episodes.
     """
     rl = hyper_params.rl
     if rl.frames_per_batch is None:

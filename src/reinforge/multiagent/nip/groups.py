@@ -16,12 +16,8 @@ from reinforge.errors import StorageError
 from reinforge.files import MANIFEST, find_damage
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.adapter_group import ALGORITHMS, AdapterSharedModelGroup
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters, reject_service_chosen_fields
 from reinforge.multiagent.nip.job_files import JobRecord
-from reinforge.multiagent.nip.parameters import (
-    ExperimentSettings,
-    HyperParameters,
-    reject_service_chosen_fields,
-)
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, load_named
 from reinforge.rollout.models.openai_config import resolve_endpoint
@@ -42,11 +38,6 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
     replies in flight. With `lora_rank` the folder holds an adapter in PEFT's layout.
 
     Args:
-        hyper_params: The experiment.
-        settings: Settings of its run.
-        protocol_handler: The protocol.
-        agent_wholes: The agents.
-        group_name: The group's name.
         finetuning: Further keys of the `finetuning` section: `policy`, `device`, `deterministic`.
     """
 
@@ -109,11 +100,6 @@ class OpenAISharedModelGroup(AdapterSharedModelGroup):
     The service does not support row weights, so rows of agents with more than their share are left out of a job.
 
     Args:
-        hyper_params: The experiment.
-        settings: Settings of its run.
-        protocol_handler: The protocol.
-        agent_wholes: The agents.
-        group_name: The group's name.
         service: Settings of the trainer adapter `_type: openai`, such as `base_url` and `api_key`; default: those of
             the environment.
     """

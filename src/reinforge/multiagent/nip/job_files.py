@@ -10,9 +10,9 @@ GROUPS_DIR/RUN_ID/GROUP/
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from reinforge.errors import StorageError, boundary
 from reinforge.files import storage_boundary, to_json, write_json
@@ -30,12 +30,10 @@ class JobRecord:
 
     Attributes:
         name: Hash of the training data and settings, and the number of the attempt.
-        method: Supervised or DPO.
         job_name: The caller's name for it.
         starts_from: The model that was served when the job was created.
         ref: The backend's reference to it; None if it is not known whether the backend received the job.
         failed: Why the job produced no model, once that is known.
-        cancelled: The job was cancelled, not failed.
     """
 
     name: str
@@ -50,34 +48,17 @@ class JobRecord:
     def training_ref(self) -> TrainingJobRef | None:
         return None if self.ref is None else TrainingJobRef(**self.ref)
 
-    def with_changes(self, **changes: Any) -> Self:
-        return replace(self, **changes)
 
-
-@dataclass(slots=True)
 class GroupFiles:
-    """The folder of one group.
+    """The folder of one group, which is created on the first write; writing raises `StorageError` if it fails."""
 
-    Args:
-        folder: Created on the first write.
-    """
-
-    folder: Path
-    jobs: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.jobs = self.folder / "jobs"
+    def __init__(self, folder: Path):
+        self.folder, self.jobs = folder, folder / "jobs"
 
     def read_state(self) -> dict[str, Any]:
-        """Returns what `write_state` wrote last, or an empty dict."""
         return _read_json(self.folder / "state.json") or {}
 
     def write_state(self, **state: Any) -> None:
-        """Writes the group's state.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
         self._write(self.folder / "state.json", state)
 
     def read_job(self, name: str) -> JobRecord | None:
@@ -85,19 +66,9 @@ class GroupFiles:
         return None if data is None else JobRecord(**data)
 
     def write_job(self, job: JobRecord) -> None:
-        """Writes a job.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
         self._write(self.jobs / job.name / "job.json", asdict(job))
 
     def write_trajectories(self, name: str, collection: TrajectoryCollection) -> None:
-        """Writes a job's training data.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
         data = {
             **collection.model_dump(exclude={"trajectories"}),
             "trajectories": [[_dump_trajectory(each) for each in siblings] for siblings in collection.trajectories],
@@ -105,7 +76,6 @@ class GroupFiles:
         self._write(self.jobs / name / "trajectories.json", data)
 
     def read_trajectories(self, name: str) -> TrajectoryCollection | None:
-        """Returns a job's training data, or None if it is missing."""
         data = _read_json(self.jobs / name / "trajectories.json")
         if data is None:
             return None
@@ -127,18 +97,18 @@ def _read_json(path: Path) -> Any:
 
 def _dump_trajectory(trajectory: Trajectory) -> dict[str, Any]:
     data = trajectory.model_dump(exclude={"episode"})
-    data["episode"] = [_dump_item(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    data["episode"] = [
+        {
+            "role": item.role.value,
+            "content": item.content,
+            "trained": item.trained,
+            "tokens": None if item.tokens is None else dump_tokens(item.tokens),
+            "prompt": None if item.prompt is None else asdict(item.prompt),
+        }
+        for item in trajectory.episode
+        if isinstance(item, EpisodeItem)
+    ]
     return dict(json.loads(to_json(data)))
-
-
-def _dump_item(item: EpisodeItem) -> dict[str, Any]:
-    return {
-        "role": item.role.value,
-        "content": item.content,
-        "trained": item.trained,
-        "tokens": None if item.tokens is None else dump_tokens(item.tokens),
-        "prompt": None if item.prompt is None else asdict(item.prompt),
-    }
 
 
 def _parse_trajectory(data: dict[str, Any]) -> Trajectory:

@@ -31,8 +31,7 @@ import numpy as np
 
 from reinforge.errors import TrajectoryError
 from reinforge.multiagent.agents import PureTextWholeAgent
-from reinforge.multiagent.dialogue import Decision, Dialogue, DialogueProblem, Message, Step
-from reinforge.multiagent.dialogue_records import parse_dialogues
+from reinforge.multiagent.dialogue import Decision, Dialogue, DialogueProblem, Message, Step, parse_dialogues
 from reinforge.multiagent.nip.arrays import Array, NestedArrayDict, stack_nested_array_dicts
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.types.request import ChatPrompt
@@ -163,7 +162,6 @@ def _encode_state(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> 
 
 
 def _wrap_object(value: Any) -> Array:
-    """Returns an object as an array without dimensions."""
     array = np.empty((), object)
     array[()] = value
     return array
@@ -191,7 +189,6 @@ def decode_dialogues(rollouts: NestedArrayDict, handler: ProtocolHandler) -> lis
 
 
 def _last_step(rollout: NestedArrayDict) -> NestedArrayDict:
-    """Returns the last step of a rollout that is not padding."""
     padding = rollout.get("padding")
     if padding is None:
         return rollout[len(rollout) - 1]
@@ -237,7 +234,6 @@ def _decode_row(step: NestedArrayDict) -> dict[str, Any]:
 
 
 def _decode_messages(state: NestedArrayDict, handler: ProtocolHandler) -> Iterator[Message]:
-    """Yields the messages by round, and by turn within a round."""
     agents, channels = list(handler.agent_names), list(handler.message_channel_names)
     if state["message_history"].shape[-1] != len(channels):
         found = f"{state['message_history'].shape[-1]} channels, but the protocol {handler.config.static_type} has"
@@ -302,14 +298,7 @@ def replace_guess_with_truth(dialogue: Dialogue, handler: ProtocolHandler) -> Di
 
 @dataclass(frozen=True, slots=True)
 class ViewBuilder:
-    """Builds one agent's views of dialogues: trajectories whose turns hold their prompts, but no tokens yet.
-
-    Args:
-        agent: The agent.
-        handler: Its protocol.
-        model_group: The group that is trained on them.
-        agent_weight: Their weight relative to the group's other agents.
-    """
+    """Builds one agent's views of dialogues: trajectories whose turns hold their prompts, but no tokens yet."""
 
     agent: PureTextWholeAgent
     handler: ProtocolHandler
@@ -329,10 +318,7 @@ class ViewBuilder:
         return self._build_trajectory(episode, reward, episode_id) if episode else None
 
     def build_conversation(self, dialogue: Dialogue, ends_with_reply: bool = True) -> list[ChatMessage]:
-        """Returns the agent's conversation up to its last reply, or with the prompt of the reply after it.
-
-        Without a reply of the agent there is no conversation that ends with one: the list is empty.
-        """
+        """Returns the agent's conversation up to its last reply, empty without one; or up to the prompt of the next."""
         if not ends_with_reply:
             turns = [t for t in self.handler.turns_in_round(dialogue.round) if t[0] == self.agent.name]
             return self.agent.build_messages(dialogue, self.handler, turns[0][1]) if turns else []

@@ -23,13 +23,8 @@ from typing import Any, ClassVar, Literal
 from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
-from reinforge.multiagent.nip.parameters import (
-    ExperimentSettings,
-    HyperParameters,
-    PureTextAgentParameters,
-    get_group_name,
-    reject_unsupported_fields,
-)
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters, reject_unsupported_fields
+from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_group_name
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.trajectory import Trajectory
@@ -45,12 +40,7 @@ FROZEN_JOB_ID = "frozen_job_id"
 
 @dataclass
 class PureTextSharedModelGroupState:
-    """The state from which a group resumes.
-
-    Attributes:
-        fine_tune_job_id: The last job; None if there is none.
-        fine_tuned_model_name: The model that is served; None: the base model.
-    """
+    """The state from which a group resumes: its last job, and the model that is served; None: the base model."""
 
     fine_tune_job_id: str | None = None
     fine_tuned_model_name: str | None = None
@@ -60,20 +50,12 @@ class PureTextSharedModelGroup(ABC):
     """A group of agents that share a model, which is fine-tuned on the data of all of them.
 
     Args:
-        hyper_params: The experiment.
-        settings: Settings of its run.
-        protocol_handler: The protocol.
         agent_wholes: The agents of the group, from any iterable; it is consumed once.
-        group_name: The group's name.
 
     Attributes:
         agent_wholes: The agents by name.
-        agent_names: Their names.
         shared_agent_params: Parameters of the first agent; the `SHARED_FIELDS` are equal for all.
         base_model_name: The model that the group starts with.
-        fine_tune_job_id: See `PureTextSharedModelGroupState`.
-        fine_tuned_model_name: See `PureTextSharedModelGroupState`.
-        is_training: Set by `train` and `eval`.
 
     Raises:
         ConfigError: Parameters are missing, not supported, or differ between agents that share a model; or an agent
@@ -109,7 +91,6 @@ class PureTextSharedModelGroup(ABC):
             agent.shared_model_group = self
 
     def _shared_params(self) -> PureTextAgentParameters:
-        """Checks that the agents' parameters fit together and returns those of the first."""
         parameters, known, problems = self.hyper_params.agents, self.protocol_handler.agent_names, list[Problem]()
         if self.settings.run_id is None:
             problems.append(Problem("settings.run_id", "is None, but it names the folder of a group", "set it"))
@@ -196,12 +177,17 @@ class PureTextSharedModelGroup(ABC):
         guess_replaced_rollouts: dict[str, Rollouts] = {},  # noqa: B006  the signature of neural-interactive-proofs
         job_name: str | None = None,
     ) -> str:
-        """Starts a job that imitates the agents' replies, and returns its id.
+        """Starts a job that imitates the agents' replies, and returns its id; equal data gives the same job.
 
         Args:
             rollouts_per_agent: Rollouts of each agent; each is trained in its state after the last step.
             guess_replaced_rollouts: Further rollouts of verifiers, whose last guess is replaced by the truth.
             job_name: A name by which to find the job.
+
+        Raises:
+            ConfigError: An agent is not in the group.
+            TrajectoryError: The data is inconsistent.
+            JobFailed: Another job of the group is still running.
         """
 
     @abstractmethod
@@ -213,13 +199,12 @@ class PureTextSharedModelGroup(ABC):
         job_name: str | None = None,
         timesteps_per_agent: Any = None,
     ) -> str:
-        """Starts a job that prefers some replies to others, and returns its id.
+        """Starts a job that prefers some replies to others, and returns its id; equal data gives the same job.
 
         Args:
             positive_examples_per_agent: Preferred replies of each agent; batch size (timestep,).
             negative_examples_per_agent: The rejected replies to the same prompts, in the same order.
             more: The job's name; or the rejected replies and the job's name, if the timesteps are passed first.
-            job_name: A name by which to find the job.
             timesteps_per_agent: What they reply to; redundant, since the examples contain it.
         """
 
@@ -259,11 +244,8 @@ class PureTextSharedModelGroup(ABC):
     async def wait_for_ready(self, timeout: float = 300.0) -> None:
         """Waits until the group's model is served.
 
-        Args:
-            timeout: Seconds.
-
         Raises:
-            TimeoutError: It is not served in time.
+            TimeoutError: It is not served within so many seconds.
         """
         async with asyncio.timeout(timeout):
             await self._wait_until_ready()
@@ -304,8 +286,6 @@ class PureTextSharedModelGroup(ABC):
 
 
 class _BlockingGroup:
-    """A group whose coroutines are blocking methods."""
-
     def __init__(self, group: PureTextSharedModelGroup, loop: LoopThread):
         self._group, self._loop = group, loop
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, Problem
+from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.experiment_sections import experiment_config
-from reinforge.multiagent.nip.parameters import ExperimentSettings, HyperParameters
 from reinforge.registry import Registry
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.runs.progress import RunProgress, default_progress
@@ -28,26 +28,12 @@ from reinforge.trainer.api import Rows, run_blocking
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.check import check_config
 
-NO_EFFECT = frozenset(
-    {
-        "tqdm_func",
-        "global_tqdm_step_fn",
-        "ignore_cache",
-        "num_dataset_threads",
-        "pin_memory",
-        "dataset_on_device",
-        "enable_efficient_attention",
-        "allow_auto_generated_run_id",
-        "resume_if_safe",
-        "allow_resuming_wandb_run",
-        "allow_overriding_wandb_config",
-        "print_wandb_run_url",
-        "wandb_project",
-        "wandb_entity",
-        "wandb_tags",
-        "wandb_group",
-    }
-)
+NO_EFFECT = {
+    *("tqdm_func", "global_tqdm_step_fn", "ignore_cache", "num_dataset_threads", "pin_memory", "dataset_on_device"),
+    *("enable_efficient_attention", "allow_auto_generated_run_id", "resume_if_safe", "allow_resuming_wandb_run"),
+    *("allow_overriding_wandb_config", "print_wandb_run_url", "wandb_project", "wandb_entity", "wandb_tags"),
+    "wandb_group",
+}
 """Keywords of `run_experiment` of neural-interactive-proofs that are taken and change nothing.
 
 They are about its progress bars, its cache of datasets, tensors that text has none of, and Weights & Biases.
@@ -62,11 +48,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedExperimentInfo:
-    """What is known of an experiment before it runs.
-
-    Attributes:
-        total_num_iterations: Iterations, each of which collects and trains.
-    """
+    """What is known of an experiment before it runs."""
 
     total_num_iterations: int
 
@@ -89,8 +71,6 @@ def run_experiment(
         settings: How it is run; None: as the keywords say.
         overrides: Further keys of any section, as in a file; they take precedence. `{"trainer_adapters": {"adapter":
             {"_type": "openai"}}}` trains through a fine-tuning service.
-        progress: Progress display; None: chosen for the terminal.
-        registry: Where component types are looked up; None: everything that is installed.
         keywords: Fields of `ExperimentSettings`, and what `run_experiment` of neural-interactive-proofs takes besides
             (`NO_EFFECT`, `REFUSED`).
 
@@ -123,9 +103,6 @@ def prepare_experiment(
     **keywords: Any,
 ) -> PreparedExperimentInfo:
     """Validates an experiment, its dataset included, and returns what is known of it; nothing is run.
-
-    Args:
-        settings: How it would be run.
 
     Raises:
         ConfigError: Lists every problem.

@@ -33,11 +33,6 @@ class PreferenceArguments:
     (positive, negative)              (positive, negative, name)
     (timesteps, positive, negative)   (timesteps, positive, negative, name)
 
-    Attributes:
-        preferred: Preferred replies of each agent.
-        rejected: Rejected replies of each agent.
-        job_name: A name by which to find the job.
-        timesteps: What they answer.
     """
 
     preferred: DataByAgent
@@ -49,12 +44,7 @@ class PreferenceArguments:
     def from_call(
         cls, first: Any, second: Any, more: Sequence[Any], job_name: str | None, timesteps: Any
     ) -> PreferenceArguments:
-        """Returns the arguments of a call.
-
-        Args:
-            more: All further positional ones.
-            job_name: Passed by name.
-            timesteps: Passed by name.
+        """Returns the arguments of a call; `job_name` and `timesteps` were passed by name.
 
         Raises:
             TypeError: There are too many arguments, or the name or the timesteps are passed twice.
@@ -73,15 +63,7 @@ class PreferenceArguments:
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """Builds groups of siblings from data by agent.
-
-    Attributes:
-        group_name: The group.
-        handler: The protocol of its agents.
-        agents: All its agents, by name.
-        trained: The agents that are not frozen.
-        weights: The weight of each trained agent's data.
-    """
+    """Builds groups of siblings from data by agent; `trained` are the agents that are not frozen."""
 
     group_name: str
     handler: ProtocolHandler
@@ -161,7 +143,6 @@ class TrainingData:
         ]
 
     def _build_corrected_views(self, name: str, data: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
-        """Returns a verifier's views with the truth as its last guess."""
         if name not in self.handler.verifier_names:
             raise TrajectoryError(f"{name} is not a verifier, so it has no guess to replace")
         if not isinstance(data, NestedArrayDict):
@@ -179,7 +160,6 @@ class TrainingData:
         return views
 
     def _correct_guess(self, trajectory: Trajectory) -> Trajectory:
-        """Returns a verifier's trajectory with the truth in its metadata as its last reply."""
         truth = (trajectory.metadata or {}).get(TRUTH)
         if truth not in DECISIONS[:2] or not trajectory.turns:
             raise TrajectoryError(f"{trajectory.episode_id}: metadata {TRUTH!r} is {truth!r}; write accept or reject")

@@ -61,7 +61,6 @@ class MerlinArthur(ProtocolHandler):
         return {"merlin": problem.truth, "morgana": "reject" if problem.truth == "accept" else "accept"}
 
     def absent(self, problem: DialogueProblem, rng: random.Random) -> frozenset[str]:
-        """Returns the prover that does not speak."""
         return frozenset((rng.choice(self.provers),))
 
     def display_name(self, agent: str, dialogue: Dialogue) -> str:

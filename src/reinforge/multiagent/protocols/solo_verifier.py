@@ -26,5 +26,4 @@ class SoloVerifier(ProtocolHandler):
     verifiers = ("verifier",)
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        """Returns the one round."""
         return [[("verifier", "main")]]

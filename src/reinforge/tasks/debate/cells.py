@@ -33,7 +33,6 @@ class Cells:
 
     @property
     def is_true(self) -> bool:
-        """True if the claim holds."""
         return max(self.digits) < LIMIT
 
     def to_text(self, indices: tuple[int, ...] | None = None) -> str:
@@ -44,7 +43,6 @@ class Cells:
         return " ".join(f"{NAMES[i]}{self.digits[i]}" for i in indices or range(len(self.digits)))
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the problem as a row of the dataset."""
         return {
             "question": f"every cell is below {LIMIT}: {self.to_text()}",
             "answer": "accept" if self.is_true else "reject",

@@ -9,17 +9,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from reinforge.registry import TypedConfig
 from reinforge.tasks.debate.cells import DIGITS, LIMIT, NAMES, Cells, sample_cells
-from reinforge.tasks.debate.prompts import HINT, PROVER, VERIFIER
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
+
+PROVER = "argue $stance: every cell is below 4: $cells"
+VERIFIER = "decide: every cell is below 4: you see $seen"
+HINT = "accept or reject?"
+"""The role prompts, which `examples/debate` uses too."""
 
 WORDS = r"[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
 STANCES = ("accept", "reject")
@@ -40,10 +44,14 @@ class DebateRecipe(Recipe):
     error_rate: float = 0.1
 
 
-def ensure_debater(progress: Progress | None = None, recipe: DebateRecipe | None = None) -> Path:
+class DebaterConfig(TypedConfig, name="debate"):
+    """A small model that speaks as any debater of the debate task; trained on first use."""
+
+
+@register_starter(DebaterConfig)
+def ensure_debater(recipe: DebateRecipe | None = None) -> Path:
     """Returns the starter's folder, after training it if needed (three minutes on two cores)."""
-    recipe = recipe or DebateRecipe()
-    return ensure_built(Starter("debate", recipe, make_tokenizer, partial(generate_episodes, recipe)), progress)
+    return ensure_built("debate", recipe or DebateRecipe(), make_tokenizer, generate_episodes)
 
 
 def make_tokenizer() -> Any:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
-from reinforge.interfaces import Builder, DatasetLoader
 from reinforge.registry import register_dataset
+from reinforge.tasks.datasets import SplitDataset
 from reinforge.tasks.front_desk.grammar import write_opening
-from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
 
@@ -24,34 +22,11 @@ class FrontDeskDatasetConfig(DatasetConfig, name="front_desk"):
     seed: int = Field(default=0, ge=0, description="Seed of the openings.")
 
 
-class FrontDeskDataset(DatasetLoader):
+@register_dataset(config_type=FrontDeskDatasetConfig)
+class FrontDeskDataset(SplitDataset):
     """Rows such as `{"id": "train-00017", "split": "train", "question": "It is a rainy Monday at the desk ..."}`."""
-
-    def __init__(self, config: FrontDeskDatasetConfig):
-        self.config = config
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns all rows, in the order train, select, confirm."""
-        rng, seen = stable_random(self.config.seed, "front_desk"), set[str]()
-        rows = []
-        for split in ("train", "select", "confirm"):
-            for index in range(getattr(self.config, f"num_{split}")):
-                opening = write_opening(rng)
-                while opening in seen:
-                    opening = write_opening(rng)
-                seen.add(opening)
-                rows.append({"id": f"{split}-{index:05}", "split": split, "question": opening})
-        return rows
-
-    def load(self) -> list[EvalInputItem]:
-        """Returns every opening as the question of an example."""
-        return [
-            EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
-            for row in self.rows()
-        ]
-
-
-@register_dataset(config_type=FrontDeskDatasetConfig)
-async def front_desk_dataset(config: FrontDeskDatasetConfig, builder: Builder) -> AsyncIterator[FrontDeskDataset]:
-    """Yields the dataset."""
-    yield FrontDeskDataset(config)
+        rng = stable_random(self.config.seed, "front_desk")
+        return self.write_rows(lambda split, index: {"question": write_opening(rng)})

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reinforge.redteam.dialogue import Turn, build_attacker_messages, build_target_messages
+from reinforge.registry import TypedConfig
 from reinforge.tasks.front_desk.grammar import LEAKS, PLACES, TIMES, write_answer, write_opening, write_question
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
@@ -39,18 +39,24 @@ class FrontDeskRecipe(Recipe):
     near_miss_rate: float = 0.15
 
 
-def ensure_desk(progress: Progress | None = None, recipe: FrontDeskRecipe | None = None) -> Path:
+class DeskConfig(TypedConfig, name="front_desk"):
+    """The front desk, a small model to attack; trained on first use."""
+
+
+@register_starter(DeskConfig)
+def ensure_desk(recipe: FrontDeskRecipe | None = None) -> Path:
     """Returns the target's folder, after training it if needed (half a minute on two cores)."""
-    recipe = recipe or FrontDeskRecipe()
-    starter = Starter("front_desk", recipe, make_tokenizer, partial(generate_desk_episodes, recipe))
-    return ensure_built(starter, progress)
+    return ensure_built("front_desk", recipe or FrontDeskRecipe(), make_tokenizer, generate_desk_episodes)
 
 
-def ensure_visitor(progress: Progress | None = None, recipe: FrontDeskRecipe | None = None) -> Path:
+class VisitorConfig(TypedConfig, name="front_desk_visitor"):
+    """The visitor, a small model that attacks the front desk; trained on first use."""
+
+
+@register_starter(VisitorConfig)
+def ensure_visitor(recipe: FrontDeskRecipe | None = None) -> Path:
     """Returns the folder of the initial attacker, after training it if needed."""
-    recipe = recipe or FrontDeskRecipe()
-    starter = Starter("front_desk_visitor", recipe, make_tokenizer, partial(generate_visitor_episodes, recipe))
-    return ensure_built(starter, progress)
+    return ensure_built("front_desk_visitor", recipe or FrontDeskRecipe(), make_tokenizer, generate_visitor_episodes)
 
 
 def make_tokenizer() -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reinforge.registry import TypedConfig
 from reinforge.tasks.help_desk.grammar import Manners, write_chat
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
@@ -27,16 +27,14 @@ class CarelessDeskRecipe(Recipe):
     manners: Manners = field(default_factory=Manners)
 
 
-def ensure_starter(progress: Progress | None = None, recipe: CarelessDeskRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (half a minute on two cores).
+class HelpDeskStarterConfig(TypedConfig, name="help_desk"):
+    """A small model that answers customers of a shop and often breaks the house rules; trained on first use."""
 
-    Args:
-        progress: Called with the progress of the supervised job.
-    """
-    recipe = recipe or CarelessDeskRecipe()
-    return ensure_built(
-        Starter("help_desk", recipe, make_tokenizer, partial(generate_careless_chats, recipe)), progress
-    )
+
+@register_starter(HelpDeskStarterConfig)
+def ensure_starter(recipe: CarelessDeskRecipe | None = None) -> Path:
+    """Returns the starter's folder, after training it if needed (half a minute on two cores)."""
+    return ensure_built("help_desk", recipe or CarelessDeskRecipe(), make_tokenizer, generate_careless_chats)
 
 
 def make_tokenizer() -> Any:

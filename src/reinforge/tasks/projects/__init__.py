@@ -138,7 +138,6 @@ def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
 
 
 def _find_obstacle(path: Path, folder: Path) -> tuple[str, str] | None:
-    """Returns why a file cannot be written, and the fix; None: it can."""
     if path.exists() or path.is_symlink():
         return "exists, and init overwrites nothing", "choose another NAME, or move the file away"
     for parent in path.parents:

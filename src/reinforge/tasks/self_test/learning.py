@@ -105,11 +105,6 @@ def _load(folder: Path, device: str, max_tokens: int | None) -> LoadedConfig:
 
 
 def _require_learning(summary: RunSummary) -> None:
-    """Refuses a run whose model is not better than before.
-
-    Raises:
-        JobFailed: It is not.
-    """
     if summary.promoted:
         return
     parts = [

@@ -89,7 +89,6 @@ class Question:
 
 
 def calculate(left: int, operator: str, right: int) -> int:
-    """Returns the value of an expression."""
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reinforge.registry import TypedConfig
 from reinforge.tasks.shop.questions import SYSTEM, TOOLS, Habits, write_dialogue, write_question
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
@@ -46,14 +46,14 @@ class ClerkRecipe(Recipe):
     habits: Habits = field(default_factory=Habits)
 
 
-def ensure_starter(progress: Progress | None = None, recipe: ClerkRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (up to a minute on two cores).
+class ShopStarterConfig(TypedConfig, name="shop"):
+    """A small model that answers questions about prices with two tools, carelessly; trained on first use."""
 
-    Args:
-        progress: Called with the progress of the supervised job.
-    """
-    recipe = recipe or ClerkRecipe()
-    return ensure_built(Starter("shop", recipe, make_tokenizer, partial(generate_careless_clerks, recipe)), progress)
+
+@register_starter(ShopStarterConfig)
+def ensure_starter(recipe: ClerkRecipe | None = None) -> Path:
+    """Returns the starter's folder, after training it if needed (up to a minute on two cores)."""
+    return ensure_built("shop", recipe or ClerkRecipe(), make_tokenizer, generate_careless_clerks)
 
 
 def make_tokenizer() -> Any:

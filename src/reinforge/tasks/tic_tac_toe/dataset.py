@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
-from reinforge.interfaces import Builder, DatasetLoader
 from reinforge.registry import register_dataset
+from reinforge.tasks.datasets import SPLITS, SplitDataset
 from reinforge.types.evaluation import EvalInputItem
 
 NUM_WORLD_SEEDS = 2**31
@@ -28,7 +27,8 @@ class TicTacToeDatasetConfig(DatasetConfig, name="tic_tac_toe"):
     seed: int = Field(default=0, ge=0, description="Seed of the opponents' seeds.")
 
 
-class TicTacToeDataset(DatasetLoader):
+@register_dataset(config_type=TicTacToeDatasetConfig)
+class TicTacToeDataset(SplitDataset):
     """Rows such as `{"id": "train-00017", "split": "train", "side": "O", "opponent": "random", "world_seed": 9383}`.
 
     Sides alternate, so each split has as many games of either side; no two rows share a `world_seed`. The opponent in
@@ -36,11 +36,8 @@ class TicTacToeDataset(DatasetLoader):
     sharp opponent, which punishes an open threat at once instead of one time in five.
     """
 
-    def __init__(self, config: TicTacToeDatasetConfig):
-        self.config = config
-
     def rows(self) -> list[dict[str, Any]]:
-        sizes = {split: getattr(self.config, f"num_{split}") for split in ("train", "select", "confirm")}
+        sizes = {split: getattr(self.config, f"num_{split}") for split in SPLITS}
         seeds = iter(random.Random(self.config.seed).sample(range(NUM_WORLD_SEEDS), sum(sizes.values())))
         return [self._row(split, index, next(seeds)) for split, size in sizes.items() for index in range(size)]
 
@@ -65,9 +62,3 @@ class TicTacToeDataset(DatasetLoader):
             )
             for row in self.rows()
         ]
-
-
-@register_dataset(config_type=TicTacToeDatasetConfig)
-async def tic_tac_toe_dataset(config: TicTacToeDatasetConfig, builder: Builder) -> AsyncIterator[TicTacToeDataset]:
-    """Yields the dataset."""
-    yield TicTacToeDataset(config)

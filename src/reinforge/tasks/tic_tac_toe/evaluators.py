@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -17,8 +16,10 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 class GameEvaluator(Evaluator):
     """Base class: scores the game that the agent returned; without a game the score is missing."""
 
+    def __init__(self, config: Any = None):
+        self.config = config
+
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the score of one game."""
         game = item.output_obj
         if not isinstance(game, dict) or "result" not in game:
             return EvalOutputItem(id=item.id, score=None, reasoning=None, error="the agent returned no game")
@@ -33,11 +34,9 @@ class TicTacToeWinConfig(EvaluatorConfig, name="tic_tac_toe_win"):
     """1 for a game that the agent wins, else 0; the mean is the win rate."""
 
 
+@register_evaluator(config_type=TicTacToeWinConfig)
 class TicTacToeWin(GameEvaluator):
-    """The plain win rate."""
-
     def score(self, game: dict[str, Any]) -> float:
-        """Returns 1.0 if the agent won."""
         return float(game["result"] == "win")
 
 
@@ -45,9 +44,8 @@ class TicTacToeLegalConfig(EvaluatorConfig, name="tic_tac_toe_legal"):
     """Share of the game's moves that were legal."""
 
 
+@register_evaluator(config_type=TicTacToeLegalConfig)
 class TicTacToeLegal(GameEvaluator):
-    """The share of legal moves."""
-
     def score(self, game: dict[str, Any]) -> float:
         return game["num_legal"] / game["num_moves"] if game["num_moves"] else 1.0
 
@@ -63,11 +61,9 @@ class TicTacToeRewardConfig(EvaluatorConfig, name="tic_tac_toe_reward"):
     )
 
 
+@register_evaluator(config_type=TicTacToeRewardConfig)
 class TicTacToeReward(GameEvaluator):
     """Rewards early wins and late losses: a win is worth `win - per_move * (moves - 3)`."""
-
-    def __init__(self, config: TicTacToeRewardConfig):
-        self.config = config
 
     def score(self, game: dict[str, Any]) -> float:
         """Returns the reward.
@@ -85,21 +81,3 @@ class TicTacToeReward(GameEvaluator):
             "loss": config.loss + config.per_move * (game["num_moves"] - 2),
         }
         return rewards[game["result"]]
-
-
-@register_evaluator(config_type=TicTacToeWinConfig)
-async def tic_tac_toe_win(config: TicTacToeWinConfig, builder: Builder) -> AsyncIterator[TicTacToeWin]:
-    """Yields the win rate."""
-    yield TicTacToeWin()
-
-
-@register_evaluator(config_type=TicTacToeLegalConfig)
-async def tic_tac_toe_legal(config: TicTacToeLegalConfig, builder: Builder) -> AsyncIterator[TicTacToeLegal]:
-    """Yields the share of legal moves."""
-    yield TicTacToeLegal()
-
-
-@register_evaluator(config_type=TicTacToeRewardConfig)
-async def tic_tac_toe_reward(config: TicTacToeRewardConfig, builder: Builder) -> AsyncIterator[TicTacToeReward]:
-    """Yields the training reward."""
-    yield TicTacToeReward(config)

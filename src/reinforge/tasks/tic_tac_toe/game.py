@@ -30,7 +30,6 @@ def other(side: Side) -> Side:
 
 
 def legal_moves(board: Sequence[Square]) -> list[int]:
-    """Returns the indices of the empty squares, in order."""
     return [square for square, owner in enumerate(board) if owner is None]
 
 
@@ -64,7 +63,6 @@ def completing_moves(board: Sequence[Square], side: Side) -> list[int]:
 
 
 def is_over(board: Sequence[Square]) -> bool:
-    """Returns True if a side has won or no square is empty."""
     return winner(board) is not None or None not in board
 
 

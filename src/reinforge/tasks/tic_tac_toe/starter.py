@@ -7,27 +7,25 @@ is sampled uniformly from the legal ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.registry import TypedConfig
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.tasks.tic_tac_toe.game import format_prompt, legal_moves, random_position, side_to_move
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
 
-def ensure_starter(progress: Progress | None = None, recipe: Recipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (half a minute on two cores).
+class TicTacToeStarterConfig(TypedConfig, name="tic_tac_toe"):
+    """A small model that knows the rules of tic-tac-toe and plays at random; trained on first use."""
 
-    Args:
-        progress: Called with the progress of the supervised job.
-        recipe: Another recipe, for tests; with the default one the model tells X and O apart.
-    """
-    recipe = recipe or Recipe()
-    return ensure_built(
-        Starter("tic_tac_toe", recipe, make_tokenizer, partial(generate_random_moves, recipe)), progress
-    )
+
+@register_starter(TicTacToeStarterConfig)
+def ensure_starter(recipe: Recipe | None = None) -> Path:
+    """Returns the starter's folder, after training it if needed (half a minute on two cores)."""
+    return ensure_built("tic_tac_toe", recipe or Recipe(), make_tokenizer, generate_random_moves)
 
 
 def make_tokenizer() -> Any:

@@ -105,7 +105,6 @@ async def play(item: Any, llm: Any, context: Any) -> dict[str, Any]:
 
 
 async def _play_agent_move(game: Game, llm: Any) -> None:
-    """Asks the model for one move and makes it."""
     messages = [{"role": "user", "content": format_prompt(game.board, game.side)}]
     reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
     text = reply.choices[0].message.content
@@ -129,5 +128,4 @@ class TicTacToeWorkflowConfig(WorkflowConfig, name="tic_tac_toe"):
 
 @register_workflow(config_type=TicTacToeWorkflowConfig)
 async def tic_tac_toe_workflow(config: TicTacToeWorkflowConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
-    """Yields the agent."""
     yield bind_workflow(play, config.llm)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.tasks.tickets.ticket import FIELDS, count_correct_fields, format_ticket
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -18,8 +17,10 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 class TicketEvaluator(Evaluator):
     """Base class: scores the ticket that the agent filed; without an output the score is missing."""
 
+    def __init__(self, config: Any = None):
+        self.config = config
+
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the score of one e-mail."""
         filed = item.output_obj
         if not isinstance(filed, dict) or "num_answers" not in filed:
             return EvalOutputItem(id=item.id, score=None, reasoning=None, error="the agent filed nothing")
@@ -43,9 +44,8 @@ class TicketExactConfig(EvaluatorConfig, name="tickets_exact"):
     """1 if every field is right, else 0."""
 
 
+@register_evaluator(config_type=TicketExactConfig)
 class TicketExact(TicketEvaluator):
-    """All fields right."""
-
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
         return float(filed["ticket"] == expected)
 
@@ -54,11 +54,9 @@ class TicketFieldsConfig(EvaluatorConfig, name="tickets_fields"):
     """Share of the fields that are right."""
 
 
+@register_evaluator(config_type=TicketFieldsConfig)
 class TicketFields(TicketEvaluator):
-    """The share of right fields."""
-
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
-        """Returns 0, 0.25, ... 1; 0.0 without a valid ticket."""
         return compute_field_accuracy(filed, expected)
 
 
@@ -66,6 +64,7 @@ class TicketSchemaConfig(EvaluatorConfig, name="tickets_schema"):
     """Share of the agent's answers that are valid tickets."""
 
 
+@register_evaluator(config_type=TicketSchemaConfig)
 class TicketSchema(TicketEvaluator):
     """The share of valid answers: 1.0 at once, 0.5 after a correction, 0.0 never."""
 
@@ -81,11 +80,9 @@ class TicketRewardConfig(EvaluatorConfig, name="tickets_reward"):
     correction: float = Field(default=0.2, ge=0, description="Penalty for an invalid first answer.")
 
 
+@register_evaluator(config_type=TicketRewardConfig)
 class TicketReward(TicketEvaluator):
     """`exact * [all right] + fields * share right - correction * [first answer invalid]`."""
-
-    def __init__(self, config: TicketRewardConfig):
-        self.config = config
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
         """Returns the reward.
@@ -96,27 +93,3 @@ class TicketReward(TicketEvaluator):
         config, is_exact = self.config, filed["ticket"] == expected
         reward = config.exact * is_exact + config.fields * compute_field_accuracy(filed, expected)
         return reward - config.correction * (filed["num_answers"] - 1)
-
-
-@register_evaluator(config_type=TicketExactConfig)
-async def tickets_exact(config: TicketExactConfig, builder: Builder) -> AsyncIterator[TicketExact]:
-    """Yields the share of e-mails with every field right."""
-    yield TicketExact()
-
-
-@register_evaluator(config_type=TicketFieldsConfig)
-async def tickets_fields(config: TicketFieldsConfig, builder: Builder) -> AsyncIterator[TicketFields]:
-    """Yields the share of right fields."""
-    yield TicketFields()
-
-
-@register_evaluator(config_type=TicketSchemaConfig)
-async def tickets_schema(config: TicketSchemaConfig, builder: Builder) -> AsyncIterator[TicketSchema]:
-    """Yields the share of valid answers."""
-    yield TicketSchema()
-
-
-@register_evaluator(config_type=TicketRewardConfig)
-async def tickets_reward(config: TicketRewardConfig, builder: Builder) -> AsyncIterator[TicketReward]:
-    """Yields the training reward."""
-    yield TicketReward(config)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.registry import TypedConfig
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.tasks.tickets.grammar import write_email
 from reinforge.tasks.tickets.ticket import FIELDS, Ticket, format_ticket, parse_ticket
 from reinforge.tasks.tickets.workflow import format_correction
@@ -43,16 +43,14 @@ class DeskRecipe(Recipe):
     fault_rate: float = 0.1
 
 
-def ensure_starter(progress: Progress | None = None, recipe: DeskRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (up to a minute on two cores).
+class TicketsStarterConfig(TypedConfig, name="tickets"):
+    """A small model that files support e-mails as JSON, with errors; trained on first use."""
 
-    Args:
-        progress: Called with the progress of the supervised job.
-    """
-    recipe = recipe or DeskRecipe()
-    return ensure_built(
-        Starter("tickets", recipe, make_tokenizer, partial(generate_careless_filings, recipe)), progress
-    )
+
+@register_starter(TicketsStarterConfig)
+def ensure_starter(recipe: DeskRecipe | None = None) -> Path:
+    """Returns the starter's folder, after training it if needed (up to a minute on two cores)."""
+    return ensure_built("tickets", recipe or DeskRecipe(), make_tokenizer, generate_careless_filings)
 
 
 def make_tokenizer() -> Any:

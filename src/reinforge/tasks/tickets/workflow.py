@@ -87,5 +87,4 @@ class TicketsWorkflowConfig(WorkflowConfig, name="tickets"):
 
 @register_workflow(config_type=TicketsWorkflowConfig)
 async def tickets_workflow(config: TicketsWorkflowConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
-    """Yields the agent."""
     yield bind_workflow(TicketAgent(config.instructions, config.max_tokens), config.llm)

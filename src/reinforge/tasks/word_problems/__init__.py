@@ -9,15 +9,7 @@ display.py           problems with the replies before and after
 word_problems.yml    the configuration
 """
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
-
-from reinforge.interfaces import Builder
-from reinforge.registry import TypedConfig, register_model
-from reinforge.tasks.word_problems import dataset
 
 WORD_PROBLEMS = Path(__file__).with_name("word_problems.yml")
 CALCULATOR = (
@@ -25,18 +17,3 @@ CALCULATOR = (
     ("eval.evaluators.reward.function", "reinforge.tasks.word_problems.scoring:score_tool_use"),
 )
 """What changes in the configuration for the agent with a calculator."""
-
-
-class WordProblemsStarterConfig(TypedConfig, name="word_problems"):
-    """A small model for word problems that often chooses the wrong operation; trained on first use."""
-
-
-@register_model(config_type=WordProblemsStarterConfig)
-async def word_problems_starter(config: WordProblemsStarterConfig, builder: Builder) -> AsyncIterator[Path]:
-    """Yields the folder of the starter, after training it if needed."""
-    from reinforge.tasks.word_problems.starter import ensure_starter
-
-    yield await asyncio.to_thread(ensure_starter)
-
-
-__all__ = ["CALCULATOR", "WORD_PROBLEMS", "WordProblemsStarterConfig", "dataset"]

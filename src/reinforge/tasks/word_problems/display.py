@@ -48,7 +48,6 @@ def choose_problems(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 
 def is_solved(episode: Mapping[str, Any]) -> bool:
-    """True if the last number of the reply was the right one."""
     return episode["scores"]["correct"]["score"] == 1.0
 
 

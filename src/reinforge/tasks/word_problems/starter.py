@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
+from reinforge.registry import TypedConfig
+from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.tasks.word_problems.agent import build_messages
 from reinforge.tasks.word_problems.problems import WORDINGS, Calculation, list_calculations, write_problem
 from reinforge.types.seeding import stable_random
@@ -40,16 +40,14 @@ class HastyRecipe(Recipe):
     operator_accuracy: float = 0.5
 
 
-def ensure_starter(progress: Progress | None = None, recipe: HastyRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (a minute or two on two cores).
+class WordProblemsStarterConfig(TypedConfig, name="word_problems"):
+    """A small model for word problems that often chooses the wrong operation; trained on first use."""
 
-    Args:
-        progress: Called with the progress of the supervised job.
-    """
-    recipe = recipe or HastyRecipe()
-    return ensure_built(
-        Starter("word_problems", recipe, make_tokenizer, partial(generate_hasty_calculations, recipe)), progress
-    )
+
+@register_starter(WordProblemsStarterConfig)
+def ensure_starter(recipe: HastyRecipe | None = None) -> Path:
+    """Returns the starter's folder, after training it if needed (a minute or two on two cores)."""
+    return ensure_built("word_problems", recipe or HastyRecipe(), make_tokenizer, generate_hasty_calculations)
 
 
 def list_small_calculations() -> list[Calculation]:

@@ -17,6 +17,6 @@ def test_it_is_judged_on_all_fields_right_on_emails_enough():
 
 
 def test_a_run_by_path_finds_the_names():
-    assert REGISTRY.get("model", "tickets").origin == "reinforge.tasks.tickets"
+    assert REGISTRY.get("model", "tickets").origin == "reinforge.tasks.tickets.starter"
     assert {"tickets", "tic_tac_toe"} <= {*REGISTRY.names("workflow")} & {*REGISTRY.names("dataset")}
     assert {"tickets_exact", "tickets_fields", "tickets_schema", "tickets_reward"} <= {*REGISTRY.names("evaluator")}

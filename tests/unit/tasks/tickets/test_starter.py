@@ -77,11 +77,9 @@ def test_both_answers_of_an_episode_make_one_sample(tokenizer):
     assert sample.num_trained == sum(len(turn.tokens.token_ids) for turn in trajectory.episode if turn.tokens)
 
 
-def test_a_starter_is_built_once(tmp_path, monkeypatch):
+def test_the_folder_is_named_after_the_task(tmp_path, monkeypatch):
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
-    folder = ensure_starter(recipe=TINY)
-    assert folder.name.startswith("tickets-")
-    assert ensure_starter(lambda *_: pytest.fail("made twice"), TINY) == folder
+    assert ensure_starter(TINY).name.startswith("tickets-")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,15 @@
-"""`HyperParameters` and `ExperimentSettings`, and the checks of a whole experiment."""
+"""An experiment in the terms of neural-interactive-proofs, and its checks.
+
+    HyperParameters(
+        scenario="cells",
+        trainer="pure_text_ei",
+        dataset="cells.jsonl",
+        agents={"prover": {"model_name": "path/to/model"}, "verifier": {"model_name": "path/to/model"}},
+        rl={"num_iterations": 8},
+    )
+
+A block may be a dict or None. One of another trainer or protocol is not read, and a warning says so.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +17,35 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.nip.parameters.agents import (
-    AgentsParameters,
-    PureTextAgentParameters,
-    parse_agents,
-)
-from reinforge.multiagent.nip.parameters.base import (
-    NONE_IS_DEFAULT,
+from reinforge.multiagent.nip.parameters import (
+    CODE_VALIDATION,
+    DEFAULT_AGENT,
     STRICT,
-    ParameterBlock,
-    find_unsupported,
-    get_changed_fields,
-)
-from reinforge.multiagent.nip.parameters.protocols import (
+    AgentsParameters,
     BaseRunParameters,
+    CodeValidationAgentParameters,
     CodeValidationParameters,
     DatasetParameters,
     DebateProtocolParameters,
     MnipProtocolParameters,
     NipProtocolParameters,
+    ParameterBlock,
     ProtocolCommonParameters,
-    ZkProtocolParameters,
-)
-from reinforge.multiagent.nip.parameters.trainers import (
+    PureTextAgentParameters,
     PureTextEiParameters,
     PureTextGrpoParameters,
     PureTextMaltParameters,
     RlParameters,
     TextRlParameters,
+    ZkProtocolParameters,
+    find_unsupported,
+    get_changed_fields,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,20 +57,9 @@ InteractionProtocolType = str
 """The `_type` of a protocol, of which a user's own is one too."""
 
 OF_TENSOR_TRAINERS = (
-    "ppo",
-    "vanilla_ppo",
-    "spg",
-    "reinforce",
-    "solo_agent",
-    "graph_isomorphism",
-    "image_classification",
-    "message_regression",
-    "functionalize_modules",
-    "pretrain_agents",
-    "d_representation",
-    "message_size",
-    "include_linear_message_space",
-    "d_linear_message_space",
+    *("ppo", "vanilla_ppo", "spg", "reinforce", "solo_agent", "graph_isomorphism", "image_classification"),
+    *("message_regression", "functionalize_modules", "pretrain_agents", "d_representation", "message_size"),
+    *("include_linear_message_space", "d_linear_message_space"),
 )
 """Fields for trainers of networks on tensors, which are taken with neural-interactive-proofs' defaults."""
 TENSOR_FIX = "leave it out; it is for networks on tensors, and reinforge trains language models"
@@ -73,11 +68,12 @@ EPISODES_PER_WORKER = 16
 """Episodes that run at the same time, per rollout worker."""
 
 
-def _parse_agents(value: Any, info: ValidationInfo) -> Any:
-    return parse_agents(value or None, info.data.get("scenario", ""))
-
-
-Agents = Annotated[dict[str, PureTextAgentParameters], BeforeValidator(_parse_agents), AfterValidator(AgentsParameters)]
+BLOCKS = (
+    *("rl", "text_rl", "pure_text_ei", "pure_text_malt", "pure_text_grpo", "protocol_common", "nip_protocol"),
+    *("debate_protocol", "mnip_protocol", "zk_protocol", "code_validation", "dataset_options", "base_run"),
+)
+"""Blocks that have their default values if they are None."""
+Agents = Annotated[dict[str, PureTextAgentParameters], AfterValidator(AgentsParameters)]
 
 
 @dataclass(config=STRICT)
@@ -96,20 +92,6 @@ class HyperParameters(ParameterBlock):
         dataset_options: See `DatasetParameters`.
         code_validation: See `CodeValidationParameters`.
         base_run: See `BaseRunParameters`.
-        ppo: Not supported; nor are the fields after it.
-        vanilla_ppo: Not supported.
-        spg: Not supported.
-        reinforce: Not supported.
-        solo_agent: Not supported.
-        graph_isomorphism: Not supported.
-        image_classification: Not supported.
-        message_regression: Not supported.
-        functionalize_modules: Not supported.
-        pretrain_agents: Not supported.
-        d_representation: Not supported.
-        message_size: Not supported.
-        include_linear_message_space: Not supported.
-        d_linear_message_space: Not supported.
     """
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(OF_TENSOR_TRAINERS, TENSOR_FIX)
@@ -121,25 +103,19 @@ class HyperParameters(ParameterBlock):
     seed: int = 6198
     test_size: float = Field(default=0.2, gt=0, lt=1)
     agents: Agents = Field(default_factory=AgentsParameters, validate_default=True)
-    rl: Annotated[RlParameters, NONE_IS_DEFAULT] = Field(default_factory=RlParameters)
-    text_rl: Annotated[TextRlParameters, NONE_IS_DEFAULT] = Field(default_factory=TextRlParameters)
-    pure_text_ei: Annotated[PureTextEiParameters, NONE_IS_DEFAULT] = Field(default_factory=PureTextEiParameters)
-    pure_text_malt: Annotated[PureTextMaltParameters, NONE_IS_DEFAULT] = Field(default_factory=PureTextMaltParameters)
-    pure_text_grpo: Annotated[PureTextGrpoParameters, NONE_IS_DEFAULT] = Field(default_factory=PureTextGrpoParameters)
-    protocol_common: Annotated[ProtocolCommonParameters, NONE_IS_DEFAULT] = Field(
-        default_factory=ProtocolCommonParameters
-    )
-    nip_protocol: Annotated[NipProtocolParameters, NONE_IS_DEFAULT] = Field(default_factory=NipProtocolParameters)
-    debate_protocol: Annotated[DebateProtocolParameters, NONE_IS_DEFAULT] = Field(
-        default_factory=DebateProtocolParameters
-    )
-    mnip_protocol: Annotated[MnipProtocolParameters, NONE_IS_DEFAULT] = Field(default_factory=MnipProtocolParameters)
-    zk_protocol: Annotated[ZkProtocolParameters, NONE_IS_DEFAULT] = Field(default_factory=ZkProtocolParameters)
-    code_validation: Annotated[CodeValidationParameters, NONE_IS_DEFAULT] = Field(
-        default_factory=CodeValidationParameters
-    )
-    dataset_options: Annotated[DatasetParameters, NONE_IS_DEFAULT] = Field(default_factory=DatasetParameters)
-    base_run: Annotated[BaseRunParameters, NONE_IS_DEFAULT] = Field(default_factory=BaseRunParameters)
+    rl: RlParameters = Field(default_factory=RlParameters)
+    text_rl: TextRlParameters = Field(default_factory=TextRlParameters)
+    pure_text_ei: PureTextEiParameters = Field(default_factory=PureTextEiParameters)
+    pure_text_malt: PureTextMaltParameters = Field(default_factory=PureTextMaltParameters)
+    pure_text_grpo: PureTextGrpoParameters = Field(default_factory=PureTextGrpoParameters)
+    protocol_common: ProtocolCommonParameters = Field(default_factory=ProtocolCommonParameters)
+    nip_protocol: NipProtocolParameters = Field(default_factory=NipProtocolParameters)
+    debate_protocol: DebateProtocolParameters = Field(default_factory=DebateProtocolParameters)
+    mnip_protocol: MnipProtocolParameters = Field(default_factory=MnipProtocolParameters)
+    zk_protocol: ZkProtocolParameters = Field(default_factory=ZkProtocolParameters)
+    code_validation: CodeValidationParameters = Field(default_factory=CodeValidationParameters)
+    dataset_options: DatasetParameters = Field(default_factory=DatasetParameters)
+    base_run: BaseRunParameters = Field(default_factory=BaseRunParameters)
     test_dataset_split: Literal["validation", "test"] = "test"
     ppo: Any = None
     vanilla_ppo: Any = None
@@ -155,6 +131,28 @@ class HyperParameters(ParameterBlock):
     message_size: int = 1
     include_linear_message_space: bool = False
     d_linear_message_space: int = 2
+
+    @field_validator(*BLOCKS, mode="before")
+    @classmethod
+    def _replace_none(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("agents", mode="before")
+    @classmethod
+    def _parse_agents(cls, value: Any, info: ValidationInfo) -> Any:
+        """Returns the parameters of agents as given, with blocks of the scenario's own class for dicts.
+
+        Example: None, scenario "code_validation" -> {"_default": CodeValidationAgentParameters()}.
+        """
+        is_code = info.data.get("scenario") == CODE_VALIDATION
+        if not value:
+            return {DEFAULT_AGENT: CodeValidationAgentParameters()} if is_code else {}
+        if not (is_code and isinstance(value, Mapping)):
+            return value
+        return {
+            name: CodeValidationAgentParameters(**params) if isinstance(params, Mapping) else params
+            for name, params in value.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "agents": {name: asdict(params) for name, params in self.agents.items()}}
@@ -172,7 +170,6 @@ class ExperimentSettings(ParameterBlock):
         run_id: Name of the run folder; an unfinished run of the same name is resumed. None: the date and a random
             suffix. Groups that are used without a run need it.
         num_rollout_workers: Each runs 16 episodes at the same time.
-        num_api_generation_timeouts: Not supported.
         num_api_connection_errors: Retries of a call to a fine-tuning service.
         logger: Logger for the jobs of a group; None: the module's own.
         test_run: Run everything once, as small as possible.
@@ -228,20 +225,16 @@ def reject_service_chosen_fields(rl: RlParameters, agent: PureTextAgentParameter
         raise ConfigError(problems)
 
 
-_TRAINER_BLOCKS = {name: name for name in ("pure_text_ei", "pure_text_malt", "pure_text_grpo")}
-_PROTOCOL_BLOCKS = {f"{name}_protocol": name for name in ("nip", "debate", "mnip")}
-
-
 def _list_unread_fields(hyper_params: HyperParameters) -> list[str]:
     """Returns the fields that are set in the blocks of another trainer, protocol or scenario."""
-    owners = {name: hyper_params.trainer == owner for name, owner in _TRAINER_BLOCKS.items()}
+    is_read = {name: hyper_params.trainer == name for name in get_args(TrainerType)}
     if hyper_params.trainer == "pure_text_malt" and hyper_params.pure_text_malt.num_initial_ei_iterations:
-        owners["pure_text_ei"] = True
-    owners |= {name: hyper_params.interaction_protocol == owner for name, owner in _PROTOCOL_BLOCKS.items()}
-    owners["zk_protocol"] = hyper_params.protocol_common.zero_knowledge
+        is_read["pure_text_ei"] = True
+    is_read |= {f"{name}_protocol": hyper_params.interaction_protocol == name for name in ("nip", "debate", "mnip")}
+    is_read["zk_protocol"] = hyper_params.protocol_common.zero_knowledge
     return [
         f"{name}.{field}"
-        for name, is_read in owners.items()
-        if not is_read
+        for name in is_read
+        if not is_read[name]
         for field in get_changed_fields(getattr(hyper_params, name))
     ]

@@ -1,0 +1,51 @@
+"""What the datasets of the bundled tasks share: rows written by a seeded grammar, each in one of three splits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from reinforge.interfaces import DatasetLoader
+from reinforge.types.evaluation import EvalInputItem
+
+SPLITS = ("train", "select", "confirm")
+
+
+class SplitDataset(DatasetLoader):
+    """Rows with the columns `id`, `split`, `question` and, if there is one, `answer`.
+
+    Args:
+        config: Has the number of rows per split: `num_train`, `num_select` and `num_confirm`.
+    """
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns all rows, in the order train, select, confirm."""
+
+    def load(self) -> list[EvalInputItem]:
+        return [
+            EvalInputItem(
+                id=row["id"], input_obj=row["question"], expected_output_obj=row.get("answer"), full_dataset_entry=row
+            )
+            for row in self.rows()
+        ]
+
+    def write_rows(self, write: Callable[[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the rows of all splits; no question occurs twice.
+
+        Args:
+            write: Returns another row of a split, given its number; called again for a question that is known.
+        """
+        rows, seen = [], set[str]()
+        for split in SPLITS:
+            for index in range(getattr(self.config, f"num_{split}")):
+                row = write(split, index)
+                while row["question"] in seen:
+                    row = write(split, index)
+                seen.add(row["question"])
+                rows.append({"id": f"{split}-{index:05}", "split": split, **row})
+        return rows
