@@ -60,8 +60,6 @@ def _name_epoch(row: StageRow) -> str:
 def _describe_stage(stage: str, data: dict[str, Any]) -> str:
     """Returns what a stage did; for a stage of a user's own trainer its name."""
     get = data.get
-    if stage == "COLLECT" and "kept" in data:  # as runs recorded a selection after a refill until format 2
-        stage = "SELECT"
     if stage == "COLLECT":
         return f"collected {get('trajectories', '?')} trajectories ({get('missing', '?')} missing)"
     if stage == "SELECT":

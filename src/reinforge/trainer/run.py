@@ -27,7 +27,7 @@ from reinforge.errors import (
 from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
 from reinforge.runs.guard_events import list_guard_events
-from reinforge.runs.journal.journal import RunJournal, upgrade_journal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import repair_journal
 from reinforge.runs.page.page import write_page
@@ -134,7 +134,6 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     folder = options.resume or options.choose_folder(config, "-smoke" if options.smoke else "")
     if options.resume is not None:
         repair_journal(folder)
-        upgrade_journal(folder)
         added = count_added_epochs(folder, config.num_epochs)
         if not added and (finished := read_summary(folder)) is not None:
             return finished

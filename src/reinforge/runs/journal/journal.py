@@ -27,10 +27,9 @@ from pydantic import BaseModel
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
 from reinforge.files import PRIVATE_FILE, make_private_folder, remove_leftovers, replace_file, to_json
-from reinforge.runs.journal.checksums import insert_row, update_rows
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
-from reinforge.runs.journal.schema import can_upgrade
+from reinforge.runs.journal.schema import insert_row, update_rows
 from reinforge.runs.journal.writer import JournalWriter, note_damage
 from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.types.episode import EpisodeRecord
@@ -73,10 +72,10 @@ class RunJournal(JournalReader):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Returns the journal of an existing run whose process has ended, upgraded to the current format.
+        """Returns the journal of an existing run whose process has ended.
 
         Raises:
-            ConfigError: It is not a run folder, or its journal was written by a newer reinforge.
+            ConfigError: It is not a run folder, or its journal has another format.
             StorageError: Another process owns it, or it cannot be read.
         """
         if not (folder / JOURNAL).is_file():
@@ -285,16 +284,6 @@ class RunJournal(JournalReader):
 
 def _dump_model(value: BaseModel) -> str:
     return to_json(value.model_dump(mode="json"))
-
-
-def upgrade_journal(folder: Path) -> None:
-    """Upgrades the journal of an older format in place; does nothing to any other.
-
-    Raises:
-        StorageError: The journal cannot be read, or another process owns the run folder.
-    """
-    if can_upgrade(JournalReader(folder).read_format()):
-        RunJournal.open(folder).close()
 
 
 def describe_owner(folder: Path) -> str:

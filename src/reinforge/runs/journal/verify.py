@@ -145,9 +145,8 @@ class _Verifier:
                 self._report(JOURNAL, "; ".join(found.problems[:3]) + more, self._describe_rescue(found))
                 return
             if self.record is not None:
-                unsealed = f"; {found.num_unsealed:,} rows of an older reinforge have no checksum"
                 text = f"intact, {found.num_episodes:,} episodes, {found.num_rows:,} rows read"
-                self.result.checked["database"] = text + (unsealed if found.num_unsealed else "")
+                self.result.checked["database"] = text
         if self.record is None:
             self._report(JOURNAL, overview.reason, "start a new run: the journal is the only record of this one")
         elif not self.record.facts:
