@@ -25,9 +25,8 @@ from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import LOCK, describe_owner
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import find_lost_log
-from reinforge.runs.resuming import describe_resume
 from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, SnapshotRow, StageRow, ValidationRow
-from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
 NOT_STARTED = "the run stopped during startup"

@@ -26,7 +26,6 @@ from reinforge.errors import (
 )
 from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
-from reinforge.runs.guard_events import list_guard_events
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import repair_journal
@@ -35,7 +34,7 @@ from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_pl
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
 from reinforge.runs.report import write_report
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.rows import EpochMetrics, ValidationRow, list_guard_events
 from reinforge.runs.run_folder import ResumePoint
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from reinforge.errors import ReinforgeError
 from reinforge.files import TRASH
 from reinforge.runs.journal.reader import JOURNAL
-from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.page.chats import TokenTexts
 from reinforge.runs.progress import StatusLine
 from reinforge.runs.replay import JournalClock, RunReplay
 from reinforge.runs.run_folder import RUNNING, RunOverview, is_in_use, read_config, read_overview_of_any

@@ -19,6 +19,7 @@ from reinforge.files import MANIFEST, TRASH, find_damage
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import JournalCheck, check_journal
+from reinforge.runs.rows import choose_best_validation
 from reinforge.runs.run_folder import (
     COMPLETED,
     RUNNING,
@@ -34,7 +35,6 @@ from reinforge.runs.run_folder import (
     read_overview,
 )
 from reinforge.runs.summary import load_summary
-from reinforge.runs.validations import choose_best_validation
 
 NOT_NEEDED = "not needed"
 
