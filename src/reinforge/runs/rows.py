@@ -15,9 +15,12 @@ from typing import Any, Literal, Self
 
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.trajectory import Outcome
 
 BASELINE = -1
 """The epoch of everything that happens before the first one."""
+MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]
+"""Outcomes of episodes that failed for reasons outside the policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,12 @@ class RunOverview:
         return (known[0] if known else None, known[-1] if len(known) > 1 else None)
 
     @property
+    def epochs(self) -> str:
+        """Returns `3 of 20`, with `?` for what is not known."""
+        done, planned = ("?" if count is None else str(count) for count in (self.epochs_done, self.num_epochs))
+        return f"{done} of {planned}"
+
+    @property
     def resume_command(self) -> str | None:
         """What resumes the run, a command or Python code; None: it is completed, running, or cannot be resumed."""
         if self.status in (RUNNING, COMPLETED, DAMAGED) or self.record is None or not self.record.facts:
@@ -358,10 +364,15 @@ def format_size(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def list_runs(output_dir: Path) -> list[Path]:
+def find_run_folders(output_dir: Path) -> list[Path]:
+    """Returns the run folders in a folder, by name."""
     paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
-    found = [path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH)]
-    return sorted(found, key=lambda folder: (_find_start_s(folder), folder.name))
+    return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
+
+
+def list_runs(output_dir: Path) -> list[Path]:
+    """Returns the run folders in a folder, the latest one last."""
+    return sorted(find_run_folders(output_dir), key=_find_start_s)
 
 
 def _find_start_s(folder: Path) -> float:

@@ -18,18 +18,15 @@ from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file, replace_file, storage_boundary
 from reinforge.runs.plot import can_draw_plots
-from reinforge.runs.rows import BASELINE, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
+from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
 from reinforge.safe_text import to_printable
 from reinforge.types.evaluation import MetricSummary
-from reinforge.types.trajectory import Outcome
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
 STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 """Stages whose name on the terminal differs from the one in the journal."""
-
-_MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]
 
 
 @dataclass
@@ -357,8 +354,8 @@ def format_unscored(summary: MetricSummary, before: str = "") -> str:
 
 def _format_episodes(episodes: dict[str, int], reason: str | None) -> str:
     """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the commonest reason."""
-    dropped = {name: count for name, count in episodes.items() if name in _MISSING and count}
-    scored = {name: count for name, count in episodes.items() if name not in _MISSING and count}
+    dropped = {name: count for name, count in episodes.items() if name in MISSING and count}
+    scored = {name: count for name, count in episodes.items() if name not in MISSING and count}
     text = f"{sum(episodes.values()):,}" + (f" ({_format_counts(scored)})" if scored else "")
     text = f"{text}; dropped {sum(dropped.values()):,}" + (f": {_format_counts(dropped)}" if dropped else "")
     return f"{text}; the commonest reason: {reason}" if dropped and reason else text

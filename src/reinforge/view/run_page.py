@@ -13,14 +13,11 @@ from reinforge.runs.page import sections
 from reinforge.runs.page.content import read_figures
 from reinforge.runs.page.elements import Content, build, build_table
 from reinforge.runs.page.page import PAGE, describe_rerun
-from reinforge.runs.rows import list_guard_events
+from reinforge.runs.rows import MISSING, list_guard_events
 from reinforge.runs.run_folder import RunOverview, format_local_time, format_size
 from reinforge.runs.summary import STAGE_NAMES, format_duration
-from reinforge.types.trajectory import Outcome
 from reinforge.view.documents import Live, Trail, build_anchor, build_document, build_link, build_run_path
 from reinforge.view.episode_table import EpisodeTable
-
-_MISSING = {outcome.value for outcome in Outcome if outcome.is_missing}
 
 
 def build_trail(name: str, page: str) -> Trail:
@@ -85,7 +82,7 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
     rows: list[tuple[Content, ...]] = [
         (
             build_anchor(outcome, build_link(path, outcome=outcome)),
-            "" if outcome == "ok" else "dropped" if outcome in _MISSING else "kept, with its penalty",
+            "" if outcome == "ok" else "dropped" if outcome in MISSING else "kept, with its penalty",
             f"{count:,}",
         )
         for outcome, count in table.outcomes.most_common()
@@ -188,9 +185,8 @@ def _build_search(search: str) -> Element:
 def _list_texts(run: RunOverview, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the cells of text: status, method, model, epochs, verdict."""
     method, model = describe_method(config)
-    done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
     resumed = max(0, len(run.record.sessions) - 1) if run.record is not None else 0
-    epochs = f"{done} of {planned}" if run.record is not None else ""
+    epochs = run.epochs if run.record is not None else ""
     return (
         run.status + (f", resumed {resumed}×" if resumed else ""),
         method,

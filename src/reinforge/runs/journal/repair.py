@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from reinforge.errors import StorageError
 from reinforge.files import (
     MAX_RECORD_BYTES,
@@ -35,7 +33,7 @@ from reinforge.files import (
     to_json,
 )
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal.journal import LOCK, describe_owner
+from reinforge.runs.journal.journal import lock_run
 from reinforge.runs.journal.reader import DAMAGE_MARK, DATABASE_ERRORS, JOURNAL, is_damage, open_for_reading
 from reinforge.runs.journal.schema import (
     SCHEMA_VERSION,
@@ -70,8 +68,7 @@ class JournalCheck:
 
     Attributes:
         problems: What is wrong, at most about ten sentences; empty: nothing.
-        num_rows: Rows that are whole.
-        num_episodes: Episodes among them.
+        num_rows, num_episodes: Rows that are whole, and the episodes among them.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -153,13 +150,7 @@ def repair_journal(folder: Path) -> bool:
     Raises:
         StorageError: It is damaged beyond repair, another process owns the run folder, or it cannot be written.
     """
-    lock = filelock.FileLock(folder / LOCK, mode=PRIVATE_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}") from None
-    except OSError as cause:
-        raise StorageError(f"cannot lock {folder}: {cause}") from cause
+    lock = lock_run(folder)
     try:
         found = check_journal(folder, newest=_choose_extent(folder))
         if found.problems:
