@@ -122,11 +122,10 @@ def find_project() -> Path:
 
 def inflate(database: Path, num_episodes: int, chars: int) -> None:
     """Adds episodes to a journal, and the rows of the epochs that they would have been."""
-    from reinforge.runs.journal.checksums import insert_row, register_checksum
+    from reinforge.runs.journal.schema import insert_row
 
     num_epochs = num_episodes // EPISODES_PER_EPOCH
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as db:
-        register_checksum(db)
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN")
         [[model]] = db.execute("SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1").fetchall()

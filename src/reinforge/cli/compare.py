@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand
+from reinforge.cli.options import JSON, OUTPUT_DIR
 from reinforge.cli.output import say, say_json, say_table
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
     from reinforge.runs.comparison import RunComparison
@@ -18,13 +18,12 @@ MAX_EXAMPLES = 10
 """Examples of each direction that are listed."""
 
 
-@click.command("compare", cls=GroupedCommand, short_help="Compare two runs: their models, example by example.")
+@click.command("compare", cls=Command, short_help="Compare two runs: their models, example by example.")
 @click.argument("first", metavar="RUN|last")
 @click.argument("second", metavar="RUN|last")
 @OUTPUT_DIR
 @JSON
-@DEBUG
-def compare_command(first: str, second: str, output_dir: str, as_json: bool, debug: bool) -> None:
+def compare_command(first: str, second: str, output_dir: str, as_json: bool) -> None:
     """Compare the trained models of two runs, and their configurations.
 
     Differences are the second run minus the first. They are taken example by example where both runs were evaluated on
@@ -35,15 +34,14 @@ def compare_command(first: str, second: str, output_dir: str, as_json: bool, deb
       reinforge runs compare first-try last
       reinforge runs compare first-try last --json
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.comparison import compare_runs
-        from reinforge.trainer.resume import find_run
+    from reinforge.runs.comparison import compare_runs
+    from reinforge.trainer.resume import find_run
 
-        found = compare_runs(*(find_run(name, Path(output_dir)) for name in (first, second)))
-        if as_json:
-            say_json(found.as_dict())
-        else:
-            _print_comparison(found)
+    found = compare_runs(*(find_run(name, Path(output_dir)) for name in (first, second)))
+    if as_json:
+        say_json(found.as_dict())
+    else:
+        _print_comparison(found)
 
 
 def _print_comparison(found: RunComparison) -> None:

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.options import DEBUG, JSON, GroupedCommand
+from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_as_is, say_json
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
     from reinforge.registry import Listing
 
 
-@click.command("components", cls=GroupedCommand)
+@click.command("components", cls=Command)
 @click.argument("kind", required=False)
 @JSON
-@DEBUG
-def command(kind: str | None, as_json: bool, debug: bool) -> None:
+def command(kind: str | None, as_json: bool) -> None:
     """List every `_type` that a configuration can use, with its module; those of one KIND with settings and defaults.
 
     KIND is one of llm, workflow, dataset, evaluator, trajectory_builder, trainer_adapter, trainer, algorithm, model.
@@ -33,31 +32,30 @@ def command(kind: str | None, as_json: bool, debug: bool) -> None:
       reinforge components evaluator
       reinforge components model
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.errors import did_you_mean
-        from reinforge.registry import KINDS, REGISTRY
+    from reinforge.errors import did_you_mean
+    from reinforge.registry import KINDS, REGISTRY
 
-        if kind is not None and kind not in KINDS:
-            hint = did_you_mean(kind, KINDS) or ";"
-            raise click.UsageError(f'unknown kind "{kind}"{hint} allowed: {", ".join(KINDS)}')
-        if kind is None and not as_json:
-            _list_names(REGISTRY.list_names(), REGISTRY.plugin_errors(load=False))
-            return
-        listed = [_describe_component(component) for component in REGISTRY.components(kind)]
-        errors = REGISTRY.plugin_errors()
-        if as_json:
-            say_json({"components": listed, "plugin_errors": errors})
-            return
-        say_as_is(click.style(kind, bold=True))
-        for component in listed:
-            what = "  (a protocol)" if component["is_protocol"] else ""
-            say(f"  {component['written']:<28} {component['origin']}{what}")
-            if kind == "model":  # has no settings
-                say(f"      {component['description']}")
-            for line in component["fields"]:
-                default = "required" if line["default"] is None else _first_line(str(line["default"]))
-                say(f"      {line['path']} = {default}   {line['description']}")
-        _show_errors(errors)
+    if kind is not None and kind not in KINDS:
+        hint = did_you_mean(kind, KINDS) or ";"
+        raise click.UsageError(f'unknown kind "{kind}"{hint} allowed: {", ".join(KINDS)}')
+    if kind is None and not as_json:
+        _list_names(REGISTRY.list_names(), REGISTRY.plugin_errors(load=False))
+        return
+    listed = [_describe_component(component) for component in REGISTRY.components(kind)]
+    errors = REGISTRY.plugin_errors()
+    if as_json:
+        say_json({"components": listed, "plugin_errors": errors})
+        return
+    say_as_is(click.style(kind, bold=True))
+    for component in listed:
+        what = "  (a protocol)" if component["is_protocol"] else ""
+        say(f"  {component['written']:<28} {component['origin']}{what}")
+        if kind == "model":  # has no settings
+            say(f"      {component['description']}")
+        for line in component["fields"]:
+            default = "required" if line["default"] is None else _first_line(str(line["default"]))
+            say(f"      {line['path']} = {default}   {line['description']}")
+    _show_errors(errors)
 
 
 def _list_names(listed: Sequence[Listing], errors: Mapping[str, str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.options import CONFIG_FILE, DEBUG, JSON, OVERRIDE, GroupedCommand, GroupedOption
+from reinforge.cli.options import CONFIG_FILE, JSON, OVERRIDE, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 
 @click.group("config")
@@ -22,7 +22,7 @@ def command() -> None:
     """
 
 
-@command.command("show", cls=GroupedCommand, short_help="Print the resolved configuration, with all defaults.")
+@command.command("show", cls=Command, short_help="Print the resolved configuration, with all defaults.")
 @CONFIG_FILE
 @click.option(
     "--origin",
@@ -33,8 +33,7 @@ def command() -> None:
 )
 @OVERRIDE
 @JSON
-@DEBUG
-def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], as_json: bool, debug: bool) -> None:
+def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], as_json: bool) -> None:
     """Print the resolved configuration: every value in effect, defaults included, with secrets as variables.
 
     \b
@@ -42,45 +41,42 @@ def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], 
       reinforge config show run.yml
       reinforge config show run.yml --origin -o finetuning.num_epochs 20
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from dataclasses import asdict
+    from dataclasses import asdict
 
-        import yaml
+    import yaml
 
-        from reinforge.config.dump import dump_config, list_settings
-        from reinforge.config.loader import load_config
+    from reinforge.config.dump import dump_config, list_settings
+    from reinforge.config.loader import load_config
 
-        loaded = load_config(file, overrides=overrides)
-        if not with_origin:
-            text = dump_config(loaded)
-            if as_json:
-                say_json(yaml.safe_load(text))
-            else:
-                say_as_is(text, nl=False)
-            return
-        settings = list_settings(loaded)
+    loaded = load_config(file, overrides=overrides)
+    if not with_origin:
+        text = dump_config(loaded)
         if as_json:
-            say_json([asdict(setting) for setting in settings])
-            return
-        width = max(len(setting.path) for setting in settings)
-        for setting in settings:
-            value = json.dumps(setting.value, ensure_ascii=False)
-            value = value if len(value) < 60 else f"{value[:57]}..."
-            say(f"{setting.path:<{width}}  {value:<24}  {setting.origin}")
+            say_json(yaml.safe_load(text))
+        else:
+            say_as_is(text, nl=False)
+        return
+    settings = list_settings(loaded)
+    if as_json:
+        say_json([asdict(setting) for setting in settings])
+        return
+    width = max(len(setting.path) for setting in settings)
+    for setting in settings:
+        value = json.dumps(setting.value, ensure_ascii=False)
+        value = value if len(value) < 60 else f"{value[:57]}..."
+        say(f"{setting.path:<{width}}  {value:<24}  {setting.origin}")
 
 
-@command.command("schema", cls=GroupedCommand, short_help="Print the JSON schema of a configuration file.")
+@command.command("schema", cls=Command, short_help="Print the JSON schema of a configuration file.")
 @JSON
-@DEBUG
-def schema(as_json: bool, debug: bool) -> None:
+def schema(as_json: bool) -> None:
     """Print the JSON schema of a configuration file, with all registered components, for editors.
 
     \b
     Example:
       reinforge config schema > reinforge.schema.json
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.json_schema import build_config_schema
-        from reinforge.registry import REGISTRY
+    from reinforge.config.json_schema import build_config_schema
+    from reinforge.registry import REGISTRY
 
-        say_json(build_config_schema(REGISTRY), indent=None if as_json else 2)
+    say_json(build_config_schema(REGISTRY), indent=None if as_json else 2)

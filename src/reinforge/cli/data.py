@@ -10,16 +10,14 @@ import click
 
 from reinforge.cli.options import (
     DATA,
-    DEBUG,
     JSON,
     OUTPUT,
-    GroupedCommand,
     option,
     parse_existing_file,
     parse_output_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
     from reinforge.evaluation.row_statistics import LoadedRows
@@ -53,57 +51,51 @@ def command() -> None:
     """
 
 
-@command.command("validate", cls=GroupedCommand)
+@command.command("validate", cls=Command)
 @ROWS
 @JSON
-@DEBUG
-def validate_command(file: Path, as_json: bool, debug: bool) -> None:
+def validate_command(file: Path, as_json: bool) -> None:
     """Check that a run can use the rows of a file, and list the algorithms that can train on them as they are.
 
     \b
     Example:
       reinforge data validate rows.jsonl
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.evaluation.row_statistics import load_rows
-        from reinforge.trainer.builders.offline_choices import list_offline_choices
+    from reinforge.evaluation.row_statistics import load_rows
+    from reinforge.trainer.builders.offline_choices import list_offline_choices
 
-        loaded = load_rows(file)
-        choices = list_offline_choices(loaded)
-        if as_json:
-            fits = {each.algorithm: each.problem or None for each in choices}
-            say_json(
-                without_secrets({"ok": True, "rows": len(loaded.items), "shape": loaded.shape, "algorithms": fits})
-            )
-            return
-        say(f"{file}: {len(loaded.items):,} rows of the shape {loaded.shape}, all of them usable")
-        for each in choices:
-            say(f"  {each.algorithm:<20} {each.problem or each.settings or 'yes'}")
+    loaded = load_rows(file)
+    choices = list_offline_choices(loaded)
+    if as_json:
+        fits = {each.algorithm: each.problem or None for each in choices}
+        say_json(without_secrets({"ok": True, "rows": len(loaded.items), "shape": loaded.shape, "algorithms": fits}))
+        return
+    say(f"{file}: {len(loaded.items):,} rows of the shape {loaded.shape}, all of them usable")
+    for each in choices:
+        say(f"  {each.algorithm:<20} {each.problem or each.settings or 'yes'}")
 
 
-@command.command("stats", cls=GroupedCommand)
+@command.command("stats", cls=Command)
 @ROWS
 @JSON
-@DEBUG
-def stats_command(file: Path, as_json: bool, debug: bool) -> None:
+def stats_command(file: Path, as_json: bool) -> None:
     """Print what the rows of a file hold: conversations, labels, rewards, lengths, repetitions.
 
     \b
     Example:
       reinforge data stats rows.jsonl
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.evaluation.row_statistics import compute_row_statistics, load_rows
+    from reinforge.evaluation.row_statistics import compute_row_statistics, load_rows
 
-        found = compute_row_statistics(load_rows(file))
-        if as_json:
-            say_json(without_secrets(found.as_dict()))
-            return
-        for name, text in found.format_rows():
-            say(f"  {name:<10} {text}")
+    found = compute_row_statistics(load_rows(file))
+    if as_json:
+        say_json(without_secrets(found.as_dict()))
+        return
+    for name, text in found.format_rows():
+        say(f"  {name:<10} {text}")
 
 
-@command.command("dedupe", cls=GroupedCommand)
+@command.command("dedupe", cls=Command)
 @ROWS
 @option(
     "output",
@@ -123,8 +115,7 @@ def stats_command(file: Path, as_json: bool, debug: bool) -> None:
 )
 @option("overwrite", is_flag=True, group=OUTPUT, help="Replace the output file.")
 @JSON
-@DEBUG
-def dedupe_command(file: Path, output: Path, threshold: float, overwrite: bool, as_json: bool, debug: bool) -> None:
+def dedupe_command(file: Path, output: Path, threshold: float, overwrite: bool, as_json: bool) -> None:
     """Write the rows of a file without those that repeat an earlier one.
 
     Rows are equal if their prompts and replies are; ids, labels and scores do not count, and the first row stays. With
@@ -136,23 +127,22 @@ def dedupe_command(file: Path, output: Path, threshold: float, overwrite: bool, 
     """
     if output.exists() and not overwrite:
         raise click.UsageError(f"{output} exists already; add --overwrite to replace it")
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.evaluation.row_statistics import find_repeated_rows, load_rows
-        from reinforge.files import replace_file
+    from reinforge.evaluation.row_statistics import find_repeated_rows, load_rows
+    from reinforge.files import replace_file
 
-        loaded = load_rows(file)
-        left_out = find_repeated_rows(loaded, threshold)
-        kept = [row for index, row in enumerate(loaded.rows) if index not in left_out]
-        replace_file(output, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in kept))
-        found = _list_left_out(loaded, left_out)
-        if as_json:
-            say_json(without_secrets({"output": str(output), "rows": len(kept), "left_out": found}))
-            return
-        say(f"{output}: {len(kept):,} of {len(loaded.items):,} rows")
-        for each in found[:20]:
-            say(f"  left out {each['row']}: it repeats {each['repeats']} (similarity {each['similarity']:.2f})")
-        if len(found) > 20:
-            say(f"  and {len(found) - 20:,} more")
+    loaded = load_rows(file)
+    left_out = find_repeated_rows(loaded, threshold)
+    kept = [row for index, row in enumerate(loaded.rows) if index not in left_out]
+    replace_file(output, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in kept))
+    found = _list_left_out(loaded, left_out)
+    if as_json:
+        say_json(without_secrets({"output": str(output), "rows": len(kept), "left_out": found}))
+        return
+    say(f"{output}: {len(kept):,} of {len(loaded.items):,} rows")
+    for each in found[:20]:
+        say(f"  left out {each['row']}: it repeats {each['repeats']} (similarity {each['similarity']:.2f})")
+    if len(found) > 20:
+        say(f"  and {len(found) - 20:,} more")
 
 
 def _list_left_out(loaded: LoadedRows, left_out: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from reinforge.cli.options import DEBUG, JSON, GroupedCommand
+from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "peft", "jinja2", "llguidance", "numpy"),
@@ -31,10 +31,9 @@ SECRET_VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HF_TOKEN", "ANTHROPIC_
 NOT_INSTALLED = "not installed"
 
 
-@click.command("env", cls=GroupedCommand)
+@click.command("env", cls=Command)
 @JSON
-@DEBUG
-def command(as_json: bool, debug: bool) -> None:
+def command(as_json: bool) -> None:
     """Print versions, machine and settings for a bug report; values of secrets are left out.
 
     \b
@@ -42,21 +41,20 @@ def command(as_json: bool, debug: bool) -> None:
       reinforge env
       reinforge env --json
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        sections = {
-            "reinforge": _describe_program(),
-            "machine": _describe_machine(),
-            "packages": {name: _find_version(name) for name in PACKAGES},
-            "variables": _describe_variables(os.environ),
-        }
-        if as_json:
-            say_json(sections)
-            return
-        width = max(len(name) for section in sections.values() for name in section)
-        for title, section in sections.items():
-            say(title)
-            for name, value in section.items():
-                say(f"  {name:<{width}}  {value}")
+    sections = {
+        "reinforge": _describe_program(),
+        "machine": _describe_machine(),
+        "packages": {name: _find_version(name) for name in PACKAGES},
+        "variables": _describe_variables(os.environ),
+    }
+    if as_json:
+        say_json(sections)
+        return
+    width = max(len(name) for section in sections.values() for name in section)
+    for title, section in sections.items():
+        say(title)
+        for name, value in section.items():
+            say(f"  {name:<{width}}  {value}")
 
 
 def _describe_program() -> dict[str, str]:

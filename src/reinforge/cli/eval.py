@@ -11,7 +11,6 @@ from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
     DATA,
-    DEBUG,
     ENDPOINT,
     ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
@@ -19,18 +18,17 @@ from reinforge.cli.options import (
     OUTPUT,
     OVERRIDE,
     RESULT_JSON_PATH,
-    GroupedCommand,
     collect_overrides,
     option,
     parse_output_file,
 )
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command, load_file, run_work
 
 SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
 
-@click.command("eval", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("eval", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
 @option(
     "model",
@@ -49,7 +47,6 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 @OVERRIDE
 @COMPAT
 @JSON
-@DEBUG
 def command(
     file: Path,
     model: str | None,
@@ -57,7 +54,6 @@ def command(
     limit: int | None,
     output: Path | None,
     as_json: bool,
-    debug: bool,
     **flags: Any,
 ) -> None:
     """Evaluate the agent of a file, with its own model or with that of a run. Trains nothing.
@@ -71,27 +67,17 @@ def command(
       reinforge eval run.yml --model 20260101-120000-ab12 --split confirm --json
       reinforge eval run.yml --endpoint http://127.0.0.1:9000/run --result_json_path '$.answer'
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.loader import load_config
-        from reinforge.runs.progress import PlainProgress, SilentProgress
-        from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.setup.reach import list_reach
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 
-        loaded = load_config(file, overrides=collect_overrides(flags, ENDPOINT_PATHS), keep_going=True)
-        if not as_json:
-            for name, text in list_reach(loaded).format_sent_variables():
-                say(f"{name}: {text}", err=True)
-        progress = SilentProgress() if as_json else PlainProgress()
-        options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)
-        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-        evaluation = run_interruptible(evaluate(loaded, options), RunOptions(live=live))
-        if output is not None:
-            evaluation.write(output)
-        if as_json:
-            say_json(evaluation.as_dict())
-            return
-        for line in evaluation.format_lines():
-            say(line)
+    loaded = load_file(file, collect_overrides(flags, ENDPOINT_PATHS), as_json=as_json)
+    progress = SilentProgress() if as_json else PlainProgress()
+    options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)
+    evaluation = run_work(evaluate(loaded, options), loaded)
+    if output is not None:
+        evaluation.write(output)
+    if as_json:
+        say_json(evaluation.as_dict())
+        return
+    for line in evaluation.format_lines():
+        say(line)

@@ -128,7 +128,8 @@ COMPAT = option(
     help="nat: components that import from the NeMo Agent Toolkit run on reinforge, unchanged.",
 )
 JSON = click.option("--json", "as_json", cls=GroupedOption, is_flag=True, help="Print the result as JSON.")
-DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help="Print the traceback if the command fails.")
+DEBUG_HELP = "Print the traceback if the command fails."
+DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help=DEBUG_HELP)
 """Arguments and options that several commands have."""
 
 

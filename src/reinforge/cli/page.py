@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, option, parse_output_file
+from reinforge.cli.options import JSON, OUTPUT_DIR, option, parse_output_file
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 
-@click.command("report", cls=GroupedCommand, short_help="Write the page of a run: curves, verdict, episodes, settings.")
+@click.command("report", cls=Command, short_help="Write the page of a run: curves, verdict, episodes, settings.")
 @click.argument("run", metavar="RUN|last")
 @option(
     "output",
@@ -21,8 +21,7 @@ from reinforge.cli.report import exit_on_error
 )
 @OUTPUT_DIR
 @JSON
-@DEBUG
-def command(run: str, output: Path | None, output_dir: str, as_json: bool, debug: bool) -> None:
+def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> None:
     """Write the page of a run: one HTML file that opens in a browser and can be sent to a colleague.
 
     Every run writes its page when it ends; this command writes it again, or while the run goes on.
@@ -32,12 +31,11 @@ def command(run: str, output: Path | None, output_dir: str, as_json: bool, debug
       reinforge report last
       reinforge report 20260101-120000-ab12 --output result.html
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.page.page import write_page
-        from reinforge.trainer.resume import find_run
+    from reinforge.runs.page.page import write_page
+    from reinforge.trainer.resume import find_run
 
-        path = write_page(find_run(run, Path(output_dir)), path=output)
-        if as_json:
-            say_json({"page": str(path)})
-        else:
-            say(str(path))
+    path = write_page(find_run(run, Path(output_dir)), path=output)
+    if as_json:
+        say_json({"page": str(path)})
+    else:
+        say(str(path))

@@ -11,7 +11,6 @@ from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
     DATA,
-    DEBUG,
     ENDPOINT,
     ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
@@ -19,12 +18,11 @@ from reinforge.cli.options import (
     LIMITS,
     OVERRIDE,
     RESULT_JSON_PATH,
-    GroupedCommand,
     collect_overrides,
     option,
 )
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command, load_file, run_work
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 PRICES = "Prices"
 
 
-@click.command("preflight", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("preflight", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
 @option(
     "examples", metavar="N", type=click.IntRange(min=2), default=20, group=DATA, help="Training examples to sample."
@@ -68,7 +66,6 @@ PRICES = "Prices"
 @OVERRIDE
 @COMPAT
 @JSON
-@DEBUG
 def command(
     file: Path,
     examples: int,
@@ -77,7 +74,6 @@ def command(
     price: tuple[tuple[str, float, float], ...],
     training_price: float | None,
     as_json: bool,
-    debug: bool,
     **flags: Any,
 ) -> None:
     """Sample a few training examples and say whether training can help, what it will take, and what to do.
@@ -93,33 +89,23 @@ def command(
       reinforge preflight run.yml --examples 50 --probe_seconds 120
       reinforge preflight run.yml --price judge 0.15 0.60 --json
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.loader import load_config
-        from reinforge.runs.progress import PlainProgress, SilentProgress
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.preflight.analysis import preflight
-        from reinforge.trainer.preflight.costs import TokenPrice
-        from reinforge.trainer.preflight.probe import PreflightOptions
-        from reinforge.trainer.setup.reach import list_reach
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.trainer.preflight.analysis import preflight
+    from reinforge.trainer.preflight.costs import TokenPrice
+    from reinforge.trainer.preflight.probe import PreflightOptions
 
-        loaded = load_config(file, overrides=collect_overrides(flags, ENDPOINT_PATHS), keep_going=True)
-        prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
-        _refuse_unknown(prices, loaded)
-        if not as_json:
-            for name, text in list_reach(loaded).format_sent_variables():
-                say(f"{name}: {text}", err=True)
-        options = PreflightOptions(
-            num_examples=examples,
-            num_samples=samples,
-            max_probe_s=probe_seconds,
-            prices=prices,
-            training_price=training_price,
-            progress=SilentProgress() if as_json else PlainProgress(),
-        )
-        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-        report = run_interruptible(preflight(loaded, options), RunOptions(live=live))
+    loaded = load_file(file, collect_overrides(flags, ENDPOINT_PATHS), as_json=as_json)
+    prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
+    _refuse_unknown(prices, loaded)
+    options = PreflightOptions(
+        num_examples=examples,
+        num_samples=samples,
+        max_probe_s=probe_seconds,
+        prices=prices,
+        training_price=training_price,
+        progress=SilentProgress() if as_json else PlainProgress(),
+    )
+    report = run_work(preflight(loaded, options), loaded)
     if as_json:
         say_json(without_secrets(report.as_dict()))
         return

@@ -10,16 +10,14 @@ from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
     DATA,
-    DEBUG,
     JSON,
     OUTPUT,
     OVERRIDE,
-    GroupedCommand,
     option,
     parse_existing_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command, load_file, run_work
 
 NOT_ROBUST = 3
 ATTACKS = ("empty", "copied_prompt", "copied_format", "verbose", "hedged", "injected", "best_of_n")
@@ -39,7 +37,7 @@ def command() -> None:
 
 @command.command(
     "test",
-    cls=GroupedCommand,
+    cls=Command,
     context_settings={"show_default": True},
     short_help="Score real answers and answers that deserve no reward.",
 )
@@ -87,7 +85,6 @@ def command() -> None:
 @OVERRIDE
 @COMPAT
 @JSON
-@DEBUG
 def test(
     file: Path,
     limit: int,
@@ -101,7 +98,6 @@ def test(
     require_robust: bool,
     overrides: tuple[tuple[str, str], ...],
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Score real answers and answers that deserve no reward, and list those that score too high. Trains nothing.
 
@@ -115,32 +111,22 @@ def test(
       reinforge reward test run.yml --sample 4 --trusted exact --require_robust
       reinforge reward test run.yml --answers answers.jsonl --attack injected --limit 3
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.loader import load_config
-        from reinforge.runs.progress import PlainProgress, SilentProgress
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.reward_test import RewardTestOptions, run_reward_test
-        from reinforge.trainer.setup.reach import list_reach
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.trainer.reward_test import RewardTestOptions, run_reward_test
 
-        loaded = load_config(file, overrides=overrides, keep_going=True)
-        if not as_json:
-            for name, text in list_reach(loaded).format_sent_variables():
-                say(f"{name}: {text}", err=True)
-        options = RewardTestOptions(
-            limit=limit,
-            answers=answers,
-            num_samples=sample,
-            attacks=attack,
-            num_guesses=best_of,
-            evaluators=evaluator,
-            trusted=trusted,
-            max_score=max_score,
-            progress=SilentProgress() if as_json else PlainProgress(),
-        )
-        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-        report = run_interruptible(run_reward_test(loaded, options), RunOptions(live=live))
+    loaded = load_file(file, overrides, as_json=as_json)
+    options = RewardTestOptions(
+        limit=limit,
+        answers=answers,
+        num_samples=sample,
+        attacks=attack,
+        num_guesses=best_of,
+        evaluators=evaluator,
+        trusted=trusted,
+        max_score=max_score,
+        progress=SilentProgress() if as_json else PlainProgress(),
+    )
+    report = run_work(run_reward_test(loaded, options), loaded)
     if as_json:
         say_json(without_secrets(report.as_dict()))
     else:

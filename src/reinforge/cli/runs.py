@@ -12,7 +12,7 @@ import click
 from reinforge.cli.compare import compare_command
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
 from reinforge.cli.output import say, say_json, say_table
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command, exit_on_error
 
 if TYPE_CHECKING:
     from reinforge.runs.journal.verify import Verification
@@ -36,11 +36,10 @@ def command() -> None:
 command.add_command(compare_command)
 
 
-@command.command("list", cls=GroupedCommand)
+@command.command("list", cls=Command)
 @OUTPUT_DIR
 @JSON
-@DEBUG
-def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
+def list_command(output_dir: str, as_json: bool) -> None:
     """List the runs in a folder, the newest last.
 
     \b
@@ -52,42 +51,37 @@ def list_command(output_dir: str, as_json: bool, debug: bool) -> None:
       reinforge runs list
       reinforge runs list --output_dir runs --json
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.removal import find_partial_removals
-        from reinforge.runs.run_folder import read_runs
+    from reinforge.runs.removal import find_partial_removals
+    from reinforge.runs.run_folder import read_runs
 
-        folder = Path(output_dir)
-        runs, leftovers = read_runs(folder), find_partial_removals(folder)
-        if as_json:
-            _print_json(
-                {"runs": [run.as_dict() for run in runs], "partially_removed": [str(path) for path in leftovers]}
-            )
-            return
-        if not runs:
-            why = "" if folder.expanduser().is_dir() else ": the folder does not exist"
-            say(f"no runs in {folder}{why}")
-        else:
-            header = ("name", "status", "epochs", "reward", "started", "size")
-            say_table([header, *(_build_row(run) for run in runs)])
-        for run in runs:
-            if run.status == "damaged":
-                say(f"{run.folder.name} is damaged: {run.reason}\n    details: reinforge runs verify {run.folder}")
-        for path in leftovers:
-            say(f"{path.name} is a run whose removal was interrupted\n    fix: reinforge runs rm {path}")
-        last = runs[-1] if runs else None
-        if last is not None and last.resume_command:
-            say(f"resume {last.folder.name} with: {last.resume_command}")
+    folder = Path(output_dir)
+    runs, leftovers = read_runs(folder), find_partial_removals(folder)
+    if as_json:
+        _print_json({"runs": [run.as_dict() for run in runs], "partially_removed": [str(path) for path in leftovers]})
+        return
+    if not runs:
+        why = "" if folder.expanduser().is_dir() else ": the folder does not exist"
+        say(f"no runs in {folder}{why}")
+    else:
+        header = ("name", "status", "epochs", "reward", "started", "size")
+        say_table([header, *(_build_row(run) for run in runs)])
+    for run in runs:
+        if run.status == "damaged":
+            say(f"{run.folder.name} is damaged: {run.reason}\n    details: reinforge runs verify {run.folder}")
+    for path in leftovers:
+        say(f"{path.name} is a run whose removal was interrupted\n    fix: reinforge runs rm {path}")
+    last = runs[-1] if runs else None
+    if last is not None and last.resume_command:
+        say(f"resume {last.folder.name} with: {last.resume_command}")
 
 
 def _build_row(run: RunOverview) -> tuple[str, ...]:
     from reinforge.runs.run_folder import format_local_time, format_size
 
-    done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
-    epochs = f"{done} of {planned}" if run.record is not None else ""
     return (
         run.folder.name,
         run.status,
-        epochs,
+        run.epochs if run.record is not None else "",
         _format_reward(run),
         format_local_time(run.started_s),
         format_size(run.num_bytes),
@@ -105,7 +99,7 @@ def _format_reward(run: RunOverview) -> str:
     return " -> ".join(f"{value:.3f}" for value in (first, last) if value is not None)
 
 
-@command.command("show", cls=GroupedCommand, short_help="Show what happened to a run, and how to resume it.")
+@command.command("show", cls=Command, short_help="Show what happened to a run, and how to resume it.")
 @click.argument("run", metavar="RUN|last")
 @option(
     "episode",
@@ -116,9 +110,8 @@ def _format_reward(run: RunOverview) -> str:
 @option("epoch", type=int, help="With --episode N: count only the episodes of this epoch; -1 is the baseline.")
 @OUTPUT_DIR
 @JSON
-@DEBUG
 def show_command(
-    run: str, episode: str | None, phase: str | None, epoch: int | None, output_dir: str, as_json: bool, debug: bool
+    run: str, episode: str | None, phase: str | None, epoch: int | None, output_dir: str, as_json: bool
 ) -> None:
     """Show what happened to a run: sessions, epochs, validations, verdict, checkpoints, and how to resume it.
 
@@ -132,28 +125,27 @@ def show_command(
         raise click.UsageError("--phase and --epoch need --episode N")
     if episode is not None and not episode.isdecimal() and (phase is not None or epoch is not None):
         raise click.UsageError("a key already names its phase and epoch: leave out --phase and --epoch")
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.errors import StorageError
-        from reinforge.runs.episodes import find_episode, format_episode
-        from reinforge.runs.run_folder import read_overview
-        from reinforge.trainer.resume import find_run
+    from reinforge.errors import StorageError
+    from reinforge.runs.episodes import find_episode, format_episode
+    from reinforge.runs.run_folder import read_overview
+    from reinforge.trainer.resume import find_run
 
-        folder = find_run(run, Path(output_dir))
-        if episode is not None:
-            found = find_episode(folder, episode, phase, epoch)
-            if as_json:
-                _print_json({"key": found.key, **found.data})
-                return
-            for line in format_episode(found):
-                say(line)
-            return
-        overview = read_overview(folder)
-        if overview.record is None:
-            raise StorageError(f"{overview.reason}\n    details: reinforge runs verify {folder}")
+    folder = find_run(run, Path(output_dir))
+    if episode is not None:
+        found = find_episode(folder, episode, phase, epoch)
         if as_json:
-            _print_json(_describe(overview, overview.record))
+            _print_json({"key": found.key, **found.data})
             return
-        _print_run(overview, overview.record)
+        for line in format_episode(found):
+            say(line)
+        return
+    overview = read_overview(folder)
+    if overview.record is None:
+        raise StorageError(f"{overview.reason}\n    details: reinforge runs verify {folder}")
+    if as_json:
+        _print_json(_describe(overview, overview.record))
+        return
+    _print_run(overview, overview.record)
 
 
 def _describe(run: RunOverview, record: RunRecord) -> dict[str, Any]:
@@ -182,8 +174,7 @@ def _print_run(run: RunOverview, record: RunRecord) -> None:
                 say(f"  {name:<12}{text}")
     else:
         say(f"  {'reason':<12}{run.reason}" if run.reason else f"  {'folder':<12}{run.folder}")
-        done, planned = ("?" if count is None else str(count) for count in (run.epochs_done, run.num_epochs))
-        say(f"  {'epochs':<12}{done} of {planned}")
+        say(f"  {'epochs':<12}{run.epochs}")
         say(f"  {'reward':<12}{_format_reward(run) or 'unknown: no validation has finished'}")
         so_far = summarize_killed_run(run.folder, record.validations, read_config(run.folder))
         say(f"  {'best':<12}{so_far.describe_best()}")
@@ -261,12 +252,11 @@ def transcripts_command(
         say(format_transcripts(found, format).rstrip())
 
 
-@command.command("verify", cls=GroupedCommand, short_help="Check a run folder for damage. Changes nothing.")
+@command.command("verify", cls=Command, short_help="Check a run folder for damage. Changes nothing.")
 @click.argument("run", metavar="RUN|last")
 @OUTPUT_DIR
 @JSON
-@DEBUG
-def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> None:
+def verify_command(run: str, output_dir: str, as_json: bool) -> None:
     """Verify a run folder: database, checkpoints, snapshots, exports, leftovers. Changes nothing.
 
     Exits with 4 if something is damaged, else with 0. Files left behind by a killed process are not damage.
@@ -275,17 +265,16 @@ def verify_command(run: str, output_dir: str, as_json: bool, debug: bool) -> Non
     Example:
       reinforge runs verify last
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.journal.verify import verify_run
-        from reinforge.trainer.resume import find_run
+    from reinforge.runs.journal.verify import verify_run
+    from reinforge.trainer.resume import find_run
 
-        found = verify_run(find_run(run, Path(output_dir)))
-        if as_json:
-            _print_json(found.as_dict())
-        else:
-            _print_findings(found)
-        if not found.is_sound:
-            raise SystemExit(DAMAGE)
+    found = verify_run(find_run(run, Path(output_dir)))
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        _print_findings(found)
+    if not found.is_sound:
+        raise SystemExit(DAMAGE)
 
 
 def _print_findings(found: Verification) -> None:
@@ -312,13 +301,12 @@ def _print_findings(found: Verification) -> None:
         say(f"resume with: {run.resume_command}")
 
 
-@command.command("rm", cls=GroupedCommand)
+@command.command("rm", cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--yes", cls=GroupedOption, is_flag=True, help="Do not ask for confirmation.")
 @OUTPUT_DIR
 @JSON
-@DEBUG
-def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool, debug: bool) -> None:
+def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool) -> None:
     """Remove run folders with everything in them. A run in progress is not removed.
 
     \b
@@ -326,23 +314,22 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool,
       reinforge runs rm 20260101-120000-ab12
       reinforge runs rm one two --yes
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.errors import ConfigError, Problem
-        from reinforge.runs.removal import ensure_removable, remove_run
+    from reinforge.errors import ConfigError, Problem
+    from reinforge.runs.removal import ensure_removable, remove_run
 
-        folders = _find_folders(runs, Path(output_dir))
-        for folder in folders:
-            ensure_removable(folder)
-        if not yes:
-            if as_json or not sys.stdin.isatty():
-                raise ConfigError(Problem("", "nothing was removed: there is no terminal to confirm on", "pass --yes"))
-            _confirm(folders)
-        for folder in folders:
-            remove_run(folder)
-            if not as_json:
-                say(f"removed {folder}")
-        if as_json:
-            _print_json({"removed": [str(folder) for folder in folders]})
+    folders = _find_folders(runs, Path(output_dir))
+    for folder in folders:
+        ensure_removable(folder)
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError(Problem("", "nothing was removed: there is no terminal to confirm on", "pass --yes"))
+        _confirm(folders)
+    for folder in folders:
+        remove_run(folder)
+        if not as_json:
+            say(f"removed {folder}")
+    if as_json:
+        _print_json({"removed": [str(folder) for folder in folders]})
 
 
 def _find_folders(runs: tuple[str, ...], output_dir: Path) -> list[Path]:

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.options import DEBUG, OUTPUT_DIR, GroupedCommand
+from reinforge.cli.options import OUTPUT_DIR
 from reinforge.cli.output import say, say_as_is
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 POLL_S = 1.0
 """Seconds between two looks into the journal."""
 
 
-@click.command("watch", cls=GroupedCommand, short_help="Follow a run in the terminal until it ends.")
+@click.command("watch", cls=Command, short_help="Follow a run in the terminal until it ends.")
 @click.argument("run", metavar="RUN|last")
 @OUTPUT_DIR
-@DEBUG
-def command(run: str, output_dir: str, debug: bool) -> None:
+def command(run: str, output_dir: str) -> None:
     """Follow a run in the terminal until it ends: epochs, validations, progress, and the summary.
 
     It only reads the run folder, so stopping it does not stop the run. For a run that has ended it prints all of that
@@ -31,22 +30,21 @@ def command(run: str, output_dir: str, debug: bool) -> None:
       reinforge watch last
       reinforge watch 20260101-120000-ab12 > progress.txt
     """
-    with exit_on_error(as_json=False, debug=debug):
-        from reinforge.runs.progress import default_progress
-        from reinforge.runs.replay import JournalClock, RunReplay
-        from reinforge.trainer.resume import find_run
+    from reinforge.runs.progress import default_progress
+    from reinforge.runs.replay import JournalClock, RunReplay
+    from reinforge.trainer.resume import find_run
 
-        folder = find_run(run, Path(output_dir))
-        clock = JournalClock()
-        progress = default_progress(sys.stdout, clock=clock)
-        watcher = RunReplay(folder, progress, clock)
-        try:
-            while watcher.update():
-                sys.stdout.flush()  # ends `watch | head`: the display itself only falls silent when its pipe is closed
-                time.sleep(POLL_S)
-        finally:
-            progress.close()
-        _print_end(folder)
+    folder = find_run(run, Path(output_dir))
+    clock = JournalClock()
+    progress = default_progress(sys.stdout, clock=clock)
+    watcher = RunReplay(folder, progress, clock)
+    try:
+        while watcher.update():
+            sys.stdout.flush()  # ends `watch | head`: the display itself only falls silent when its pipe is closed
+            time.sleep(POLL_S)
+    finally:
+        progress.close()
+    _print_end(folder)
 
 
 def _print_end(folder: Path) -> None:

@@ -30,8 +30,8 @@ from reinforge.exports.staging import check_target, stage_folder
 from reinforge.exports.trained_model import TrainedModel, find_trained_model
 from reinforge.registry import Registry
 from reinforge.runs.progress import RunProgress, SilentProgress
-from reinforge.runs.resuming import is_from_python
 from reinforge.runs.run_folder import format_size, measure_size
+from reinforge.runs.summary import is_from_python
 from reinforge.trainer.api import Rows, build_dataset_block
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import load_run_config

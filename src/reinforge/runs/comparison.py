@@ -24,17 +24,15 @@ from reinforge.evaluation.statistics import (
 )
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.rows import BASELINE, EpisodeHead
+from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
 from reinforge.runs.run_folder import RunOverview, read_config, read_overview
 from reinforge.types.evaluation import MetricSummary
-from reinforge.types.trajectory import Outcome
 
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
 """Settings that decide what a score means, besides the models that evaluators ask."""
 CLUSTERS = "clusters"
 """The fact of a run that holds example id -> its conversation or prompt, of held-out examples that share one."""
-_MISSING = {outcome.value for outcome in Outcome if outcome.is_missing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ class _Arm:
         """Returns example id -> mean score of its episodes, without those that failed outside the policy."""
         found: dict[str, list[float]] = {}
         for head in self.heads:
-            if head.outcome not in _MISSING and (score := head.scores.get(metric)) is not None:
+            if head.outcome not in MISSING and (score := head.scores.get(metric)) is not None:
                 found.setdefault(head.example_id, []).append(score)
         return {example: statistics.fmean(scores) for example, scores in found.items()}
 

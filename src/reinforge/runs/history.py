@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reinforge.evaluation.statistics import format_interval
-from reinforge.runs.guard_events import STAGE
-from reinforge.runs.rows import BASELINE, Session, StageRow, ValidationRow
+from reinforge.runs.rows import BASELINE, GUARD, Session, StageRow, ValidationRow
 from reinforge.runs.run_folder import KILLED, RunRecord, describe_position
 
 
@@ -50,7 +49,7 @@ def _describe_epochs(rows: list[StageRow]) -> list[tuple[float | None, str]]:
 
 
 def _name_epoch(row: StageRow) -> str:
-    if row.stage == STAGE and row.epoch == BASELINE:
+    if row.stage == GUARD and row.epoch == BASELINE:
         return "before training"
     if row.stage in ("BASELINE", "CONFIG"):
         return row.stage.lower()
@@ -60,8 +59,6 @@ def _name_epoch(row: StageRow) -> str:
 def _describe_stage(stage: str, data: dict[str, Any]) -> str:
     """Returns what a stage did; for a stage of a user's own trainer its name."""
     get = data.get
-    if stage == "COLLECT" and "kept" in data:  # as runs recorded a selection after a refill until format 2
-        stage = "SELECT"
     if stage == "COLLECT":
         return f"collected {get('trajectories', '?')} trajectories ({get('missing', '?')} missing)"
     if stage == "SELECT":
@@ -78,7 +75,7 @@ def _describe_stage(stage: str, data: dict[str, Any]) -> str:
         return "evaluated " + (", ".join(f"{count} {name}" for name, count in data["outcomes"].items()) or "nothing")
     if "promoted" in data:
         return {True: "promoted", False: "not promoted", None: "no verdict"}.get(data["promoted"], "no verdict")
-    if stage == STAGE:
+    if stage == GUARD:
         return f"guard {get('guard', '?')} {'stopped the run' if get('action') == 'halt' else 'warned'}"
     if stage == "CONFIG":
         return f"changed: {'; '.join(map(str, get('changed', [])))}"

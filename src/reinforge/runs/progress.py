@@ -26,13 +26,11 @@ from rich.table import Table
 from rich.text import Text
 
 from reinforge.evaluation.statistics import format_interval
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.rows import MISSING, EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, format_duration
 from reinforge.safe_text import to_one_line
-from reinforge.types.trajectory import Outcome
 
 Clock = Callable[[], float]
-_MISSING = frozenset(outcome.value for outcome in Outcome if outcome.is_missing)
 
 
 class RunProgress(Protocol):
@@ -119,7 +117,7 @@ class _Counters:
     def add(self, outcome: str, reward: float | None, num_tokens: int) -> None:
         self.num_done += 1
         self.num_tokens += num_tokens
-        if outcome in _MISSING:
+        if outcome in MISSING:
             self.num_missing += 1
         elif reward is not None:
             self.num_rewards += 1

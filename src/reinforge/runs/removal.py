@@ -15,7 +15,7 @@ import filelock
 
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import TRASH, make_staging_path, remove_folder, replace_file
-from reinforge.runs.journal.journal import LOCK, describe_owner
+from reinforge.runs.journal.journal import LOCK, describe_owner, lock_run
 from reinforge.runs.run_folder import is_in_use
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -52,14 +52,7 @@ def remove_run(folder: Path) -> None:
         StorageError: A process works on it, or it cannot be removed.
     """
     ensure_removable(folder)
-    lock = filelock.FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        owner = describe_owner(folder)
-        raise StorageError(f"the run folder {folder} is in use by {owner}; nothing was removed") from None
-    except OSError as cause:
-        raise StorageError(f"cannot lock {folder}: {cause}") from cause
+    lock = lock_run(folder)
     try:
         remove_folder(folder)
     finally:

@@ -12,11 +12,18 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from reinforge.runs.guard_events import STAGE as GUARD
-from reinforge.runs.guard_events import GuardEvent
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
-from reinforge.runs.rows import BASELINE, EpisodeExtent, EpochMetrics, ListedEpisode, StageRow, ValidationRow
+from reinforge.runs.rows import (
+    BASELINE,
+    GUARD,
+    EpisodeExtent,
+    EpochMetrics,
+    GuardEvent,
+    ListedEpisode,
+    StageRow,
+    ValidationRow,
+)
 from reinforge.runs.run_folder import is_in_use, read_config
 
 FOLLOWING = {"COLLECT": "SELECT", "SELECT": "SUBMIT", "SUBMIT": "AWAIT", "AWAIT": "ADOPT"}

@@ -8,29 +8,29 @@ validation_history.json                        ValidationRow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
 
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.trajectory import Outcome
 
 BASELINE = -1
 """The epoch of everything that happens before the first one."""
+MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]
+"""Outcomes of episodes that failed for reasons outside the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One process that worked on a run.
+    """One process that worked on a run; times are seconds since the Unix epoch.
 
     Attributes:
         id: From 1, in the order of the sessions.
-        started_s: Seconds since the Unix epoch.
-        pid: The process.
-        host: The machine.
         resumed_after: The last finished epoch when it started; -1: none was finished; None: it started from scratch.
-        ended_s: Seconds since the Unix epoch; None: it is still running, or was killed.
-        ended: How it ended, for example `completed`; None: it is still running, or was killed.
+        ended_s, ended: When and how it ended, for example `completed`; None: it is still running, or was killed.
     """
 
     id: int
@@ -47,10 +47,9 @@ class StageRow:
     """One stage of an epoch that has ended.
 
     Attributes:
-        epoch: The epoch; -1 outside the epochs.
-        stage: Its name, for example `COLLECT`.
+        epoch: -1 outside the epochs.
+        stage: Such as `COLLECT`.
         at_s: When it ended, in seconds since the Unix epoch.
-        data: What the stage recorded.
     """
 
     epoch: int
@@ -65,10 +64,8 @@ class JobRow:
 
     Attributes:
         job_key: Names the job in the run, `RUN/EPOCH`.
-        epoch: The epoch that submitted it.
-        backend: Where it runs; None: it has not been submitted yet.
+        backend, ref: Where it runs and its name there; None: it has not been submitted yet.
         state: `intent` before it is submitted, then the value of its `TrainingStatusEnum`.
-        ref: Its name at the backend; None: it has not been submitted yet.
         status: Its last known status; None: the backend has not reported one yet.
     """
 
@@ -99,12 +96,11 @@ class EpisodeHead:
 
     Attributes:
         key: `phase/epoch/round/example/generation`.
-        epoch: Its epoch; -1: the baseline.
+        epoch: -1: the baseline.
         round: Which refill of the epoch it belongs to.
-        example_id: Its example.
         outcome: Such as `ok` or `timeout`.
         reason: Why it failed; may be empty.
-        reward: Its reward; None: missing.
+        reward: None: missing.
         scores: Evaluator -> score; None: missing.
     """
 
@@ -122,16 +118,10 @@ class EpisodeHead:
 class ListedEpisode:
     """A finished episode as a list shows it: what the journal knows without reading what the episode holds.
 
-    Attributes:
+    Attributes, besides those of `EpisodeHead`:
         number: Grows with every recorded episode.
-        key: `phase/epoch/round/example/generation`.
         phase: Why it ran, such as `collect`.
-        epoch: Its epoch; -1: the baseline.
-        round: Which refill of the epoch it belongs to.
-        example_id: Its example.
         generation: Index among the episodes of the example, from 0.
-        outcome: Such as `ok` or `timeout`.
-        reward: Its reward; None: missing.
     """
 
     number: int
@@ -150,7 +140,6 @@ class EpisodeExtent:
     """How far the recorded episodes reach; while it stays the same, they do too.
 
     Attributes:
-        count: Number of recorded episodes.
         newest: `number` of the newest one; 0: there is none.
         session_s: When the last process began to work on the run, in seconds since the Unix epoch; it may have removed
             episodes, or the whole folder and made it again.
@@ -167,7 +156,6 @@ class PolicyVersion:
 
     Attributes:
         version: From 0, the weights before training.
-        fingerprint: A hash of the weights.
         num_updates: Optimizer steps of the job that made it; None: the backend does not report them.
         checkpoint: Its checkpoint, relative to the run folder; None: it has none.
     """
@@ -183,7 +171,7 @@ class PolicyVersion:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Returns an entry of `summary.json`; unknown keys are ignored."""
+        """Returns an entry of `summary.json`."""
         return cls(row["version"], row.get("fingerprint", ""), row.get("num_updates"), row.get("checkpoint"))
 
 
@@ -204,11 +192,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True)
 class EpochSnapshot(SnapshotRow):
-    """A snapshot with everything that resuming needs.
-
-    Attributes:
-        state: State of the trainer and the run's counters.
-    """
+    """A snapshot with everything that resuming needs: the state of the trainer and the run's counters."""
 
     state: dict[str, Any]
 
@@ -218,17 +202,14 @@ class EpochMetrics:
     """The metrics of one epoch: a line of `training_metrics.jsonl` and an entry of `reward_history.json`.
 
     Attributes:
-        epoch: From 0.
         avg_reward: Mean reward over the examples; None: unknown, or the data has no rewards.
         ci_low, ci_high: Ends of its 95 % interval; None: unknown.
         filtered_avg_reward: Mean reward of the groups that were trained on; None: none were.
-        num_groups: Collected groups.
         num_groups_kept: Groups that were trained on.
         num_groups_zero_variance: Groups dropped because all siblings have the same reward.
         num_groups_low_spread: Groups dropped because the rewards of the siblings differ too little.
         num_groups_outside: Groups that the curriculum left out.
         num_groups_spared: Groups that were not even collected because the curriculum would have left them out.
-        num_trajectories: Collected trajectories.
         num_missing: Episodes that failed for reasons outside the policy; None: the builder does not count them.
         missing_reason: The commonest of these reasons; None: none is missing, or it is not known.
         curriculum_percentile: Share of the groups that the curriculum admits, from 0 to 1.
@@ -342,3 +323,71 @@ def _parse_summary(value: MetricSummary | Mapping[str, Any]) -> MetricSummary:
         return value
     names = {each.name for each in fields(MetricSummary)}
     return MetricSummary(**{name: each for name, each in value.items() if name in names})
+
+
+def choose_best_validation(validations: Sequence[ValidationRow], metric: str | None = None) -> ValidationRow | None:
+    """Returns the validation with the highest score, the baseline (epoch -1) included; of equals the earliest.
+
+    Example: rewards `{-1: 0.40, 0: None, 1: 0.55, 2: 0.55}` by epoch -> the row of epoch 1. None: no validation has a
+    score. If the best has epoch -1, no checkpoint beat the base model.
+
+    Args:
+        metric: The gate's metric; used if any validation has it, else `avg_reward`.
+    """
+    by_metric = metric is not None and any(metric in row.metrics for row in validations)
+
+    def score(row: ValidationRow) -> float | None:
+        value = row.metrics.get(metric) if by_metric and metric is not None else row.avg_reward
+        return value if value is not None and math.isfinite(value) else None
+
+    scored = [(value, row) for row in validations if (value := score(row)) is not None]
+    if not scored:
+        return None
+    return min(scored, key=lambda pair: (-pair[0], pair[1].epoch))[1]
+
+
+GUARD = "GUARD"
+"""The stage under which the journal keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardEvent:
+    """A guard has warned, or stopped the run.
+
+    Attributes:
+        epoch: The epoch after which it did; -1: before training.
+        guard: Its name in `finetuning.guards`.
+        text: What was found and what to do, as sentences.
+        value, limit: The figure and its limit; None: there is none.
+        count: Measurements in a row beyond the limit.
+    """
+
+    epoch: int
+    guard: str
+    action: Literal["warn", "halt"]
+    text: str
+    value: float | None = None
+    limit: float | None = None
+    count: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in names})
+
+    def __str__(self) -> str:
+        where = "before training" if self.epoch < 0 else f"epoch {self.epoch}"
+        return f"{where}, guard {self.guard}: {self.text}"
+
+
+def list_guard_events(stages: Iterable[StageRow]) -> list[GuardEvent]:
+    """Returns the events among the stages of a journal, each once, in their order."""
+    found = {}
+    for row in stages:
+        if row.stage == GUARD:
+            event = GuardEvent.from_dict(row.data)
+            found[event.guard, event.epoch, event.action] = event
+    return list(found.values())

@@ -25,9 +25,8 @@ from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import LOCK, describe_owner
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import find_lost_log
-from reinforge.runs.resuming import describe_resume
 from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, SnapshotRow, StageRow, ValidationRow
-from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
 NOT_STARTED = "the run stopped during startup"
@@ -137,6 +136,12 @@ class RunOverview:
         rows = self.record.validations if self.record is not None else []
         known = [row.avg_reward for row in rows]
         return (known[0] if known else None, known[-1] if len(known) > 1 else None)
+
+    @property
+    def epochs(self) -> str:
+        """Returns `3 of 20`, with `?` for what is not known."""
+        done, planned = ("?" if count is None else str(count) for count in (self.epochs_done, self.num_epochs))
+        return f"{done} of {planned}"
 
     @property
     def resume_command(self) -> str | None:
@@ -359,10 +364,15 @@ def format_size(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def list_runs(output_dir: Path) -> list[Path]:
+def find_run_folders(output_dir: Path) -> list[Path]:
+    """Returns the run folders in a folder, by name."""
     paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
-    found = [path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH)]
-    return sorted(found, key=lambda folder: (_find_start_s(folder), folder.name))
+    return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
+
+
+def list_runs(output_dir: Path) -> list[Path]:
+    """Returns the run folders in a folder, the latest one last."""
+    return sorted(find_run_folders(output_dir), key=_find_start_s)
 
 
 def _find_start_s(folder: Path) -> float:

@@ -13,8 +13,7 @@ from reinforge.engine.model.source import PIP, looks_like_gguf
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.registry import REGISTRY
-from reinforge.runs.rows import BASELINE, ValidationRow
-from reinforge.runs.validations import choose_best_validation
+from reinforge.runs.rows import BASELINE, ValidationRow, choose_best_validation
 
 ADAPTER = "adapter_config.json"
 BUNDLED = "bundled:"

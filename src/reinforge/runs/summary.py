@@ -12,26 +12,21 @@ from typing import Any, Literal
 import click
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
+from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file, replace_file, storage_boundary
-from reinforge.runs.guard_events import GuardEvent
 from reinforge.runs.plot import can_draw_plots
-from reinforge.runs.resuming import describe_resume
-from reinforge.runs.rows import BASELINE, PolicyVersion, ValidationRow
+from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
-from reinforge.runs.validations import choose_best_validation
 from reinforge.safe_text import to_printable
 from reinforge.types.evaluation import MetricSummary
-from reinforge.types.trajectory import Outcome
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
 STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 """Stages whose name on the terminal differs from the one in the journal."""
-
-_MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]
 
 
 @dataclass
@@ -359,8 +354,8 @@ def format_unscored(summary: MetricSummary, before: str = "") -> str:
 
 def _format_episodes(episodes: dict[str, int], reason: str | None) -> str:
     """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the commonest reason."""
-    dropped = {name: count for name, count in episodes.items() if name in _MISSING and count}
-    scored = {name: count for name, count in episodes.items() if name not in _MISSING and count}
+    dropped = {name: count for name, count in episodes.items() if name in MISSING and count}
+    scored = {name: count for name, count in episodes.items() if name not in MISSING and count}
     text = f"{sum(episodes.values()):,}" + (f" ({_format_counts(scored)})" if scored else "")
     text = f"{text}; dropped {sum(dropped.values()):,}" + (f": {_format_counts(dropped)}" if dropped else "")
     return f"{text}; the commonest reason: {reason}" if dropped and reason else text
@@ -380,3 +375,23 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def describe_resume(folder: Path) -> str:
+    """Returns what resumes a run: a command, or the argument for the Python code that started the run.
+
+    Example: `reinforge finetune --resume runs/r`, or `reinforge.finetune(..., resume='runs/r')` where the agent is a
+    function that only Python code can pass.
+    """
+    if is_from_python(folder):
+        return f"reinforge.finetune(..., resume={str(folder)!r}) with the same agent, dataset and reward"
+    return f"reinforge finetune --resume {shlex.quote(str(folder))}"
+
+
+def is_from_python(folder: Path) -> bool:
+    """Returns True if a run's configuration names objects that no file can name, so that no command can resume it."""
+    try:
+        text = read_regular_file(folder / "config.yml", MAX_RECORD_BYTES).decode("utf-8")
+        return PYTHON_OBJECT.search(text) is not None
+    except (OSError, ValueError):
+        return False

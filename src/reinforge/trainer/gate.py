@@ -30,9 +30,8 @@ from reinforge.evaluation.statistics import (
     compute_paired_difference,
 )
 from reinforge.runs.checkpoints import copy_model
-from reinforge.runs.rows import ValidationRow
+from reinforge.runs.rows import ValidationRow, choose_best_validation
 from reinforge.runs.summary import RunSummary
-from reinforge.runs.validations import choose_best_validation
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.parts import Parts

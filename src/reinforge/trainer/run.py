@@ -26,8 +26,7 @@ from reinforge.errors import (
 )
 from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
-from reinforge.runs.guard_events import list_guard_events
-from reinforge.runs.journal.journal import RunJournal, upgrade_journal
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import repair_journal
 from reinforge.runs.page.page import write_page
@@ -35,7 +34,7 @@ from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_pl
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
 from reinforge.runs.report import write_report
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.rows import EpochMetrics, ValidationRow, list_guard_events
 from reinforge.runs.run_folder import ResumePoint
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
@@ -134,7 +133,6 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     folder = options.resume or options.choose_folder(config, "-smoke" if options.smoke else "")
     if options.resume is not None:
         repair_journal(folder)
-        upgrade_journal(folder)
         added = count_added_epochs(folder, config.num_epochs)
         if not added and (finished := read_summary(folder)) is not None:
             return finished

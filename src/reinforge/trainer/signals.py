@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from reinforge.errors import Interrupted, StorageError
 from reinforge.rollout.isolation.containment import close_loop, create_loop, run_loop
-from reinforge.runs.resuming import describe_resume
-from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.shutdown import ShutdownThread
 

@@ -14,8 +14,7 @@ from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
 from reinforge.files import write_json
 from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
-from reinforge.runs.rows import BASELINE, EpochSnapshot, ValidationRow
-from reinforge.runs.validations import choose_best_validation
+from reinforge.runs.rows import BASELINE, EpochSnapshot, ValidationRow, choose_best_validation
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.trajectory import EpisodeItem, TrajectoryCollection, TrajectoryGroup

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.options import DEBUG, OUTPUT_DIR, GroupedCommand, GroupedOption, option
+from reinforge.cli.options import OUTPUT_DIR, GroupedOption, option
 from reinforge.cli.output import say, say_as_is
-from reinforge.cli.report import exit_on_error
+from reinforge.cli.report import Command
 
 DEFAULT_PORT = 7477
 
 
-@click.command("view", cls=GroupedCommand, short_help="Show all runs in the browser.")
+@click.command("view", cls=Command, short_help="Show all runs in the browser.")
 @option(
     "port",
     type=click.IntRange(0, 65535),
@@ -22,8 +22,7 @@ DEFAULT_PORT = 7477
 )
 @click.option("--open", "opens_browser", cls=GroupedOption, is_flag=True, help="Open the address in the browser.")
 @OUTPUT_DIR
-@DEBUG
-def command(port: int | None, opens_browser: bool, output_dir: str, debug: bool) -> None:
+def command(port: int | None, opens_browser: bool, output_dir: str) -> None:
     """Show all runs in the browser: live curves, every episode as a chat with its tokens, comparisons.
 
     It listens on 127.0.0.1 only, never changes a run, loads nothing from other hosts, and stops with Ctrl-C. The
@@ -34,8 +33,7 @@ def command(port: int | None, opens_browser: bool, output_dir: str, debug: bool)
       reinforge view
       reinforge view --output_dir runs --port 8000 --open
     """
-    with exit_on_error(as_json=False, debug=debug):
-        asyncio.run(_serve(Path(output_dir), port, opens_browser))
+    asyncio.run(_serve(Path(output_dir), port, opens_browser))
 
 
 async def _serve(output_dir: Path, port: int | None, opens_browser: bool) -> None:

@@ -17,10 +17,17 @@ from typing import Any, Generic, TypeVar
 from reinforge.errors import ReinforgeError
 from reinforge.files import TRASH
 from reinforge.runs.journal.reader import JOURNAL
-from reinforge.runs.page.token_texts import TokenTexts
+from reinforge.runs.page.chats import TokenTexts
 from reinforge.runs.progress import StatusLine
 from reinforge.runs.replay import JournalClock, RunReplay
-from reinforge.runs.run_folder import RUNNING, RunOverview, is_in_use, read_config, read_overview_of_any
+from reinforge.runs.run_folder import (
+    RUNNING,
+    RunOverview,
+    find_run_folders,
+    is_in_use,
+    read_config,
+    read_overview_of_any,
+)
 from reinforge.view.episode_table import EpisodeTable
 
 CONFIG = "config.yml"
@@ -87,13 +94,9 @@ class RunLibrary:
         except OSError:  # a name that is too long
             return None
 
-    def list_folders(self) -> list[Path]:
-        paths = self.output_dir.glob(f"*/{JOURNAL}")
-        return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
-
     def list_overviews(self) -> list[RunOverview]:
         """Returns every run, the latest one first."""
-        folders = self.list_folders()
+        folders = find_run_folders(self.output_dir)
         for kept in (self._runs, self._configs, self._watched):
             for gone in kept.keys() - set(folders):
                 del kept[gone]
@@ -122,7 +125,7 @@ class RunLibrary:
 
     def read_version_of_all(self) -> str:
         """Returns a text that changes whenever the list of runs would."""
-        return _to_text(tuple((folder.name, self._measure(folder)) for folder in self.list_folders()))
+        return _to_text(tuple((folder.name, self._measure(folder)) for folder in find_run_folders(self.output_dir)))
 
     def get_version(self, run: RunOverview) -> str:
         """Returns the `read_version` from before an overview was read, so that a page never claims to be newer."""

@@ -23,10 +23,9 @@ from reinforge.registry import REGISTRY
 from reinforge.rollout.http.access import HEADERS, KEY, LOOPBACK, REPORT_POLICY, AccessKey, is_own_host
 from reinforge.runs.comparison import compare_runs
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.page.chats import ChatStyle
+from reinforge.runs.page.chats import ChatStyle, TrainedTokens
 from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
-from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
 from reinforge.view.compare_page import build_comparison
@@ -34,8 +33,7 @@ from reinforge.view.documents import Live, build_problem, build_run_path
 from reinforge.view.episode_pages import build_episode_list, build_episode_page
 from reinforge.view.episode_table import EpisodeQuery
 from reinforge.view.library import RunLibrary
-from reinforge.view.run_list import build_run_list
-from reinforge.view.run_page import build_run_page
+from reinforge.view.run_page import build_run_list, build_run_page
 
 POLL_S = 2.0
 """Seconds between two looks at the files of an open page's run."""

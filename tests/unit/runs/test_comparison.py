@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import ConfigError
 from reinforge.runs.comparison import compare_runs
-from reinforge.runs.journal.checksums import update_rows
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalOutputItem

@@ -10,11 +10,16 @@ from reinforge.cli import main
 from reinforge.config.compare import find_changed_settings
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.page.charts import Line, Point, choose_ticks, draw_chart
-from reinforge.runs.page.chats import ChatStyle, build_chat, choose_logprob_class, choose_relative_class
+from reinforge.runs.page.chats import (
+    ChatStyle,
+    TokenTexts,
+    TrainedTokens,
+    build_chat,
+    choose_logprob_class,
+    choose_relative_class,
+)
 from reinforge.runs.page.elements import build, to_html
 from reinforge.runs.page.page import POLICY, write_page
-from reinforge.runs.page.token_texts import TokenTexts
-from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpisodeRow
 from reinforge.trainer import run as run_module

@@ -1,7 +1,6 @@
 """The best of several validations."""
 
-from reinforge.runs.rows import ValidationRow
-from reinforge.runs.validations import choose_best_validation
+from reinforge.runs.rows import ValidationRow, choose_best_validation
 
 
 def validation(epoch, reward, **metrics):

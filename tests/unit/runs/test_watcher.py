@@ -5,8 +5,8 @@ import io
 import pytest
 
 from reinforge.files import replace_file
-from reinforge.runs.journal.checksums import update_rows
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.progress import PlainProgress, SilentProgress, StatusLine
 from reinforge.runs.replay import JournalClock, RunReplay
 from reinforge.runs.rows import EpochMetrics, ValidationRow

@@ -8,10 +8,9 @@ import pytest
 
 from reinforge.config.blocks import GuardsConfig, LimitsConfig
 from reinforge.errors import GuardHalted
-from reinforge.runs.guard_events import STAGE, list_guard_events
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.rows import GUARD, EpochMetrics, ValidationRow, list_guard_events
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.guards import measures
 from reinforge.trainer.guards.events import GuardWatch
@@ -239,7 +238,7 @@ def test_the_journal_shows_the_events_in_the_history_of_the_run(play: Any) -> No
 
     run = play(**CURVES["mismatch"][0])
     run.play()
-    assert [row.stage for row in run.journal.stages()] == [STAGE, STAGE]
+    assert [row.stage for row in run.journal.stages()] == [GUARD, GUARD]
     texts = [text for _, text in build_timeline(read_record(run.journal.folder), is_running=False)]
     assert texts == ["epoch 2: guard mismatch warned, guard mismatch stopped the run"]
 

@@ -1,8 +1,8 @@
 """The journal of a run, written by the one process that owns the run folder.
 
 SQLite (`run.sqlite`) is the record; the files beside it are exports. Episodes are committed in groups, at most 50 ms
-late; stages and jobs at once. Every commit is synced to disk (`synchronous = FULL`). Calls return at once, except
-`flush` and those that say that they wait.
+late; stages, jobs and snapshots at once, and their calls wait until they are on disk, as `flush` does. Every commit is
+synced to disk (`synchronous = FULL`).
 
     jobs       intent -> pending -> running -> completed | failed | canceled     (JOB_TRANSITIONS)
     snapshots  where a run can resume: an epoch whose job is done, and the checkpoint with its weights
@@ -27,10 +27,9 @@ from pydantic import BaseModel
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
 from reinforge.files import PRIVATE_FILE, make_private_folder, remove_leftovers, replace_file, to_json
-from reinforge.runs.journal.checksums import insert_row, update_rows
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
-from reinforge.runs.journal.schema import can_upgrade
+from reinforge.runs.journal.schema import insert_row, update_rows
 from reinforge.runs.journal.writer import JournalWriter, note_damage
 from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.types.episode import EpisodeRecord
@@ -48,10 +47,7 @@ OWNER_WAIT_S = 1.0
 
 
 class RunJournal(JournalReader):
-    """The journal of a run that this process owns; can do everything that the reader can, and records.
-
-    Args:
-        folder: The run folder; must not exist yet.
+    """The journal of a run that this process owns, for a new run folder: a reader that also records.
 
     Raises:
         ConfigError: The folder exists.
@@ -73,10 +69,10 @@ class RunJournal(JournalReader):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Returns the journal of an existing run whose process has ended, upgraded to the current format.
+        """Returns the journal of an existing run whose process has ended.
 
         Raises:
-            ConfigError: It is not a run folder, or its journal was written by a newer reinforge.
+            ConfigError: It is not a run folder, or its journal has another format.
             StorageError: Another process owns it, or it cannot be read.
         """
         if not (folder / JOURNAL).is_file():
@@ -88,13 +84,7 @@ class RunJournal(JournalReader):
 
     def _take_ownership(self) -> None:
         folder = self.folder
-        self._lock = filelock.FileLock(folder / LOCK, mode=PRIVATE_FILE)
-        try:
-            self._lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}") from None
-        except OSError as cause:
-            raise StorageError(f"cannot lock {folder}: {cause}") from cause
+        self._lock = lock_run(folder)
         try:
             replace_file(folder / OWNER, to_json({"pid": os.getpid(), "host": socket.gethostname()}))
             for part in ("checkpoints", "episodes"):
@@ -142,7 +132,7 @@ class RunJournal(JournalReader):
         self.flush()
 
     def record_job_submission(self, job_key: str, ref: TrainingJobRef) -> None:
-        """Records the name that the backend gave a job, and waits until that is on disk."""
+        """Records the name that the backend gave a job."""
         pending, data = TrainingStatusEnum.PENDING.value, _dump_model(ref)
         changes = {"backend": ref.backend, "status": pending, "at_s": time.time(), "ref": data}
         condition = "job_key = :known AND status = :before"
@@ -150,7 +140,7 @@ class RunJournal(JournalReader):
         self.flush()
 
     def record_job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
-        """Records the status of a job, and waits until that is on disk.
+        """Records the status of a job.
 
         Raises:
             BackendError: The job had ended with another status before.
@@ -200,7 +190,7 @@ class RunJournal(JournalReader):
         self._insert("validations", epoch=row.epoch, data=to_json(row.as_dict()))
 
     def record_snapshot(self, snapshot: EpochSnapshot) -> None:
-        """Records, in one transaction, where the run can resume from now on, and waits until that is on disk."""
+        """Records where the run can resume from now on."""
         row = {"epoch": snapshot.epoch, "version": snapshot.version, "checkpoint": snapshot.checkpoint}
         self._insert("snapshots", **row, at_s=time.time(), data=to_json(snapshot.state))
         self.flush()
@@ -232,14 +222,12 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
 
     def start_session(self) -> None:
-        """Records that this process works on the run."""
         self._insert("sessions", started_s=time.time(), pid=os.getpid(), host=socket.gethostname())
 
     def record_resume(self, after: int) -> None:
         self._update_session(resumed_after=after)
 
     def end_session(self, how: str) -> None:
-        """Records how the work of this process ended."""
         self._update_session(ended_s=time.time(), ended=how)
 
     def _update_session(self, **changes: Any) -> None:
@@ -287,14 +275,20 @@ def _dump_model(value: BaseModel) -> str:
     return to_json(value.model_dump(mode="json"))
 
 
-def upgrade_journal(folder: Path) -> None:
-    """Upgrades the journal of an older format in place; does nothing to any other.
+def lock_run(folder: Path) -> filelock.BaseFileLock:
+    """Returns the lock of a run folder, taken.
 
     Raises:
-        StorageError: The journal cannot be read, or another process owns the run folder.
+        StorageError: Another process works on the run, or it cannot be locked.
     """
-    if can_upgrade(JournalReader(folder).read_format()):
-        RunJournal.open(folder).close()
+    lock = filelock.FileLock(folder / LOCK, mode=PRIVATE_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}") from None
+    except OSError as cause:
+        raise StorageError(f"cannot lock {folder}: {cause}") from cause
+    return lock
 
 
 def describe_owner(folder: Path) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import StorageError, boundary
-from reinforge.runs.journal.checksums import JSON_COLUMNS, find_problem, read_columns
-from reinforge.runs.journal.schema import READABLE_FORMATS, SCHEMA_VERSION, can_upgrade, describe_format
+from reinforge.runs.journal.schema import JSON_COLUMNS, SCHEMA_VERSION, describe_format, find_problem, read_columns
 from reinforge.runs.rows import (
     BASELINE,
     EpisodeExtent,
@@ -40,53 +39,30 @@ _IS_DIALOGUE = "json_type(data, '$.output.protocol') = 'text' AND json_type(data
 class JournalReader:
     """The journal of a run as it stands on disk, as typed rows. An empty journal has no rows.
 
-    Every method raises `StorageError` where the journal cannot be read, or has a format that must be upgraded first.
-
-    Args:
-        folder: The run folder.
+    Every method raises `StorageError` where the journal cannot be read, or has another format.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._has_tables = False
-        self._has_checksums = True
 
     @property
     def database(self) -> Path:
         return self.folder / JOURNAL
 
-    def read_format(self) -> int:
-        """Returns the format of the tables; 0: there are none, since the process died before it had created them."""
-        [[version]] = self._fetch("PRAGMA user_version")
-        return int(version)
-
     def is_empty(self) -> bool:
-        """True if the journal has no tables yet.
-
-        Raises:
-            StorageError: Its format must be upgraded first, or is that of a newer reinforge.
-        """
+        """True if the journal has no tables: its process died before it had created them."""
         if self._has_tables:
             return False
-        found = self.read_format()
-        if found not in (0, *READABLE_FORMATS):
+        [[found]] = self._fetch("PRAGMA user_version")
+        if found not in (0, SCHEMA_VERSION):
             raise StorageError(describe_format(self.database, found))
-        self._has_tables, self._has_checksums = found != 0, found == SCHEMA_VERSION
+        self._has_tables = found != 0
         return not self._has_tables
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts about the whole run, such as its status; empty: the run has not started.
-
-        They can be read in every format up to the current one.
-        """
-        found = self.read_format()
-        if found in READABLE_FORMATS:
-            return {row["key"]: row["value"] for row in self._read("run")}
-        if found != 0 and not can_upgrade(found):
-            raise StorageError(describe_format(self.database, found))
-        if found == 0:
-            return {}
-        return {key: json.loads(value) for key, value in self._fetch("SELECT key, value FROM run")}
+        """Returns the facts about the whole run, such as its status; empty: the run has not started."""
+        return {row["key"]: row["value"] for row in self._read("run")}
 
     def sessions(self) -> list[Session]:
         """Returns every process that worked on the run, the first one first."""
@@ -233,17 +209,16 @@ class JournalReader:
         names = list(read_columns()[table])
         if self.is_empty():
             return []
-        sealed = "checksum" if self._has_checksums else "NULL"
-        found = self._fetch(f"SELECT {', '.join(names)}, {sealed} FROM {table} {tail}", parameters)
-        rows = [dict(zip(names, row[:-1], strict=True)) for row in found]
-        for values, (*_, checksum) in zip(rows, found, strict=True):
-            problem = find_problem(table, values, checksum)
+        rows = []
+        for *row, checksum in self._fetch(f"SELECT {', '.join(names)}, checksum FROM {table} {tail}", parameters):
+            problem = find_problem(row, checksum)
             if problem is not None:
                 self._note_damage()
-                raise DamagedJournal(self.folder, f"{table} {values[names[0]]}: {problem}")
-        if parse:
-            for values in rows:
+                raise DamagedJournal(self.folder, f"{table} {row[0]}: {problem}")
+            values = dict(zip(names, row, strict=True))
+            if parse:
                 values |= {name: _parse(values[name]) for name in JSON_COLUMNS & values.keys()}
+            rows.append(values)
         return rows
 
     def _rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -252,7 +227,8 @@ class JournalReader:
     def _fetch(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with boundary(StorageError, f"cannot read {self.database}"):
             try:
-                return _fetch_rows(self.database, query, parameters)
+                with open_for_reading(self.database) as connection:
+                    return connection.execute(query, parameters).fetchall()
             except DATABASE_ERRORS as error:
                 if is_damage(error):
                     self._note_damage()
@@ -264,12 +240,7 @@ class JournalReader:
 
 
 class DamagedJournal(StorageError):
-    """A journal holds something else than what was written to it.
-
-    Args:
-        folder: The run folder.
-        what: What was found.
-    """
+    """A journal holds something else than what was written to it."""
 
     def __init__(self, folder: Path, what: str):
         fix = f"`reinforge runs verify {folder}` says what can be saved"
@@ -312,11 +283,6 @@ def _parse_job(row: dict[str, Any]) -> JobRow:
         TrainingJobRef.model_validate(ref) if ref else None,
         TrainingJobStatus.model_validate(status) if status else None,
     )
-
-
-def _fetch_rows(database: Path, query: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    with open_for_reading(database) as connection:
-        return connection.execute(query, parameters).fetchall()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Checks every row of a journal, and rebuilds a damaged one from what is whole.
 
-rows          those whose checksum agrees, or that have none and are JSON; read from both ends around a broken page
+rows          those whose checksum agrees; read from both ends around a broken page
 metrics       what is missing, from training_metrics.jsonl      validations   from validation_history.json
 snapshots     what is missing, from the checkpoints' own state
 
@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from reinforge.errors import StorageError
 from reinforge.files import (
     MAX_RECORD_BYTES,
@@ -35,10 +33,16 @@ from reinforge.files import (
     to_json,
 )
 from reinforge.runs.checkpoints import Checkpoints
-from reinforge.runs.journal.checksums import check_rows, insert_row, read_columns, register_checksum
-from reinforge.runs.journal.journal import LOCK, describe_owner
+from reinforge.runs.journal.journal import lock_run
 from reinforge.runs.journal.reader import DAMAGE_MARK, DATABASE_ERRORS, JOURNAL, is_damage, open_for_reading
-from reinforge.runs.journal.schema import READABLE_FORMATS, SCHEMA_VERSION, create_or_upgrade, read_tables
+from reinforge.runs.journal.schema import (
+    SCHEMA_VERSION,
+    check_rows,
+    create_tables,
+    insert_row,
+    read_columns,
+    read_tables,
+)
 from reinforge.runs.rows import BASELINE
 
 REPAIR_NOTES = "repair_notes"
@@ -64,21 +68,18 @@ class JournalCheck:
 
     Attributes:
         problems: What is wrong, at most about ten sentences; empty: nothing.
-        num_rows: Rows that are whole.
-        num_unsealed: Rows among them that have no checksum, since an older reinforge wrote them.
-        num_episodes: Episodes among them.
+        num_rows, num_episodes: Rows that are whole, and the episodes among them.
     """
 
     problems: list[str] = field(default_factory=list)
     num_rows: int = 0
-    num_unsealed: int = 0
     num_episodes: int = 0
 
 
 def check_journal(folder: Path, *, newest: int | None = None) -> JournalCheck:
     """Returns what is wrong with the journal of a run; reads and checks every row.
 
-    A journal of a format that cannot be read is only checked as a file.
+    A journal of another format is not checked: whoever reads or resumes it refuses it.
 
     Args:
         newest: Of the episodes, check only so many, those that were recorded last; None: all.
@@ -100,17 +101,19 @@ def check_journal(folder: Path, *, newest: int | None = None) -> JournalCheck:
 
 
 def _check_database(db: sqlite3.Connection, found: JournalCheck, newest: int | None) -> None:
-    for part in [str(MAX_PROBLEMS)] if newest is None else [name for name in read_columns() if name != EPISODES]:
-        found.problems += [str(line) for (line,) in db.execute(f"PRAGMA integrity_check({part})") if line != "ok"]
     [version] = db.execute("PRAGMA user_version").fetchone()
-    expected = _read_expected_tables()
-    if version != SCHEMA_VERSION and expected.items() <= read_tables(db).items():
-        found.problems.append(f"its format is {version}, but its tables are those of format {SCHEMA_VERSION}")
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
+        create_tables(new)
+        is_ours = read_tables(db) == read_tables(new)
+    if version == SCHEMA_VERSION or version == 0:
+        for part in [str(MAX_PROBLEMS)] if newest is None else [name for name in read_columns() if name != EPISODES]:
+            found.problems += [str(line) for (line,) in db.execute(f"PRAGMA integrity_check({part})") if line != "ok"]
+    if version != SCHEMA_VERSION:
+        if is_ours:
+            found.problems.append(f"its format is {version}, but its tables are those of format {SCHEMA_VERSION}")
         return
-    if version == SCHEMA_VERSION and read_tables(db) != expected:
+    if not is_ours:
         found.problems.append("the definitions of its tables were changed")
-        return
-    if version not in READABLE_FORMATS:
         return
     for table in read_columns():
         for row in check_rows(db, table, newest=newest if table == EPISODES else None):
@@ -119,15 +122,7 @@ def _check_database(db: sqlite3.Connection, found: JournalCheck, newest: int | N
                     found.problems.append(f"{row.name}: {row.problem}")
                 continue
             found.num_rows += 1
-            found.num_unsealed += row.checksum is None
             found.num_episodes += table == EPISODES
-
-
-def _read_expected_tables() -> dict[str, str]:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    with contextlib.closing(db):
-        create_or_upgrade(db)
-        return read_tables(db)
 
 
 def find_lost_log(folder: Path) -> list[str]:
@@ -137,7 +132,7 @@ def find_lost_log(folder: Path) -> list[str]:
     epochs = {name: state["epoch"] for name, state in states.items() if state and isinstance(state.get("epoch"), int)}
     with open_for_reading(folder / JOURNAL) as db:
         [version] = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, *READABLE_FORMATS):
+        if version not in (0, SCHEMA_VERSION):
             return []
         newest, has_facts = BASELINE - 1, False
         if version != 0:
@@ -155,19 +150,10 @@ def repair_journal(folder: Path) -> bool:
     Raises:
         StorageError: It is damaged beyond repair, another process owns the run folder, or it cannot be written.
     """
-    lock = filelock.FileLock(folder / LOCK, mode=PRIVATE_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise StorageError(f"the run folder {folder} is in use by {describe_owner(folder)}") from None
-    except OSError as cause:
-        raise StorageError(f"cannot lock {folder}: {cause}") from cause
+    lock = lock_run(folder)
     try:
         found = check_journal(folder, newest=_choose_extent(folder))
         if found.problems:
-            if _read_format(folder) == 1:
-                message = f"{folder / JOURNAL} is damaged ({found.problems[0]}) and has format 1: start a new run"
-                raise StorageError(message)
             with storage_boundary(folder / JOURNAL):
                 _Repair(folder, found.problems).run()
         (folder / DAMAGE_MARK).unlink(missing_ok=True)
@@ -196,8 +182,7 @@ class _Repair:
         try:
             staged.touch(PRIVATE_FILE)
             with contextlib.closing(sqlite3.connect(staged, isolation_level=None)) as new:
-                create_or_upgrade(new)
-                register_checksum(new)
+                create_tables(new)
                 new.execute("BEGIN")
                 for table in read_columns():
                     self._copy_rows(new, table)
@@ -311,15 +296,6 @@ class _Repair:
         for suffix in ("-wal", "-shm"):  # before the new file comes: SQLite would take the old log for its own
             (self.folder / f"{JOURNAL}{suffix}").unlink(missing_ok=True)
         os.replace(staged, self.folder / JOURNAL)
-
-
-def _read_format(folder: Path) -> int:
-    """Returns the format of a journal that may be damaged; 0 where it cannot be read."""
-    try:
-        with open_for_reading(folder / JOURNAL) as db:
-            return int(db.execute("PRAGMA user_version").fetchone()[0])
-    except DATABASE_ERRORS:
-        return 0
 
 
 def _decode(value: Any) -> Any:

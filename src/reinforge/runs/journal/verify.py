@@ -19,6 +19,7 @@ from reinforge.files import MANIFEST, TRASH, find_damage
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import JournalCheck, check_journal
+from reinforge.runs.rows import choose_best_validation
 from reinforge.runs.run_folder import (
     COMPLETED,
     RUNNING,
@@ -34,7 +35,6 @@ from reinforge.runs.run_folder import (
     read_overview,
 )
 from reinforge.runs.summary import load_summary
-from reinforge.runs.validations import choose_best_validation
 
 NOT_NEEDED = "not needed"
 
@@ -145,9 +145,8 @@ class _Verifier:
                 self._report(JOURNAL, "; ".join(found.problems[:3]) + more, self._describe_rescue(found))
                 return
             if self.record is not None:
-                unsealed = f"; {found.num_unsealed:,} rows of an older reinforge have no checksum"
                 text = f"intact, {found.num_episodes:,} episodes, {found.num_rows:,} rows read"
-                self.result.checked["database"] = text + (unsealed if found.num_unsealed else "")
+                self.result.checked["database"] = text
         if self.record is None:
             self._report(JOURNAL, overview.reason, "start a new run: the journal is the only record of this one")
         elif not self.record.facts:

@@ -14,9 +14,8 @@ from typing import Any
 from reinforge.crash import crash_point
 from reinforge.errors import ConfigError
 from reinforge.files import PRIVATE_FILE, open_private, storage_boundary
-from reinforge.runs.journal.checksums import register_checksum
 from reinforge.runs.journal.reader import DAMAGE_MARK, DATABASE_ERRORS, is_damage
-from reinforge.runs.journal.schema import create_or_upgrade
+from reinforge.runs.journal.schema import create_tables
 
 GROUP_COMMIT_S = 0.05
 GROUP_COMMIT_MAX = 1000
@@ -28,10 +27,10 @@ class JournalWriter:
     """Writes to one database, in the order of the calls; every commit is synced to disk.
 
     Args:
-        database: The SQLite file; created if it does not exist, upgraded if its format is an older one.
+        database: The SQLite file; created if it does not exist.
 
     Raises:
-        ConfigError: It was written by a newer reinforge, or cannot be upgraded.
+        ConfigError: It has another format.
         StorageError: It cannot be written.
     """
 
@@ -86,10 +85,9 @@ class JournalWriter:
                 pass
             db = sqlite3.connect(self.database, isolation_level=None)
             db.execute("PRAGMA synchronous = FULL")
-            register_checksum(db)
             try:
-                create_or_upgrade(db, self.database)
-                db.execute("PRAGMA journal_mode = WAL")  # not before: a journal of a newer version is left as it is
+                create_tables(db, self.database)
+                db.execute("PRAGMA journal_mode = WAL")  # not before: a journal of another format stays unchanged
                 while self._write_group(db, waiting):
                     pass
                 with contextlib.suppress(

@@ -1,38 +1,126 @@
-"""An episode as a chat whose sampled tokens are coloured by log-prob or by relative reward, or marked as trained.
+"""An episode as a chat whose sampled tokens are colored by log-prob or by relative reward, or marked as trained.
 
-Colours are classes of the style sheet, chosen by the reader with radio buttons; nothing on the page is a script.
+Colors are classes of the style sheet, chosen by the reader with radio buttons; nothing on the page is a script.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from reinforge.rollout.episode import is_trained_call
 from reinforge.runs.episodes import format_content
+from reinforge.runs.journal.episode_json import parse_call
 from reinforge.runs.page.elements import Content, build, build_details
-from reinforge.runs.page.token_texts import TokenTexts
-from reinforge.runs.page.trained_tokens import TrainedTokens
 from reinforge.runs.rows import EpisodeRow
 
 MAX_TEXT = 4000
 """Longer texts are cut; `reinforge runs show RUN --episode KEY` prints them whole."""
 MAX_TOKENS = 1500
-"""Tokens of one reply that are coloured; the rest is plain text."""
+"""Tokens of one reply that are colored; the rest is plain text."""
 LOGPROB_STEPS = (-0.1, -0.5, -1.0, -2.0, -4.0)
-"""Borders of the colours: p above 0.90, 0.61, 0.37, 0.14, 0.02, and below."""
+"""Borders of the colors: p above 0.90, 0.61, 0.37, 0.14, 0.02, and below."""
 RELATIVE_STEPS = (0.05, 0.25)
+TOKENIZER = "tokenizer.json"
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for a part of a character."""
+logger = logging.getLogger(__name__)
+
+
+class TokenTexts:
+    """Splits the text of a reply into its tokens by a `tokenizers.Tokenizer`; None: nothing is split."""
+
+    def __init__(self, tokenizer: Any = None):
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def find(cls, folder: Path, config: Mapping[str, Any]) -> TokenTexts:
+        """Returns the texts of a run's tokens: of its model, of a checkpoint, or else of the model it began with."""
+        if importlib.util.find_spec("tokenizers") is None:
+            return cls()
+        policy = (config.get("finetuning") or {}).get("policy") or {}
+        given = [Path(name) for name in (policy.get("tokenizer"), policy.get("model")) if isinstance(name, str)]
+        places = [folder / "model", *sorted((folder / "checkpoints").glob("*")), *given]
+        for file in (place / TOKENIZER for place in places):
+            if file.is_file():
+                from tokenizers import Tokenizer
+
+                try:
+                    return cls(Tokenizer.from_file(str(file)))
+                except Exception as error:  # noqa: BLE001  the library raises bare exceptions for a damaged file
+                    logger.warning("%s cannot be read, so the page shows no tokens: %s", file, error)
+        return cls()
+
+    def split(self, token_ids: Sequence[int]) -> list[tuple[str, int]] | None:
+        """Returns the text of each token and the number of tokens that it stands for; None: not known.
+
+        Tokens that hold parts of one character are one piece. Special tokens are among them.
+
+        Example: the ids of "a", the two halves of "é", and "<eos>" -> [("a", 1), ("é", 2), ("<eos>", 1)].
+        """
+        if self._tokenizer is None:
+            return None
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        if any(not 0 <= token < size for token in token_ids):
+            return None
+        from tokenizers.decoders import DecodeStream
+
+        stream, pieces, count = DecodeStream(skip_special_tokens=False), [], 0
+        for token in token_ids:
+            count += 1
+            text = stream.step(self._tokenizer, token)
+            if text is not None:
+                pieces.append((text, count))
+                count = 0
+        return [*pieces, (UNFINISHED, count)] if count else pieces
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """Tells trained tokens from others: replies of the trained model in the functions that are trained.
+
+    Attributes:
+        policies: Entries of `llms` of `_type: policy`; empty: every model whose exact tokens are known.
+    """
+
+    target_model: str | None = None
+    target_functions: tuple[str, ...] = ("<workflow>",)
+    policies: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> TrainedTokens:
+        finetuning, llms = config.get("finetuning") or {}, config.get("llms") or {}
+        policies = (name for name, llm in llms.items() if isinstance(llm, Mapping) and llm.get("_type") == "policy")
+        functions = finetuning.get("target_functions") or cls().target_functions
+        return cls(finetuning.get("target_model"), tuple(functions), frozenset(policies))
+
+    def mark(self, call: dict[str, Any]) -> list[bool] | None:
+        """Returns, for each sampled token of a call, whether training uses it; None: its tokens are not known.
+
+        A token from a restricted distribution is used if the tokens that it was chosen from were recorded.
+        """
+        parsed = parse_call(call)
+        tokens = parsed.reply.tokens
+        if tokens is None:
+            return None
+        if not is_trained_call(parsed, self.target_model, self.target_functions, self.policies or {parsed.llm}):
+            return [False] * len(tokens.token_ids)
+        if not tokens.restricted or tokens.supports is None:
+            return [not tokens.restricted] * len(tokens.token_ids)
+        return [bool(count) for count in tokens.supports.counts]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    """How the replies of an episode are split and coloured.
+    """How the replies of an episode are split and colored.
 
     Attributes:
-        texts: Splits replies into tokens.
-        trained: Tells which tokens training uses.
         baseline: Mean reward of the group, for a training episode; None: not one.
     """
 
@@ -42,11 +130,7 @@ class ChatStyle:
 
 
 def build_chat(row: EpisodeRow, style: ChatStyle) -> Element:
-    """Returns an episode: how it ended, its scores, its messages and tool calls, and the agent's output.
-
-    Args:
-        style: How its replies are split and coloured.
-    """
+    """Returns an episode: how it ended, its scores, its messages and tool calls, and the agent's output."""
     data = row.data
     relative = None
     if style.baseline is not None and data["reward"] is not None:

@@ -12,8 +12,7 @@ from reinforge.config.compare import Change, find_changed_settings
 from reinforge.errors import ConfigError, ReinforgeError
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.page.token_texts import TokenTexts
-from reinforge.runs.page.trained_tokens import TrainedTokens
+from reinforge.runs.page.chats import TokenTexts, TrainedTokens
 from reinforge.runs.rows import EpisodeHead, EpisodeRow, EpochMetrics, ValidationRow
 from reinforge.runs.run_folder import RUNNING, RunOverview, read_config, read_overview
 from reinforge.runs.summary import RunSummary, summarize_killed_run

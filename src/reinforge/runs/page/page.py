@@ -15,8 +15,7 @@ from reinforge.files import replace_file
 from reinforge.runs.page import sections
 from reinforge.runs.page.content import PageContent, read_content
 from reinforge.runs.page.elements import build, to_html
-from reinforge.runs.resuming import is_from_python
-from reinforge.runs.summary import RunSummary
+from reinforge.runs.summary import RunSummary, is_from_python
 from reinforge.version import __version__
 
 PAGE = "report.html"

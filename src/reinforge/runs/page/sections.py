@@ -13,9 +13,8 @@ from reinforge.runs.page.charts import Line, Point, draw_chart
 from reinforge.runs.page.chats import ChatStyle, build_chat
 from reinforge.runs.page.content import ChangedExample, EpisodeGroup, PageContent
 from reinforge.runs.page.elements import Content, build, build_details, build_table
-from reinforge.runs.rows import EpisodeHead, EpochMetrics, fill_gaps
+from reinforge.runs.rows import MISSING, EpisodeHead, EpochMetrics, fill_gaps
 from reinforge.types.evaluation import MetricSummary
-from reinforge.types.trajectory import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +217,11 @@ def build_outcomes(content: PageContent) -> Element:
     if not content.outcomes:
         return build("section", heading, build("p", "Every episode ended well."), id="outcomes")
     rows = [
-        (name, "dropped" if name in _MISSING else "kept, with its penalty", reason or "", f"{count:,}")
+        (name, "dropped" if name in MISSING else "kept, with its penalty", reason or "", f"{count:,}")
         for name, reason, count in content.outcomes
     ]
     table = build_table(("outcome", "in training", "reason", "episodes"), rows, "Outcomes by reason")
     return build("section", heading, table, id="outcomes")
-
-
-_MISSING = {outcome.value for outcome in Outcome if outcome.is_missing}
 
 
 def build_settings(content: PageContent, command: str) -> Element:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from reinforge.config.blocks import GuardLimits, GuardsConfig
 from reinforge.errors import GuardHalted
-from reinforge.runs.guard_events import STAGE, GuardEvent, list_guard_events
 from reinforge.runs.journal.journal import RunJournal
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.rows import GUARD, EpochMetrics, GuardEvent, ValidationRow, list_guard_events
 from reinforge.trainer.guards.measures import MEASURES, History, Measurement, list_guards
 
 
@@ -101,7 +100,7 @@ class GuardWatch:
         events = [each for each in events if each.action == "warn" or not is_last]
         for event in events:
             self._known.add((event.guard, event.epoch, event.action))
-            self.journal.record_stage(event.epoch, STAGE, event.as_dict())
+            self.journal.record_stage(event.epoch, GUARD, event.as_dict())
             if event.action == "warn":
                 self.note(f"warning: {event}")
         halts = [each for each in events if each.action == "halt"]

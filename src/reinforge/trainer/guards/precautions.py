@@ -11,8 +11,7 @@ from reinforge.config.schema import FinetuneConfig, GateConfig, SplitsConfig
 from reinforge.errors import Problem
 from reinforge.evaluation.contamination import Repetition, find_repetitions, is_trained_on
 from reinforge.evaluation.splits import PATH
-from reinforge.runs.guard_events import GuardEvent
-from reinforge.runs.rows import BASELINE
+from reinforge.runs.rows import BASELINE, GuardEvent
 from reinforge.types.evaluation import EvalInputItem
 
 MAX_COMPARED = 20_000

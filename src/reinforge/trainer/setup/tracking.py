@@ -8,8 +8,7 @@ import yaml
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.runs.guard_events import STAGE, list_guard_events
-from reinforge.runs.rows import BASELINE
+from reinforge.runs.rows import BASELINE, GUARD, list_guard_events
 from reinforge.runs.summary import RunSummary
 from reinforge.runs.tracking import TrackedProgress
 from reinforge.trainer.context import RunContext
@@ -31,7 +30,7 @@ def start_guards(parts: Parts, context: RunContext) -> None:
     evaluators = list(parts.held_out_evaluators)
     for event in find_warnings(config, parts.splits, parts.reward_metric, evaluators, trains_on_reward=is_trained_on):
         if event.guard not in known:
-            context.journal.record_stage(event.epoch, STAGE, event.as_dict())
+            context.journal.record_stage(event.epoch, GUARD, event.as_dict())
             context.progress.note(f"warning: {event.text}")
     is_relative = context.is_relative
     context.guards = GuardWatch(
