@@ -19,7 +19,7 @@ PARALLEL = --dist loadfile --no-loadscope-reorder
 # where PYTHONDONTWRITEBYTECODE is set, each of some hundred processes would compile the package anew
 COMPILE = $(BIN)/python -m compileall -q src
 
-.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz check fix install bench clients vllm audit clean
+.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz check fix install bench clients vllm audit docs clean
 
 install: $(STAMP)
 
@@ -68,7 +68,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/contract/test_layering.py
+	$(BIN)/python -m pytest tests/contract/test_layering.py tests/contract/test_links.py
 
 # TRL, which our speed is measured against, is installed by this alone
 bench: $(STAMP)
@@ -101,6 +101,11 @@ audit: $(STAMP)
 	.audit/bin/cyclonedx-py environment $(BIN)/python --output-file build/sbom.json
 	$(BIN)/python -m pip list --format freeze --exclude-editable | sed 's/+cpu$$//' > build/installed.txt
 	.audit/bin/pip-audit --strict --no-deps --disable-pip --requirement build/installed.txt
+
+# the pages of docs/ as a site with search, in build/docs; a broken link or a page without a place in it is an error
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/mkdocs build --strict --quiet
 
 fix: $(STAMP)
 	$(BIN)/ruff format .

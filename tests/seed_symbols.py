@@ -139,7 +139,7 @@ def _is_there(where: str, owner: str) -> bool:
 
 
 def document() -> str:
-    """Returns docs/seed-coverage.md."""
+    """Returns notes/seed-coverage.md."""
     made, later = rows(), missing()
     lines = [
         "# Coverage of the seeds",

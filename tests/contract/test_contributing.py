@@ -1,4 +1,4 @@
-"""Every path that CONTRIBUTING.md, SECURITY.md, docs/performance.md and the tree of the README name exists."""
+"""Every path exists that CONTRIBUTING.md, docs/security.md, docs/performance.md and docs/architecture.md name."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "reinforge"
-FOLDERS = ("src/", "docs/", "tests/", "examples/", "benchmarks/")
+FOLDERS = ("src/", "docs/", "notes/", "tests/", "examples/", "benchmarks/")
 
 
 def read(name):
@@ -15,14 +15,12 @@ def read(name):
 
 
 def paths_in(text):
-    """Returns the paths of the repository that a page names in backquotes or links to."""
-    quoted = re.findall(r"`([\w./-]+)`", text)
-    linked = [target for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in target]
-    return {path for path in quoted if path.startswith(FOLDERS)} | set(linked)
+    """Returns the paths of the repository that a page names in backquotes."""
+    return {path for path in re.findall(r"`([\w./-]+)`", text) if path.startswith(FOLDERS)}
 
 
 def tree_of(text):
-    """Returns the paths of the README's tree.
+    """Returns the paths of the page's tree.
 
     `├── engine/` and, one level deeper, `│   ├── model/`  =>  src/reinforge/engine, src/reinforge/engine/model
     """
@@ -40,7 +38,7 @@ def tree_of(text):
     return paths
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/security.md"])
 def test_every_path_of_a_page_exists(page):
     named = paths_in(read(page))
     assert named, "the page names paths"
@@ -48,8 +46,8 @@ def test_every_path_of_a_page_exists(page):
     assert not missing
 
 
-def test_the_tree_of_the_readme_is_the_tree():
-    tree = tree_of(read("README.md"))
+def test_the_tree_of_the_architecture_page_is_the_tree():
+    tree = tree_of(read("docs/architecture.md"))
     assert [path for path in tree if not (ROOT / path).exists()] == []
     folders = {f"src/reinforge/{path.name}" for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert folders <= set(tree), "every package has a line"

@@ -32,7 +32,7 @@ def merge(settings, change):
 
 
 def test_configure_is_generated_from_the_classes():
-    assert_page_is("configure.md", build_page(REGISTRY))
+    assert_page_is("docs/configure.md", build_page(REGISTRY))
 
 
 def test_each_kind_has_a_page():
@@ -81,12 +81,6 @@ def test_every_algorithm_is_listed_with_its_papers():
         docstring = importlib.import_module(known[name]).__doc__
         for paper in re.findall(r"\[(\d{4}\.\d{5})\]", papers):
             assert f"arXiv:{paper}" in docstring, f"{file} does not name {paper}"
-
-
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
-def test_links_are_not_broken(path):
-    for target in re.findall(r"\]\(([^)#]+\.md)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-        assert (path.parent / target).is_file(), f"{path.name} links to {target}"
 
 
 def test_every_name_on_the_migration_page_exists():

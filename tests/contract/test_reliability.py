@@ -1,4 +1,4 @@
-"""docs/reliability.md and SECURITY.md: each row names its tests and has a mutation check; `make fault` runs them."""
+"""docs/reliability.md and docs/security.md: rows name their tests and mutation checks; `make fault` runs them."""
 
 import ast
 import re
@@ -56,8 +56,8 @@ def test_a_guarantee_has_tests_that_make_fault_runs_and_mutation_checks(guarante
 
 
 def read_checks():
-    """Returns the checks of SECURITY.md: name -> test files."""
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    """Returns the checks of docs/security.md: name -> test files."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     rows = [line.strip("|").split("|") for line in text[text.index("| check |") :].splitlines()[2:] if line]
     return {cells[0].strip(): re.findall(r"`(tests/[\w/.]+)`", cells[2]) for cells in rows}
 

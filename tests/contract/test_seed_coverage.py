@@ -73,7 +73,7 @@ def test_what_is_not_there_yet_is_not_there():
 
 
 def test_the_page_is_made_from_the_list():
-    assert_page_is("seed-coverage.md", document())
+    assert_page_is("notes/seed-coverage.md", document())
 
 
 def test_names_are_the_objects_that_the_package_uses():
