@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.redteam.dialogue import Turn, build_attacker_messages, build_target_messages
+from reinforge.redteam.turns import Turn, build_attacker_messages, build_target_messages
 from reinforge.tasks.front_desk.grammar import LEAKS, PLACES, TIMES, write_answer, write_opening, write_question
 from reinforge.tasks.starters import Progress, Recipe, Starter, ensure_built, make_bpe_tokenizer, supervised_episode
 from reinforge.types.seeding import stable_random
