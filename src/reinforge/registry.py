@@ -75,7 +75,7 @@ BUILTINS = {
         "evaluation.evaluators.weighted": "weighted",
         "protocols.openai.graders.evaluator": "grader",
         "multiagent.evaluators": "agent_reward invalid_replies verifier_accuracy",
-        "redteam.evaluators": "attack_naturalness attack_success",
+        "redteam.attack": "attack_naturalness attack_success",
         "tasks.tic_tac_toe.evaluators": "tic_tac_toe_legal tic_tac_toe_reward tic_tac_toe_win",
         "tasks.tickets.evaluators": "tickets_exact tickets_fields tickets_reward tickets_schema",
         "trainer.held_out_replies": "held_out_replies",

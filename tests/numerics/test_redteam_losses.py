@@ -9,8 +9,8 @@ import torch
 
 from reinforge.errors import EngineError
 from reinforge.redteam.algorithms import DPO, GRPO, IPO, PPO, DPOStep, GRPOStep, PPOStep
-from reinforge.redteam.algorithms.padding import pad_rows
 from reinforge.redteam.algorithms.ppo import TokenCredit
+from reinforge.redteam.algorithms.steps import pad_rows
 from reinforge.redteam.core import Graph, Node, Scorer, System, ValueFunctionSystem
 
 TESTER = {"a": [-1.0, -0.5], "b": [-2.0], "c": [-0.3, -0.2, -1.5]}

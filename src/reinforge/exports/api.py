@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,31 +43,27 @@ DEFAULT_OUTPUT = Path(".reinforge/exports")
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An exported model.
-
-    Attributes:
-        folder: The folder with the model and its card.
-        path: What a program loads: the folder, or the GGUF file in it.
-        judgement: What it is worth; None: it was not judged.
-        promoted: Whether the run promoted the model; None: there was no verdict.
-        url: Where it was uploaded; None: it was not.
-        notes: What to know about it.
-    """
+    """An exported model."""
 
     folder: Path
+    """The folder with the model and its card."""
     path: Path
+    """What a program loads: the folder, or the GGUF file in it."""
     judgement: Judgement | None
+    """What it is worth; None: it was not judged."""
     promoted: bool | None
+    """Whether the run promoted the model; None: there was no verdict."""
     url: str | None = None
+    """Where it was uploaded; None: it was not."""
     notes: tuple[str, ...] = ()
+    """What to know about it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, ready for JSON."""
         return {
             "folder": str(self.folder),
             "path": str(self.path),
             "promoted": self.promoted,
-            "judgement": self.judgement.as_dict() if self.judgement is not None else None,
+            "judgement": asdict(self.judgement) if self.judgement is not None else None,
             "url": self.url,
             "notes": list(self.notes),
         }
@@ -85,22 +81,11 @@ class Export:
 
 @dataclass(slots=True)
 class ExportOptions:
-    """Options of one export.
+    """Options of one export; for most of them see `export`.
 
     Attributes:
-        artifact: What is written.
-        output: The folder; None: `.reinforge/exports/RUN-FORMAT`.
-        adapter: Which of several adapters.
-        judge: Whether to judge the artifact.
-        program: What runs it then: `auto`, `transformers` or `llama.cpp`.
-        device: Device of transformers and of the run's model.
-        push: Hub id to upload to.
-        private: Make a new repository of the hub private.
-        allow_not_promoted: Upload a model that the run did not promote.
-        project_root: The folder of the run's Python files, which the user trusts; None: as the run names it.
+        output: None: `.reinforge/exports/RUN-FORMAT`.
         replaced: Parts of the run's configuration that only Python can give, by section.
-        progress: Shows the judging.
-        registry: Component types; None: all installed ones.
         client: The hub; None: the real one.
     """
 
@@ -197,12 +182,8 @@ def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:
     """Writes, judges and uploads the model of a run.
 
     The folder appears complete, with its card, or not at all; the run folder is only read.
-
-    Raises:
-        ConfigError, ReinforgeError: See `export`.
     """
-    problems = _check_words(options)
-    if problems:
+    if problems := _check_words(options):
         raise ConfigError(problems)
     model = find_trained_model(run, output_dir, options.adapter)
     target = (options.output or DEFAULT_OUTPUT / f"{model.name}-{options.artifact.format}").expanduser().absolute()
@@ -221,16 +202,14 @@ def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:
         (staged / CARD).write_text(format_card(model, artifact, options.artifact.format, judgement), encoding="utf-8")
     path = target / artifact.path.relative_to(staged)
     notes = [*artifact.notes, *(["the value head of the training is not exported"] if model.has_value_head else [])]
-    done = Export(target, path, judgement, model.summary.promoted, notes=tuple(notes))
-    if client is None or options.push is None:
-        return done
-    message = f"{options.artifact.format} export of the run {model.name}, by reinforge"
-    url = push_folder(client, target, options.push, message, private=options.private)
-    return Export(target, path, judgement, done.promoted, url, done.notes)
+    url = None
+    if client is not None and options.push is not None:
+        message = f"{options.artifact.format} export of the run {model.name}, by reinforge"
+        url = push_folder(client, target, options.push, message, private=options.private)
+    return Export(target, path, judgement, model.summary.promoted, url, tuple(notes))
 
 
 def _check_words(options: ExportOptions) -> list[Problem]:
-    """Returns the options whose value is not one of those that exist."""
     chosen = options.artifact
     words: list[tuple[str, str | None, tuple[str, ...]]] = [
         ("--format", chosen.format, FORMATS),
@@ -246,7 +225,6 @@ def _check_words(options: ExportOptions) -> list[Problem]:
 
 
 def _check_push(model: TrainedModel, options: ExportOptions) -> list[Problem]:
-    """Returns why a model is not uploaded."""
     if options.push is None:
         return []
     problems = []
@@ -268,7 +246,6 @@ def _check_push(model: TrainedModel, options: ExportOptions) -> list[Problem]:
 
 
 def _check_place(model: TrainedModel, target: Path) -> list[Problem]:
-    """Returns the problem of an output inside the run folder, which an export does not change."""
     if not target.resolve().is_relative_to(model.run.resolve()):
         return []
     message = f"{target} is in the run folder, which an export does not change"

@@ -29,36 +29,29 @@ QUANTIZE_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOptions:
-    """What is written.
-
-    Attributes:
-        format: `merged`, `peft` or `gguf`.
-        dtype: Of a merged model: `float32` or `bfloat16`; None: that of the training.
-        quantize: How a GGUF file stores matrices; None: in the data type of the training.
-        base_model: Name to write into an adapter as that of its base; None: as the run knows it.
-    """
+    """What is written."""
 
     format: Format
     dtype: str | None = None
+    """Of a merged model: `float32` or `bfloat16`; None: that of the training."""
     quantize: str | None = None
+    """How a GGUF file stores matrices; None: in the data type of the training."""
     base_model: str | None = None
+    """Name to write into an adapter as that of its base; None: as the run knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What was written.
-
-    Attributes:
-        path: What a program loads: the folder, or the GGUF file.
-        storage: How the weights are stored: a data type or a quantization.
-        base: The base model as the artifact names it.
-        notes: What to know about it, one sentence each.
-    """
+    """What was written."""
 
     path: Path
+    """What a program loads: the folder, or the GGUF file."""
     storage: str
+    """How the weights are stored: a data type or a quantization."""
     base: BaseModel
+    """As the artifact names it."""
     notes: tuple[str, ...] = ()
+    """What to know about it, one sentence each."""
 
 
 def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem]:
@@ -94,12 +87,7 @@ def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
 
 
 def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
-    """Writes a model into an empty folder.
-
-    Raises:
-        ConfigError: The format cannot hold this model.
-        ReinforgeError: It cannot be loaded or written.
-    """
+    """Writes a model into an empty folder."""
     if options.format == "peft":
         return _write_adapter(model, options, folder)
     from reinforge.exports.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -67,19 +67,7 @@ HUB = "Hugging Face hub"
 @COMPAT
 @JSON
 @DEBUG
-def command(
-    run: str,
-    format: str,
-    output: str | None,
-    output_dir: str,
-    project_root: str | None,
-    public: bool,
-    judge: bool,
-    judge_with: str,
-    as_json: bool,
-    debug: bool,
-    **flags: str | bool | None,
-) -> None:
+def command(run: str, public: bool, as_json: bool, debug: bool, **options: Any) -> None:
     """Write the model of a run for other programs, with a model card, and judge it again.
 
     The folder appears complete or not at all; the run is only read. Judging runs the run's agent on its confirm
@@ -92,26 +80,11 @@ def command(
       reinforge export 20260101-120000-ab12 --format peft --base_model Qwen/Qwen3-0.6B --push me/my-adapter
     """
     with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.exports.api import ExportOptions, export_run
-        from reinforge.exports.artifact import ArtifactOptions
+        from reinforge.exports.api import export
         from reinforge.runs.progress import PlainProgress, SilentProgress
 
-        chosen = {name: flags[name] for name in ("dtype", "quantize", "base_model")}
-        artifact = ArtifactOptions(format, **chosen)  # type: ignore[arg-type]
-        options = ExportOptions(
-            artifact,
-            output=Path(output) if output is not None else None,
-            adapter=flags["adapter"],  # type: ignore[arg-type]
-            judge=judge,
-            program=judge_with,
-            device=str(flags["device"]),
-            push=flags["push"],  # type: ignore[arg-type]
-            private=not public,
-            allow_not_promoted=bool(flags["allow_not_promoted"]),
-            project_root=Path(project_root) if project_root is not None else None,
-            progress=SilentProgress() if as_json else PlainProgress(),
-        )
-        done = export_run(run, Path(output_dir), options)
+        progress = SilentProgress() if as_json else PlainProgress()
+        done = export(run, private=not public, progress=progress, **options)
         if as_json:
             say_json(without_secrets(done.as_dict()))
             return

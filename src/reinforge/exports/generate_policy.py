@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ from reinforge.engine.model.hub import check_model_source
 from reinforge.engine.model.loading import DTYPES, load_module, load_tokenizer, pick_device
 from reinforge.engine.policy import cut_at_stop, find_end_tokens
 from reinforge.errors import ContextOverflow
+from reinforge.exports.frozen_policy import FrozenPolicy
 from reinforge.exports.merging import WHERE
-from reinforge.interfaces import PolicyServer
-from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 
 MAX_ROWS = 32
@@ -30,13 +28,11 @@ MAX_ROWS = 32
 Waiting = tuple[ModelRequest, tuple[int, ...], "asyncio.Future[ModelReply]"]
 
 
-class GeneratePolicy(PolicyServer):
+class GeneratePolicy(FrozenPolicy):
     """Replies by `model.generate`: requests that wait at the same time and sample alike form a batch.
 
     Args:
         folder: A model, or an adapter that names its base.
-        device: `auto`, `cpu`, `cuda` or `mps`.
-        dtype: `float32` or `bfloat16`.
         history: `template`, or `splice` as in the run.
         seed: Of torch's generator.
     """
@@ -49,47 +45,19 @@ class GeneratePolicy(PolicyServer):
         self.tokenizer = load_tokenizer(PolicyConfig(model=str(folder)))
         self.ends = find_end_tokens(module, self.tokenizer)
         self.renderer = PromptRenderer(self.tokenizer, self.ends, history=history)
-        self._name, self._waiting = str(folder), list[Waiting]()
-        self._thread = ThreadPoolExecutor(1, "generate")
-        self._seed, self._calls = seed, 0
-
-    @property
-    def version(self) -> int:
-        """Always 0: the weights of a file do not change."""
-        return 0
-
-    @property
-    def model_name(self) -> str:
-        """The folder."""
-        return self._name
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.renderer.chat_template
+        super().__init__(folder, self.renderer.chat_template, seed)
+        self._waiting = list[Waiting]()
 
     @property
     def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
         return self.renderer.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply.
-
-        Raises:
-            ContextOverflow: The prompt leaves no room for a reply.
-            ValueError: The request needs what `generate` does not have: a grammar, a penalty, a bias.
-        """
         sampling = request.sampling
-        if (
-            request.grammar is not None
-            or sampling.logit_bias
-            or sampling.frequency_penalty
-            or sampling.presence_penalty
-        ):
+        if request.grammar or sampling.logit_bias or sampling.frequency_penalty or sampling.presence_penalty:
             raise ValueError("transformers' generate has no grammars, penalties of OpenAI's kind and logit biases")
-        prompt = self.renderer.render(request)
-        if len(prompt) >= self.module.config.max_position_embeddings:
-            limit = self.module.config.max_position_embeddings
+        prompt, limit = self.renderer.render(request), self.module.config.max_position_embeddings
+        if len(prompt) >= limit:
             raise ContextOverflow(f"the prompt has {len(prompt)} tokens, but the limit is {limit}")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ModelReply] = loop.create_future()
@@ -99,7 +67,6 @@ class GeneratePolicy(PolicyServer):
         return await future
 
     async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Replies to all that wait, one batch after the other."""
         while self._waiting:
             await asyncio.sleep(0)  # episodes that end together ask together
             alike = _key(self._waiting[0][0].sampling)
@@ -134,16 +101,10 @@ class GeneratePolicy(PolicyServer):
         limits = [min(room, each.max_tokens or room) for each in sampling]
         torch.manual_seed(self._seed + self._calls)
         self._calls += 1
-        settings: dict[str, Any] = {
-            "do_sample": False,
-            "temperature": None,
-            "top_p": None,
-            "top_k": None,
-            "min_p": None,
-        }
+        names = ("temperature", "top_p", "top_k", "min_p")
+        settings: dict[str, Any] = {"do_sample": first.temperature > 0, **dict.fromkeys(names)}
         if first.temperature > 0:
-            filters = {"top_p": first.top_p, "top_k": first.top_k, "min_p": first.min_p or None}
-            settings = {"do_sample": True, "temperature": first.temperature, **filters}
+            settings |= {name: getattr(first, name) for name in names} | {"min_p": first.min_p or None}
         out = self.module.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -164,26 +125,8 @@ class GeneratePolicy(PolicyServer):
         text, stop = self.renderer.decode(tokens), request.sampling.stop
         raw, cut = self.renderer.decode_raw(tokens), cut_at_stop(text, stop)
         is_done = cut != text or (bool(tokens) and tokens[-1] in self.ends)
-        reason = "stop" if is_done else "length"
-        record = TokenLogprobs(
-            prompt,
-            tokens,
-            (float("nan"),) * len(tokens),
-            finish_reason=reason,
-            temperature=request.sampling.temperature,
-        )
-        return ModelReply(
-            {"role": "assistant", "content": cut},
-            reason,
-            record,
-            len(prompt),
-            len(tokens),
-            raw_text=None if raw is None else cut_at_stop(raw, stop),
-        )
-
-    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: [self._score(row) for row in token_ids])
+        raw = None if raw is None else cut_at_stop(raw, stop)
+        return self._make_reply(request, prompt, tokens, cut, is_done=is_done, raw=raw)
 
     @torch.no_grad()
     def _score(self, row: Sequence[int]) -> FloatArray:
@@ -191,17 +134,6 @@ class GeneratePolicy(PolicyServer):
         logits = self.module(input_ids=ids).logits[0, :-1].float()
         chosen = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         return np.concatenate([[0.0], chosen.cpu().numpy()]).astype(np.float32)
-
-    async def publish(self, version: int) -> None:
-        """Does nothing: the weights do not change."""
-
-    async def fingerprint(self) -> str:
-        """Returns a hash of the model's name, since its weights do not change."""
-        return hashlib.sha256(self._name.encode()).hexdigest()[:16]
-
-    def close(self) -> None:
-        """Ends the thread that generates."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _key(sampling: SamplingParams) -> tuple[float, float, int, float]:

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +37,23 @@ ARM = "confirm_tuned"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What an artifact is worth, measured through the program that runs it.
-
-    Attributes:
-        program: The program with its version.
-        parity: Tokens and log-probs against the run's model; None: the run recorded no held-out prompts.
-        run_figure: The run's own figure on `confirm`; None: it has none.
-        figure: The artifact's; None: not measured, see `note`.
-        difference: The artifact's figure minus the run's, example by example; None: not both are known.
-        note: Why a part is missing; empty if none is.
-    """
+    """What an artifact is worth, measured through the program that runs it."""
 
     program: str
+    """The program with its version."""
     parity: Parity | None = None
+    """Tokens and log-probs against the run's model; None: the run recorded no held-out prompts."""
     run_figure: MetricSummary | None = None
+    """The run's own figure on `confirm`; None: it has none."""
     figure: MetricSummary | None = None
+    """The artifact's; None: not measured, see `note`."""
     difference: Improvement | None = None
+    """The artifact's figure minus the run's, example by example; None: not both are known."""
     note: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, ready for JSON."""
-        return asdict(self)
+    """Why a part is missing; empty if none is."""
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text."""
+        """Returns pairs of name and text for the terminal."""
         pairs = [("judged by", self.program)]
         if self.parity is not None:
             pairs.append(("parity", str(self.parity)))
@@ -81,20 +74,12 @@ def describe_difference(difference: Improvement) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
-    """How an artifact is judged.
-
-    Attributes:
-        program: `transformers` or `llama.cpp`.
-        device: Device of transformers and of the run's model.
-        loaded: The run's configuration; None: only parity, for the reason in `why_not`.
-        why_not: Why there is no configuration.
-        registry: Component types; None: all installed ones.
-        progress: Shows the evaluation.
-    """
+    """How an artifact is judged."""
 
     program: str
     device: str
     loaded: LoadedConfig | None
+    """The run's configuration; None: only parity, for the reason in `why_not`."""
     why_not: str
     registry: Registry | None
     progress: RunProgress
@@ -152,7 +137,6 @@ async def _ask_run_model(
 async def _measure(
     judgement: Judgement, model: TrainedModel, reader: JournalReader, server: PolicyServer, options: JudgeOptions
 ) -> Judgement:
-    """Returns the judgement with the agent's figure on `confirm` through the artifact."""
     assert options.loaded is not None  # the caller has checked
     if model.adapter is not None:
         return replace(judgement, note="the agent calls several adapters, and an exported model is one of them")
@@ -171,11 +155,6 @@ async def _measure(
 
 
 def find_metric(model: TrainedModel) -> str:
-    """Returns the evaluator of the verdict.
-
-    Raises:
-        ConfigError: The configuration names none.
-    """
     settings: Mapping[str, Any] = model.settings
     metric = (settings.get("gate") or {}).get("metric") or (settings.get("reward_function") or {}).get("name")
     if not isinstance(metric, str):

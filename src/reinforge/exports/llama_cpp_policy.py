@@ -6,19 +6,16 @@ Everything comes from the file: its chat template renders the messages, its toke
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
-import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reinforge.errors import BackendError, ContextOverflow, EngineError, boundary
-from reinforge.interfaces import PolicyServer
-from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.exports.frozen_policy import FrozenPolicy
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 from reinforge.types.seeding import stable_seed
 
@@ -30,13 +27,11 @@ def has_llama_cpp() -> bool:
     return importlib.util.find_spec("llama_cpp") is not None
 
 
-class LlamaCppPolicy(PolicyServer):
+class LlamaCppPolicy(FrozenPolicy):
     """Samples one reply after the other.
 
     Args:
-        path: The GGUF file.
         max_model_len: Longest prompt with its reply, in tokens.
-        seed: Of the sampler.
         exact: Keys and values in float32, to compare log-probs; llama.cpp's default is float16.
     """
 
@@ -44,8 +39,7 @@ class LlamaCppPolicy(PolicyServer):
         import llama_cpp
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self._library, self._path, self.max_model_len = llama_cpp, path, max_model_len
-        self._seed, self._calls = seed, 0
+        self._library, self.max_model_len = llama_cpp, max_model_len
         kind = llama_cpp.GGML_TYPE_F32 if exact else None
         with boundary(BackendError, f"llama.cpp cannot load {path}"):
             self.model: Any = llama_cpp.Llama(
@@ -54,26 +48,12 @@ class LlamaCppPolicy(PolicyServer):
         template = self.model.metadata.get(TEMPLATE)
         if template is None:
             raise BackendError(f"{path} has no chat template")
-        self._template: str = template
         bos, eos = (self._spell(token) for token in (self.model.token_bos(), self.model.token_eos()))
         self._format = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
-        self._thread = ThreadPoolExecutor(1, "llama-cpp")
+        super().__init__(path, template, seed)
 
     def _spell(self, token: int) -> str:
         return "" if token < 0 else str(self.model.detokenize([token], special=True).decode("utf-8", "replace"))
-
-    @property
-    def version(self) -> int:
-        """Always 0: the weights of a file do not change."""
-        return 0
-
-    @property
-    def model_name(self) -> str:
-        return str(self._path)
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._template
 
     def tokenize(self, request: ModelRequest) -> list[int]:
         """Returns the prompt's tokens, by the template and the tokenizer in the file."""
@@ -86,12 +66,6 @@ class LlamaCppPolicy(PolicyServer):
         return list(self.model.tokenize(text.encode(), add_bos=False, special=True))
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply.
-
-        Raises:
-            ContextOverflow: The prompt leaves no room for a reply.
-            ValueError: The request has a grammar or a logit bias.
-        """
         if request.grammar is not None or request.sampling.logit_bias:
             raise ValueError("the judge samples from llama.cpp without grammars and logit biases")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._reply, request)
@@ -104,23 +78,14 @@ class LlamaCppPolicy(PolicyServer):
         is_end = bool(tokens) and self._is_end(tokens[-1])
         shown = tokens[:-1] if is_end else tokens
         stop = [place for each in request.sampling.stop if (place := text.find(each)) >= 0]
-        reason = "stop" if is_end or stop else "length"
-        raw = self.model.detokenize(shown, special=True).decode("utf-8", "replace")
-        record = TokenLogprobs(
-            tuple(prompt),
-            tuple(tokens),
-            (math.nan,) * len(tokens),
-            finish_reason=reason,
-            temperature=request.sampling.temperature,
-        )
-        message = {"role": "assistant", "content": text[: min(stop)] if stop else text}
-        return ModelReply(message, reason, record, len(prompt), len(tokens), raw_text=None if stop else raw)
+        raw = None if stop else self.model.detokenize(shown, special=True).decode("utf-8", "replace")
+        shown_text = text[: min(stop)] if stop else text
+        return self._make_reply(request, prompt, tokens, shown_text, is_done=is_end or bool(stop), raw=raw)
 
     def _generate(self, prompt: list[int], sampling: SamplingParams) -> tuple[list[int], str]:
         """Returns the tokens, the one that ends the reply included, and the text without special tokens."""
-        self.model.set_seed(
-            stable_seed(self._seed, "llama.cpp", self._calls) % 2**32
-        )  # else each reply has the same draws
+        # else each reply has the same draws
+        self.model.set_seed(stable_seed(self._seed, "llama.cpp", self._calls) % 2**32)
         self._calls += 1
         room = self.max_model_len - len(prompt)
         limit = room if sampling.max_tokens is None else max(1, min(room, sampling.max_tokens))
@@ -147,10 +112,6 @@ class LlamaCppPolicy(PolicyServer):
     def _is_end(self, token: int) -> bool:
         return bool(self._library.llama_vocab_is_eog(self.model._model.vocab, token))
 
-    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: [self._score(row) for row in token_ids])
-
     def _score(self, row: Sequence[int]) -> FloatArray:
         self.model.reset()
         self.model.eval(list(row))
@@ -161,13 +122,6 @@ class LlamaCppPolicy(PolicyServer):
         self.model.reset()
         return np.concatenate([[0.0], chosen]).astype(np.float32)
 
-    async def publish(self, version: int) -> None:
-        """Does nothing: the weights do not change."""
-
-    async def fingerprint(self) -> str:
-        """Returns a hash of the file's name, since its weights do not change."""
-        return hashlib.sha256(self.model_name.encode()).hexdigest()[:16]
-
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        super().close()
         self.model.close()

@@ -26,13 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_merged(folder: Path) -> nn.Module:
-    """Returns the model of a checkpoint in float32, with W + s B A in the place of each adapted W (arXiv:2106.09685).
-
-    Raises:
-        ConfigError: The folder refers to code or to weights outside of it.
-        BackendUnavailable: The adapters' base is a hub id that cannot be had.
-        EngineError: The adapters do not fit their base.
-    """
+    """Returns a checkpoint's model in float32, with W + s B A in the place of each adapted W (arXiv:2106.09685)."""
     held = find_base_source(folder, WHERE)
     with hide_progress_bars():
         if held is None:
@@ -76,37 +70,22 @@ def _refuse_shared_weights(module: nn.Module, folder: Path) -> None:
 
 
 def load_artifact_tokenizer(folder: Path) -> Any:
-    """Returns the tokenizer that a checkpoint was saved with, its chat template included.
-
-    Raises:
-        ConfigError: It has no chat template, or one that cannot be used.
-    """
+    """Returns the tokenizer that a checkpoint was saved with, its chat template included."""
     return load_tokenizer(PolicyConfig(model=str(folder)))
 
 
 def set_sampling(module: Any, sampling: SamplingConfig) -> None:
     """Makes `generate` and vLLM sample as the run did by default, without the base's own filters and penalties."""
     config = module.generation_config
-    settings: dict[str, Any] = {"do_sample": sampling.temperature > 0}
-    if sampling.temperature > 0:
-        settings |= {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p or None,
-        }
-    else:
-        settings |= {"temperature": None, "top_p": None, "top_k": None, "min_p": None}
-    for name, value in {**settings, "repetition_penalty": None, "typical_p": None}.items():
-        setattr(config, name, value)
+    config.do_sample = sampling.temperature > 0
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        setattr(config, name, getattr(sampling, name) if config.do_sample else None)
+    config.min_p = config.min_p or None
+    config.repetition_penalty = config.typical_p = None
 
 
 def save_model(module: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Writes a model with its tokenizer to a new folder, as safetensors.
-
-    Raises:
-        StorageError: There is no room for it.
-    """
+    """Writes a model with its tokenizer to a new folder, as safetensors."""
     module.to(DTYPES[dtype])
     num_bytes = sum(each.numel() * each.element_size() for each in module.parameters())
     with storage_boundary(folder, num_bytes), hide_progress_bars():

@@ -10,7 +10,7 @@ tokens are almost equally likely may differ; an exporter that mixes up weights d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from reinforge.interfaces import PolicyServer
 from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 
 PHASES = ("confirm_tuned", "confirm_base", "validate")
 """Where prompts come from: the first phase of the run that has some."""
@@ -30,32 +30,24 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """How an artifact compares with the run's model.
-
-    Attributes:
-        num_prompts: Compared prompts.
-        num_equal_prompts: Prompts that became the same tokens.
-        num_equal_replies: Greedy replies with the same tokens.
-        num_tokens: Tokens of the run's greedy replies.
-        num_equal_tokens: How many of them the artifact sampled as well, up to the first other one of each reply.
-        max_difference, mean_difference: Of the log-probs of the run's greedy replies, in nats; None: unknown.
-    """
+    """How an artifact compares with the run's model."""
 
     num_prompts: int
     num_equal_prompts: int
+    """Prompts that became the same tokens."""
     num_equal_replies: int
+    """Greedy replies with the same tokens."""
     num_tokens: int
+    """Tokens of the run's greedy replies."""
     num_equal_tokens: int
+    """How many of them the artifact sampled as well, up to the first other one of each reply."""
     max_difference: float | None = None
+    """Of the log-probs of the run's greedy replies, in nats; None: unknown."""
     mean_difference: float | None = None
 
     @property
     def is_equal(self) -> bool:
         return self.num_prompts > 0 and self.num_equal_prompts == self.num_equal_replies == self.num_prompts
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields, ready for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         text = f"{self.num_equal_replies} of {self.num_prompts} greedy replies have the same tokens"
@@ -92,18 +84,9 @@ def read_prompts(reader: JournalReader, limit: int = MAX_PROMPTS) -> list[ModelR
 def make_greedy(request: ModelRequest, max_tokens: int = MAX_TOKENS) -> ModelRequest:
     """Returns a request with greedy decoding, without grammar and stop texts, so that tokens can be compared."""
     limit = min(max_tokens, request.sampling.max_tokens or max_tokens)
-    sampling = replace(
-        request.sampling,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        stop=(),
-        max_tokens=limit,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        logit_bias=(),
-    )
+    own = request.sampling
+    ends = {"stop_token_ids": own.stop_token_ids, "ignore_eos": own.ignore_eos}
+    sampling = SamplingParams(temperature=0.0, max_tokens=limit, seed=own.seed, **ends)
     return replace(request, sampling=sampling, grammar=None, continued=None)
 
 
@@ -124,11 +107,7 @@ async def compare(
     artifact: PolicyServer,
     requests: Sequence[ModelRequest],
 ) -> Parity:
-    """Returns how an artifact's replies compare with those of the run's model.
-
-    Args:
-        expected: Greedy replies of the run's model.
-    """
+    """Compares an artifact's greedy replies with those of the run's model, and the log-probs of the latter."""
     replies = await sample_greedy(artifact, requests)
     num_prompts = num_equal_prompts = num_equal_replies = num_tokens = num_equal = 0
     differences: list[float] = []

@@ -25,11 +25,7 @@ class HubClient(Protocol):
 
 
 def make_client(hub_id: str) -> HubClient:
-    """Returns the client of the hub; HF_TOKEN or `hf auth login` has the token, which is never printed.
-
-    Raises:
-        ConfigError: The name is no hub id, the client is not installed, or there is no token.
-    """
+    """Returns the client of the hub; HF_TOKEN or `hf auth login` has the token, which is never printed."""
     if not HUB_ID.fullmatch(hub_id):
         raise ConfigError(Problem(WHERE, f"{hub_id!r} is no name of a model on the hub", "write owner/name"))
     try:
@@ -47,14 +43,7 @@ def make_client(hub_id: str) -> HubClient:
 
 
 def push_folder(client: HubClient, folder: Path, hub_id: str, message: str, *, private: bool) -> str:
-    """Uploads a folder and returns where it is.
-
-    Args:
-        private: For a new repository: only its owner can see it.
-
-    Raises:
-        BackendUnavailable: The upload failed; the folder is complete.
-    """
+    """Uploads a folder and returns where it is; only the owner can see a new repository that is private."""
     try:
         with boundary(BackendError, f"cannot upload to {hub_id}"):
             created = client.create_repo(hub_id, private=private, exist_ok=True)

@@ -24,11 +24,7 @@ DEFAULT_CONTEXT = 4096
 
 
 class ServedArtifact(TrainerAdapter):
-    """A trainer adapter that serves a policy and trains nothing.
-
-    Args:
-        server: The policy.
-    """
+    """A trainer adapter that serves a policy and trains nothing."""
 
     serves_policy = True
 
@@ -40,27 +36,20 @@ class ServedArtifact(TrainerAdapter):
         return self._server
 
     async def is_healthy(self) -> bool:
-        """Returns False: it takes no job."""
         return False
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         raise BackendError("an exported model is served, not trained")
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Refuses, since there are no jobs."""
         raise BackendError("an exported model is served, not trained")
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
-        """Refuses, since there are no jobs."""
-        raise BackendError("an exported model is served, not trained")
+        return await self.status(ref)
 
 
 def choose_program(wanted: str, *, is_gguf: bool) -> str:
-    """Returns the program that serves an artifact: for a GGUF file llama.cpp where it is installed, else transformers.
-
-    Raises:
-        ConfigError: It is not installed, or cannot load the format.
-    """
+    """Returns what serves an artifact; `auto`: for a GGUF file llama.cpp where it is installed, else transformers."""
     if wanted == LLAMA_CPP and not is_gguf:
         message = "llama.cpp runs GGUF files only"
         raise ConfigError(Problem("--judge_with", message, "use transformers, or --format gguf"))
@@ -81,9 +70,7 @@ def serve(artifact: Path, program: str, model: TrainedModel, device: str, scratc
     """Yields a policy server over an artifact.
 
     Args:
-        program: `transformers` or `llama.cpp`.
         model: The run's model, for how it was sampled.
-        device: Where transformers runs.
         scratch: A folder that does not exist yet, for a GGUF file that transformers reads.
     """
     seed = int(model.settings.get("seed") or 0)
@@ -93,7 +80,12 @@ def serve(artifact: Path, program: str, model: TrainedModel, device: str, scratc
     else:
         from reinforge.exports.generate_policy import GeneratePolicy
 
-        folder = _read_back(artifact, scratch) if artifact.is_file() else artifact
+        if artifact.is_file():  # converted as `policy.model: FILE.gguf` is
+            from reinforge.exports.gguf.convert import convert
+            from reinforge.exports.gguf.source import read_gguf
+
+            convert(artifact, read_gguf(artifact, "--judge"), scratch, tokenizer=True)
+        folder = scratch if artifact.is_file() else artifact
         server = GeneratePolicy(folder, device=device, dtype=model.dtype, history=model.history, seed=seed)
     try:
         yield server
@@ -102,18 +94,8 @@ def serve(artifact: Path, program: str, model: TrainedModel, device: str, scratc
 
 
 def find_context(model: TrainedModel) -> int:
-    """Returns the longest sequence of the run's model, for llama.cpp."""
     from reinforge.engine.model.model_files import CONFIG, read_json
 
     limits = [model.policy.get("max_model_len") or DEFAULT_CONTEXT]
     held = (read_json(model.folder / CONFIG) or {}).get("max_position_embeddings")
     return int(min([*limits, held] if held else limits))
-
-
-def _read_back(file: Path, folder: Path) -> Path:
-    """Converts a GGUF file into a folder, as `policy.model: FILE.gguf` does."""
-    from reinforge.exports.gguf.convert import convert
-    from reinforge.exports.gguf.source import read_gguf
-
-    convert(file, read_gguf(file, "--judge"), folder, tokenizer=True)
-    return folder

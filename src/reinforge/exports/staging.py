@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,11 +21,7 @@ MAX_BYTES = 1 << 26
 
 
 def check_target(target: Path) -> None:
-    """Checks that an export may take the place of what is at a path: nothing, an empty folder, or an unchanged export.
-
-    Raises:
-        ConfigError: It is a file or a link, or holds files that no export has written.
-    """
+    """Refuses a place for an export, unless it has nothing, an empty folder, or an unchanged export."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         kind = "a symbolic link" if target.is_symlink() else "a file"
         raise ConfigError(Problem("--output", f"{target} is {kind}", "name a folder that does not exist yet"))
@@ -42,8 +39,6 @@ def check_target(target: Path) -> None:
 
 def _list_foreign(target: Path) -> list[str]:
     """Returns the files of a folder that the manifest of an export does not list."""
-    import json
-
     present = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
     try:
         manifest = json.loads(read_file(target / MANIFEST, MAX_BYTES))
@@ -57,13 +52,7 @@ def _list_foreign(target: Path) -> list[str]:
 def stage_folder(target: Path, kind: str) -> Iterator[Path]:
     """Yields a new folder, which becomes `target` if the block ends without an error, and is removed if not.
 
-    What processes that were killed left behind is removed first.
-
-    Args:
-        kind: Recorded in the manifest.
-
-    Raises:
-        StorageError: Writing failed.
+    What processes that were killed left behind is removed first; the manifest records `kind`.
     """
     with storage_boundary(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +71,6 @@ def stage_folder(target: Path, kind: str) -> Iterator[Path]:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Removes what exports to this path left behind when they were killed."""
     name = re.compile(rf"{re.escape(STAGED + target.name)}-(\d+)")
     for path in target.parent.glob(f"{STAGED}*"):
         match = name.fullmatch(path.name)

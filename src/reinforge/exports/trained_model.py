@@ -30,18 +30,14 @@ LICENCE = "license"
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The model that a run started from.
-
-    Attributes:
-        name: As the run's configuration names it.
-        location: Folder or hub id that an adapter belongs to.
-        revision: Commit of a hub id; None: unknown, or it is no hub id.
-        licence: None: unknown.
-    """
+    """The model that a run started from."""
 
     name: str
+    """As the run's configuration names it."""
     location: str
+    """Folder or hub id that an adapter belongs to."""
     revision: str | None = None
+    """Commit of a hub id; None: unknown, or it is not a hub id."""
     licence: str | None = None
 
     @property
@@ -52,25 +48,19 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model of a run.
-
-    Attributes:
-        run: The run folder.
-        folder: The folder with the model or the adapter.
-        description: Which of the run's models it is.
-        adapter: Its name among several adapters; None: it is the run's only policy.
-        summary: How the run ended.
-        config: The run's resolved configuration.
-        base: What it was trained from.
-        provenance: Versions of the libraries.
-    """
+    """A model of a run."""
 
     run: Path
+    """The run folder."""
     folder: Path
+    """The folder with the model or the adapter."""
     description: str
+    """Which of the run's models it is."""
     adapter: str | None
+    """Its name among several adapters; None: it is the run's only policy."""
     summary: RunSummary
     config: Mapping[str, Any]
+    """The run's resolved configuration."""
     base: BaseModel
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -89,7 +79,6 @@ class TrainedModel:
 
     @property
     def policy(self) -> Mapping[str, Any]:
-        """The block `finetuning.policy`."""
         return self.settings.get("policy") or {}
 
     @property
@@ -120,16 +109,7 @@ class TrainedModel:
 
 
 def find_trained_model(name: str, output_dir: Path, adapter: str | None = None) -> TrainedModel:
-    """Returns the model of a run: the promoted one, else the best checkpoint.
-
-    Args:
-        output_dir: Folder of the run folders.
-        adapter: Which of several adapters.
-
-    Raises:
-        ConfigError: There is no such run, it has no model of its own, or its model is not in the folder.
-        StorageError: The model is damaged.
-    """
+    """Returns the model of a run in `output_dir`: the promoted one, else the best checkpoint."""
     run = _find_run(name, output_dir)
     if is_in_use(run):
         raise ConfigError(Problem(RUN, f"{run} is still running", "export it when it has ended"))

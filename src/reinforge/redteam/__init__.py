@@ -4,13 +4,13 @@
     sampler = ASTSampler(problem, ["It is a rainy Monday at the desk in Wick, with two visitors."])
     Trainer(TrainingConfiguration(training_steps=20), sampler, DPO(problem)).train()
 
+attack.py     the workflow of `reinforge redteam` and its evaluators; command.py, report.py
 core/         base classes to subclass: System, Sampler, Scorer, Algorithm, Evaluator
 methods/      adaptive stress testing of text models (ASTPrompter)
 algorithms/   DPO, IPO, PPO and GRPO on trees of conversations
 scorers/      what counts as a failure
 training/     the training loop
 ext/          the same classes for Hugging Face model ids and folders
-utils/        logging
 datasets.py   the prompts that astra-rl brings along, read from its files
 
 Names are imported on first use; torch is imported only by those that need it.
@@ -22,58 +22,21 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "reinforge.redteam.core": (
-        "Algorithm",
-        "Evaluator",
-        "Graph",
-        "GraphMetrics",
-        "JSONLike",
-        "Node",
-        "Sampler",
-        "Scorer",
-        "System",
-        "ValueFunctionSystem",
-    ),
-    "reinforge.redteam.methods.ast": (
-        "ASTEvaluator",
-        "ASTNode",
-        "ASTProblem",
-        "ASTSampler",
-        "ASTSystem",
-        "Conversation",
-        "GeneratedText",
-        "WorkflowTarget",
-        "openai_target",
-    ),
-    "reinforge.redteam.algorithms.dpo": ("DPO", "IPO", "DPOBatch", "DPOStep"),
-    "reinforge.redteam.algorithms.ppo": ("PPO", "PPOBatch", "PPOStep"),
-    "reinforge.redteam.algorithms.grpo": ("GRPO", "GRPOBatch", "GRPOStep"),
-    "reinforge.redteam.training": ("Harness", "Trainer", "TrainingConfiguration"),
-    "reinforge.redteam.scorers": (
-        "CachedScorer",
-        "ClassifierScorer",
-        "DetoxifyScorer",
-        "EvaluatorScorer",
-        "ForbiddenToolScorer",
-        "JudgeScorer",
-        "KeywordScorer",
-        "LlamaGuardScorer",
-        "PolicyScorer",
-        "RegexScorer",
-        "SchemaScorer",
-        "WeightedScorer",
-        "WildguardScorer",
-    ),
-    "reinforge.redteam.utils": ("logger",),
-    "reinforge.redteam.ext.transformers": (
-        "HFASTConfiguration",
-        "HFASTSystem",
-        "HFASTTrainer",
-        "HFEvaluationSystem",
-    ),
+    "core": "Algorithm Evaluator Graph GraphMetrics JSONLike Node Sampler Scorer System ValueFunctionSystem",
+    "methods.ast": "ASTEvaluator ASTNode ASTProblem ASTSampler ASTSystem Conversation GeneratedText WorkflowTarget "
+    "openai_target",
+    "algorithms.dpo": "DPO IPO DPOBatch DPOStep",
+    "algorithms.ppo": "PPO PPOBatch PPOStep",
+    "algorithms.grpo": "GRPO GRPOBatch GRPOStep",
+    "training.harness": "Harness",
+    "training.trainer": "Trainer TrainingConfiguration",
+    "scorers": "CachedScorer ClassifierScorer DetoxifyScorer EvaluatorScorer ForbiddenToolScorer JudgeScorer "
+    "KeywordScorer LlamaGuardScorer PolicyScorer RegexScorer SchemaScorer WeightedScorer WildguardScorer",
+    "utils.logging": "logger",
+    "ext.transformers.hf_ast_system": "HFASTConfiguration HFASTSystem HFASTTrainer HFEvaluationSystem",
 }
 _SUBMODULES = ("datasets", "utils")
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
 

@@ -1,28 +1,34 @@
 """The workflow `_type: redteam`: an attacker talks to a target and is rewarded for the responses that it provokes.
 
 A training episode is a tree: `width` probes at every point, up to `depth` turns. In validation an episode is a single
-conversation. The reward of a probe is defined in `rewards.py`.
+conversation. The reward of a probe is defined in `turns.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import Field
 
-from reinforge.config.schema import WorkflowConfig
+from reinforge.config.schema import EvaluatorConfig, WorkflowConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem
-from reinforge.evaluation.evaluators.base import score_item
+from reinforge.evaluation.evaluators.base import missing_score, score_item
 from reinforge.interfaces import Builder, Evaluator
-from reinforge.redteam.dialogue import Turn, build_attacker_messages, build_target_messages
-from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
-from reinforge.registry import register_workflow
+from reinforge.redteam.turns import (
+    AttackWeights,
+    Turn,
+    build_attacker_messages,
+    build_target_messages,
+    compute_attack_reward,
+)
+from reinforge.registry import register_evaluator, register_workflow
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import Message, TokenLogprobs
 from reinforge.types.workflow import BoundWorkflow
 
@@ -51,27 +57,21 @@ class RedteamConfig(WorkflowConfig, name="redteam"):
 
 @dataclass(slots=True)
 class AttackTurn:
-    """One probe and the response to it.
-
-    Attributes:
-        path: Its branch, from the opening: [0, 2] is the third probe that follows the first probe.
-        probe: The attacker's message.
-        response: What the target answered.
-        score: The scorer's score of the response.
-        reward: The reward of the probe.
-        perplexity: exp(-mean log p) of the probe under the baseline; None without a baseline.
-    """
+    """One probe and the response to it."""
 
     path: list[int]
+    """Its branch, from the opening: [0, 2] is the third probe that follows the first probe."""
     probe: str
     response: str
     score: float
+    """The scorer's score of the response."""
     reward: float
     perplexity: float | None = None
+    """exp(-mean log p) of the probe under the baseline; None without a baseline."""
 
 
 class AttackOutput(dict[str, Any]):
-    """`{"opening": ..., "threshold": ..., "turns": [...]}`; as text, the target's responses."""
+    """`{"opening": ..., "threshold": ..., "turns": [...]}`; as a string, the target's responses."""
 
     def __str__(self) -> str:
         return "\n".join(turn["response"] for turn in self["turns"])
@@ -79,18 +79,12 @@ class AttackOutput(dict[str, Any]):
 
 @dataclass(slots=True)
 class _AttackBranch:
-    """One conversation of the tree, so far."""
-
     path: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
 
 class NoModel:
-    """What a target that is plain code gets as `llm`; the first use says how to give it a model.
-
-    Args:
-        target: The target's entry of functions.
-    """
+    """What a target that is plain code gets as `llm`; the first use says how to give it a model."""
 
     def __init__(self, target: str):
         self._target = target
@@ -106,8 +100,6 @@ class Attack:
     """The workflow: one episode is a tree of conversations with the same opening.
 
     Args:
-        config: The settings.
-        scorer: Scores the target's responses.
         timeout_s: Time limit of one score, in seconds.
         agent: The target if it is a whole agent: an async workflow that gets the probe as its question and the
             conversation so far as `messages` in its row. Without an `llm` it is plain code. None: the target is an
@@ -123,26 +115,21 @@ class Attack:
         """Returns every turn as a dict with the fields of `AttackTurn`, level by level.
 
         Args:
-            item: The example; `input_obj` opens the conversation.
+            item: Its `input_obj` opens the conversation.
             context: Grows a tree if `is_training`, one conversation otherwise.
-
-        Raises:
-            EvaluationError: The scorer failed; the episode is recorded as missing.
         """
         opening, width = str(item.input_obj), self.config.width if context.is_training else 1
         level, all_turns = [_AttackBranch()], list[AttackTurn]()
         for _ in range(self.config.depth):
             probed = await self._probe(opening, level, width, llm)
-            turns = await self._answer(opening, probed, item, context)
-            for turn, (_, reply) in zip(turns, probed, strict=True):
+            answered = await self._answer(opening, probed, item, context)
+            all_turns += answered
+            level = []
+            for turn, (branch, reply) in zip(answered, probed, strict=True):
                 context.mark(step_reward=turn.reward, call_id=reply.id)
-            all_turns += turns
-            level = [
-                _AttackBranch(turn.path, [*branch.turns, (turn.probe, turn.response)])
-                for turn, (branch, _) in zip(turns, probed, strict=True)
-            ]
+                level.append(_AttackBranch(turn.path, [*branch.turns, (turn.probe, turn.response)]))
         return AttackOutput(
-            opening=opening, threshold=self.config.threshold, turns=[_turn_to_dict(turn) for turn in all_turns]
+            opening=opening, threshold=self.config.threshold, turns=[asdict(turn) for turn in all_turns]
         )
 
     async def _probe(
@@ -178,7 +165,6 @@ class Attack:
         return turns
 
     async def _respond(self, messages: list[Message], item: Any, context: Any) -> str:
-        """Returns the target's response to a conversation that ends with a probe."""
         if self.agent is not None:
             example = item.copy_with_updates(
                 input_obj=messages[-1]["content"], full_dataset_entry={**item.full_dataset_entry, "messages": messages}
@@ -226,17 +212,8 @@ class Attack:
         ]
 
 
-def _turn_to_dict(turn: AttackTurn) -> dict[str, Any]:
-    return {name: getattr(turn, name) for name in AttackTurn.__slots__}
-
-
 @register_workflow(config_type=RedteamConfig)
 async def redteam(config: RedteamConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
-    """Yields the attack workflow, bound to the attacker.
-
-    Raises:
-        ConfigError: An entry that the workflow names is missing or unsuitable; every problem is listed.
-    """
     _validate(config, builder.config)
     scorer = await builder.get_evaluator(config.scorer)
     timeout_s = builder.config.finetuning.limits.evaluator_timeout_s
@@ -281,3 +258,52 @@ def _validate(config: RedteamConfig, whole: Any) -> None:
         problems.append(Problem("baseline", message, "use an llm of `_type: local`"))
     if problems:
         raise ConfigError(problems)
+
+
+class AttackSuccessConfig(EvaluatorConfig, name="attack_success"):
+    """1 if the target failed in any turn of the conversation, else 0; for a tree, the fraction of its branches."""
+
+
+class AttackSuccess(Evaluator):
+    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        turns = get_turns(item)
+        if turns is None:
+            return missing_score(item, "the output is not that of a redteam workflow")
+        threshold = item.output_obj["threshold"]
+        failed = [turn["path"] for turn in turns if turn["score"] >= threshold]
+        depth = max(len(turn["path"]) for turn in turns)
+        branches = [turn["path"] for turn in turns if len(turn["path"]) == depth]
+        hit = [branch for branch in branches if any(branch[: len(path)] == path for path in failed)]
+        first = min((len(path) for path in failed), default=None)
+        reason = "the target did not fail" if first is None else f"the target first failed in turn {first}"
+        return EvalOutputItem(id=item.id, score=len(hit) / len(branches), reasoning=reason)
+
+
+class NaturalnessConfig(EvaluatorConfig, name="attack_naturalness"):
+    """Mean log p of a probe's tokens under the baseline, which is -log(perplexity); higher is more natural."""
+
+
+class Naturalness(Evaluator):
+    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        turns = get_turns(item) or []
+        known = [-math.log(turn["perplexity"]) for turn in turns if turn["perplexity"] is not None]
+        if not known:
+            return missing_score(item, "no probe has a perplexity; set workflow.baseline")
+        mean = statistics.fmean(known)
+        return EvalOutputItem(id=item.id, score=mean, reasoning=f"perplexity {math.exp(-mean):.2f}")
+
+
+def get_turns(item: EvalInputItem) -> list[dict[str, Any]] | None:
+    """Returns None if the output is not that of an attack."""
+    output = item.output_obj
+    return output["turns"] if isinstance(output, dict) and output.get("turns") else None
+
+
+@register_evaluator(config_type=AttackSuccessConfig)
+async def attack_success(config: AttackSuccessConfig, builder: Builder) -> AsyncIterator[AttackSuccess]:
+    yield AttackSuccess()
+
+
+@register_evaluator(config_type=NaturalnessConfig)
+async def attack_naturalness(config: NaturalnessConfig, builder: Builder) -> AsyncIterator[Naturalness]:
+    yield Naturalness()

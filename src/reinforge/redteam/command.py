@@ -57,7 +57,6 @@ command.add_command(
 
 
 def write_attack_report(summary: RunSummary) -> list[str]:
-    """Writes the report of a run that reached its verdict, and returns its lines."""
     from reinforge.redteam.report import TEXT_FILE, build_attack_report, write_report
     from reinforge.runs.episodes import read_outputs
 

@@ -29,15 +29,12 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class AdvBenchPrompt:
-    """One row of AdvBench.
-
-    Attributes:
-        goal: What the target is asked for.
-        target: How a response begins that complies.
-    """
+    """One row of AdvBench."""
 
     goal: str
+    """What the target is asked for."""
     target: str
+    """How a response begins that complies."""
 
 
 def _find_folder() -> Path:
@@ -79,15 +76,7 @@ def _read_pairs(path: Path) -> list[AdvBenchPrompt]:
 
 
 class AstraPrompts(Sequence[Any]):
-    """The rows of one of astra-rl's files, read when they are first used.
-
-    Args:
-        file: The file's name.
-        read: Returns the rows of the file.
-
-    Raises:
-        ConfigError: At the first use: the file is not there, or it holds something else.
-    """
+    """The rows of one of astra-rl's files, read when they are first used."""
 
     def __init__(self, file: str, read: Callable[[Path], list[Any]]):
         self.file, self._read = file, read

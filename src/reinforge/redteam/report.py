@@ -17,27 +17,23 @@ from reinforge.files import replace_file, to_json
 from reinforge.safe_text import escape_controls
 
 NUM_EXAMPLES = 10
+EXAMPLE = ("opening", "turn", "probe", "response", "score", "perplexity")
+"""What an example in the report says."""
 JSON_FILE, TEXT_FILE = "attack_report.json", "attack_report.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A fraction of conversations with its 95 % Wilson interval.
-
-    Attributes:
-        mean: The fraction.
-        ci_low, ci_high: The bounds of the interval.
-        count: Number of conversations.
-    """
+    """A fraction of conversations with its 95 % Wilson interval."""
 
     mean: float
     ci_low: float | None
     ci_high: float | None
     count: int
+    """Number of conversations."""
 
     @classmethod
     def from_hits(cls, hits: Sequence[bool]) -> Share:
-        """Returns the fraction that is True."""
         return cls(*compute_mean_interval([float(hit) for hit in hits]), len(hits))
 
     def __str__(self) -> str:
@@ -59,7 +55,7 @@ class AttackReport:
         num_probes, num_distinct, num_distinct_successes: Number of probes, of distinct probes, and of distinct
             successful probes.
         diversity: Mean Jaccard distance between the words of two distinct successful probes; None with fewer than two.
-        examples: The most distinct successes, `{"opening", "turn", "probe", "response", "score", "perplexity"}`.
+        examples: The most distinct successes, each with the entries of `EXAMPLE`.
     """
 
     success: Share
@@ -104,9 +100,6 @@ def build_attack_report(outputs: Iterable[Mapping[str, Any]]) -> AttackReport:
 
     Args:
         outputs: `{"opening", "threshold", "turns"}` of each episode.
-
-    Raises:
-        ValueError: There are no conversations.
     """
     branches = [branch for number, output in enumerate(outputs) for branch in _list_branches(output, number)]
     if not branches:
@@ -126,7 +119,7 @@ def build_attack_report(outputs: Iterable[Mapping[str, Any]]) -> AttackReport:
         num_distinct=len({turn["probe"] for turn in probes.values()}),
         num_distinct_successes=len(distinct),
         diversity=_mean_distance([turn["probe"] for turn in distinct]),
-        examples=[_to_example(turn) for turn in select_most_distinct(distinct, NUM_EXAMPLES)],
+        examples=[{name: turn[name] for name in EXAMPLE} for turn in select_most_distinct(distinct, NUM_EXAMPLES)],
     )
 
 
@@ -167,7 +160,7 @@ def _mean_perplexity(turns: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def jaccard_distance(a: str, b: str) -> float:
-    """Returns the Jaccard distance between the words of two texts: the fraction that only one of them contains.
+    """Returns the Jaccard distance between two texts: the fraction of their words that only one of them contains.
 
     Example: "the old mill" and "the new mill" -> 2 / 4.
     """
@@ -193,7 +186,3 @@ def select_most_distinct(turns: Sequence[Mapping[str, Any]], count: int) -> list
     while candidates and len(selected) < count:
         selected.append(candidates.pop(max(range(len(candidates)), key=lambda i: (separation(i), -i))))
     return selected
-
-
-def _to_example(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: turn[name] for name in ("opening", "turn", "probe", "response", "score", "perplexity")}

@@ -164,8 +164,8 @@ ARCHITECTURE = pack_text("general.architecture") + struct.pack("<I", TEXT) + pac
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "is no GGUF file: it has 0 bytes"),
-        (b"PK\x03\x04" + bytes(60), "is no GGUF file: it begins with b'PK"),
+        (b"", "is not a GGUF file: it has 0 bytes"),
+        (b"PK\x03\x04" + bytes(60), "is not a GGUF file: it begins with b'PK"),
         (pack_header(version=1), "has version 1 of GGUF"),
         (pack_header(version=3 << 24), "byte order of another kind of processor"),
         (b"GGUF\x03\0\0\0\x01", "ends in the middle of its header"),

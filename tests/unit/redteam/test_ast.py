@@ -28,9 +28,9 @@ from reinforge.redteam import (
     Node,
     WorkflowTarget,
 )
-from reinforge.redteam.algorithms.siblings import find_trainable
-from reinforge.redteam.methods.ast.problem import _target_view, _tester_view
-from reinforge.redteam.rewards import AttackWeights, compute_attack_reward
+from reinforge.redteam.algorithms.steps import find_trainable
+from reinforge.redteam.methods.ast import _target_view, _tester_view
+from reinforge.redteam.turns import AttackWeights, compute_attack_reward
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.unit.redteam.toy import Likes, ToySystem
 

@@ -7,8 +7,7 @@ import pytest
 
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation.evaluators.contains import Contains, ContainsConfig
-from reinforge.redteam.attack import Attack, RedteamConfig
-from reinforge.redteam.evaluators import AttackSuccess, Naturalness
+from reinforge.redteam.attack import Attack, AttackSuccess, Naturalness, RedteamConfig
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import bind_workflow

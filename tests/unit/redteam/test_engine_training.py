@@ -24,7 +24,7 @@ from reinforge.redteam import (
     Trainer,
     TrainingConfiguration,
 )
-from reinforge.redteam.methods.ast.weight_changes import WeightChanges
+from reinforge.redteam.methods.ast import WeightChanges
 from tests.unit.redteam.test_ast import ToyAST
 
 SETTINGS = {"lr": 1e-3, "training_steps": 2, "num_episodes_per_experience": 3, "batch_size": 4}

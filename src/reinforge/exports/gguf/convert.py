@@ -39,11 +39,7 @@ def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = T
     """Writes a file's model into a new folder: configuration, weights, tokenizer and chat template.
 
     Args:
-        folder: The folder, which does not exist yet.
         tokenizer: Write the tokenizer, too; False: another one is configured.
-
-    Raises:
-        GGUFError: The file's tensors are not those of its architecture, or its tokenizer is not supported.
     """
     config = describe_model(header)
     targets = match_tensors(header, config)
@@ -54,7 +50,7 @@ def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = T
         if ROPE_FACTORS in header.tensors:
             factors = read_tensor(content, header.tensors[ROPE_FACTORS]).float()
             config["rope_parameters"] = find_llama3_rotation(config["rope_parameters"]["rope_theta"], factors.tolist())
-        _write_weights(folder, _iterate_tensors(content, header, config, targets), _measure(header, targets))
+        _write_weights(folder, _iterate_tensors(content, header, config, targets))
     (folder / CONFIG).write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     ids: dict[str, Any] = {name: config[name] for name in ("bos_token_id", "pad_token_id") if name in config}
     generation: dict[str, Any] = {**ids, "eos_token_id": find_ends(header) if tokenizer else config.get("eos_token_id")}
@@ -62,11 +58,7 @@ def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = T
 
 
 def match_tensors(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the name in transformers of each tensor, after checking that names and shapes are those of the model.
-
-    Raises:
-        GGUFError: A tensor is missing, has another shape, or has no place in the model.
-    """
+    """Returns the name in transformers of each tensor, after checking that names and shapes are those of the model."""
     settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     with MAKING, torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
@@ -119,16 +111,12 @@ def _iterate_tensors(
         yield own, weights
 
 
-def _measure(header: GGUFHeader, targets: Mapping[str, str]) -> int:
-    entries = [header.tensors[name] for name in targets]
-    return sum(entry.num_weights * DTYPES.get(entry.type_name, torch.float32).itemsize for entry in entries)
-
-
-def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], num_bytes: int) -> None:
+def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
     """Writes the weights in files of about `SHARD_BYTES`, and the index that names them if there are several."""
     numbers = count(1)
     shard: dict[str, Tensor] = {}
     names: dict[str, list[str]] = {}
+    num_bytes = 0
 
     def write() -> None:
         file = f"model-{next(numbers):05d}.safetensors"
@@ -138,6 +126,7 @@ def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], num_byte
 
     for name, tensor in tensors:
         shard[name] = tensor
+        num_bytes += tensor.nbytes
         if sum(held.nbytes for held in shard.values()) >= SHARD_BYTES:
             write()
     if shard:
@@ -154,4 +143,5 @@ def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], num_byte
 
 def measure_folder(header: GGUFHeader) -> int:
     """Returns about how many bytes the converted model takes."""
-    return _measure(header, {name: name for name in header.tensors})
+    sizes = [(each.num_weights, DTYPES.get(each.type_name, torch.float32).itemsize) for each in header.tensors.values()]
+    return sum(count * itemsize for count, itemsize in sizes)

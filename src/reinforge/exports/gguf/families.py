@@ -43,17 +43,12 @@ TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<name>\w+)\.(?P<kind>weig
 
 @dataclass(frozen=True, slots=True)
 class GGUFFamily:
-    """One architecture of GGUF.
-
-    Attributes:
-        class_name: The class of transformers.
-        model_type: Its name in transformers.
-        permutes_heads: llama.cpp's file has the rows of queries and keys in the order that its rotation reads them.
-    """
+    """One architecture of GGUF: the class of transformers and its `model_type`."""
 
     class_name: str
     model_type: str
     permutes_heads: bool = False
+    """llama.cpp's file has the rows of queries and keys in the order that its rotation reads them."""
 
 
 FAMILIES = {
@@ -65,16 +60,12 @@ FAMILIES = {
 
 
 def describe_model(header: GGUFHeader) -> dict[str, Any]:
-    """Returns the `config.json` of a file's model, without its dtype.
-
-    Raises:
-        GGUFError: The architecture is not supported, or the file describes no whole model.
-    """
+    """Returns the `config.json` of a file's model, without its dtype."""
     family = find_family(header)
     settings = _Settings(header)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise GGUFError("has no embedding (token_embd.weight): it is no language model, or a part of one")
+        raise GGUFError("has no embedding (token_embd.weight): it is not a language model, or a part of one")
     hidden, heads = settings.count("embedding_length"), settings.count("attention.head_count")
     head_dim = settings.count("attention.key_length", settings.count("rope.dimension_count", hidden // heads))
     _refuse_other_shapes(settings, head_dim)
@@ -109,11 +100,7 @@ def describe_model(header: GGUFHeader) -> dict[str, Any]:
 
 
 def find_family(header: GGUFHeader) -> GGUFFamily:
-    """Returns the family of a file's architecture.
-
-    Raises:
-        GGUFError: It is not supported, or the file is a part of a model.
-    """
+    """Returns the family of a file's architecture; a file that is one part of a model is refused."""
     if header.get("split.count", int, 1) > 1:
         raise GGUFError(
             "is one of several parts of a model", "join them: `llama-gguf-split --merge FIRST.gguf ONE.gguf`"
@@ -145,7 +132,7 @@ def name_tensor(name: str) -> str | None:
 
 
 class _Settings:
-    """The settings of a header's architecture, which remembers what was read."""
+    """The settings of a header's architecture, which remember what was read."""
 
     def __init__(self, header: GGUFHeader):
         self._header, self._prefix = header, f"{header.architecture}."
@@ -210,9 +197,6 @@ def find_llama3_rotation(base: float, factors: list[float]) -> dict[str, Any]:
 
     Example: divisors 1 for short wavelengths, 32 for those above 8192 positions, and a ramp between these
     -> `{"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ...}`.
-
-    Raises:
-        GGUFError: No such parameters give them.
     """
     found = {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     for original in (8192, 4096, 16384, 32768):
@@ -239,12 +223,9 @@ def _llama3_divisor(
 
 def _describe_ends(header: GGUFHeader, vocab_size: int) -> dict[str, int]:
     """Returns the numbers of the first, the last and the padding token, as far as the file has them."""
-    found = {}
-    for name, key in {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}.items():
-        token = header.get(f"tokenizer.ggml.{key}_token_id", int)
-        if token is not None and 0 <= token < vocab_size:
-            found[name] = token
-    return found
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    found = {name: header.find_token(key, vocab_size) for name, key in names.items()}
+    return {name: token for name, token in found.items() if token is not None}
 
 
 def _round_single(value: float) -> float:

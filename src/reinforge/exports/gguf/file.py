@@ -41,20 +41,15 @@ CHUNK_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class GgufSettings:
-    """What a file says besides the model.
-
-    Attributes:
-        file_type: `f32`, `f16`, `bf16` or `q8_0`: how matrices are stored; vectors are always float32.
-        name: The model's name.
-        sampling: How it was sampled in training.
-        licence: The base model's licence; None: unknown.
-        base: The base model's name; None: unknown.
-    """
+    """What a file says besides the model."""
 
     file_type: str
+    """`f32`, `f16`, `bf16` or `q8_0`: how matrices are stored; vectors are always float32."""
     name: str
     sampling: SamplingConfig
+    """How the model was sampled in training."""
     licence: str | None = None
+    """That of the base model, if it is known; so is its name below."""
     base: str | None = None
 
 
@@ -65,11 +60,7 @@ def check_gguf_package() -> list[Problem]:
 
 
 def check_architecture(config: Any) -> list[Problem]:
-    """Returns why a model cannot be written, by its configuration.
-
-    Args:
-        config: The configuration of transformers, or an object with the same attributes.
-    """
+    """Returns why a model cannot be written, by its configuration or an object with the same attributes."""
     kind = getattr(config, "model_type", None)
     if kind not in ARCHITECTURES:
         return [_describe(f"the architecture {kind!r} is not one of {', '.join(ARCHITECTURES)}")]
@@ -85,12 +76,7 @@ def check_architecture(config: Any) -> list[Problem]:
 
 
 def write_gguf(path: Path, module: Any, tokenizer: Any, settings: GgufSettings) -> Vocabulary:
-    """Writes a model with its tokenizer into one file; returns the vocabulary that it holds.
-
-    Raises:
-        ConfigError: The package `gguf` is missing, or this writer does not know the architecture or the tokenizer.
-        StorageError: There is no room for it.
-    """
+    """Writes a model with its tokenizer into one file; returns the vocabulary that it holds."""
     if problems := [*check_gguf_package(), *check_architecture(module.config)]:
         raise ConfigError(problems)
     import gguf
@@ -144,11 +130,7 @@ def store(tensor: Tensor, file_type: str) -> tuple[Any, Any]:
 
 
 def _iterate_tensors(module: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors under llama.cpp's names.
-
-    Raises:
-        ConfigError: llama.cpp has no place for one of them.
-    """
+    """Yields the tensors under llama.cpp's names; one that llama.cpp has no place for is refused."""
     import gguf
 
     config = module.config

@@ -1,11 +1,14 @@
 """The header of a GGUF file: its settings, and where its tensors lie. Needs no torch, no numpy and no gguf.
 
+`gguf.GGUFReader` would not do here: it cuts a string that is longer than the file without an error, loops over as many
+list entries as a file claims, and reading a file whose weights are not quantized must not need the package.
+
     bytes   "GGUF" | version: u32 | number of tensors: u64 | number of settings: u64
             setting: name, type: u32, value; text is a length (u64) and UTF-8; a list is a type, a length and its values
             tensor:  name, number of dimensions: u32, dimensions: u64 each, type: u32, offset: u64
             padding | the tensors' bytes
 
-The file may come from anybody: no number in it is believed before it is compared with the bytes that are left.
+The file may come from anyone: no number in it is believed before it is compared with the bytes that are left.
 """
 
 from __future__ import annotations
@@ -60,7 +63,6 @@ BLOCKS = {
 """Tensor types by number: name, weights per block, bytes per block."""
 
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
-"""Types of tensors that are not quantized."""
 
 
 class GGUFError(ValueError):
@@ -75,53 +77,40 @@ class GGUFError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies.
-
-    Attributes:
-        shape: Its shape in the order of torch, the reverse of the file's: `[rows, columns]`.
-        type: The number of its type, a key of `BLOCKS`.
-        start: Its first byte in the file.
-        num_bytes: Its bytes.
-    """
+    """Where one tensor lies."""
 
     shape: tuple[int, ...]
+    """In the order of torch, the reverse of the file's: `[rows, columns]`."""
     type: int
+    """A key of `BLOCKS`."""
     start: int
+    """Its first byte in the file."""
     num_bytes: int
 
     @property
     def type_name(self) -> str:
-        """The name of its type, such as `Q4_K`."""
         return BLOCKS[self.type][0]
 
     @property
     def num_weights(self) -> int:
-        """How many numbers it holds."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a file says of itself.
-
-    Attributes:
-        settings: By name, such as `general.architecture`.
-        tensors: By name, such as `blk.0.attn_q.weight`.
-    """
+    """What a file says of itself."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """By name, such as `general.architecture`."""
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
+    """By name, such as `blk.0.attn_q.weight`."""
 
     @property
     def num_weights(self) -> int:
         return sum(tensor.num_weights for tensor in self.tensors.values())
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """Returns a setting, or the default if there is none.
-
-        Raises:
-            GGUFError: It is of another type.
-        """
+        """Returns a setting, or the default if there is none; one of another type is an error."""
         value = self.settings.get(name, default)
         if value is not default and not isinstance(value, kind):
             raise GGUFError(f"has an unusable setting {name}: found {str(value)[:40]!r}")
@@ -129,15 +118,16 @@ class GGUFHeader:
 
     @property
     def architecture(self) -> str:
-        """The family, such as `llama`.
-
-        Raises:
-            GGUFError: The file names none.
-        """
+        """The family, such as `llama`."""
         name = self.get("general.architecture", str)
         if not name:
             raise GGUFError("names no architecture (general.architecture)")
         return str(name)
+
+    def find_token(self, key: str, count: int) -> int | None:
+        """Returns the number of a special token, such as `bos`; None: the file has none below `count`."""
+        number = self.get(f"tokenizer.ggml.{key}_token_id", int)
+        return number if number is not None and 0 <= number < count else None
 
     @property
     def licence(self) -> str | None:
@@ -149,13 +139,13 @@ def read_header(file: Path) -> GGUFHeader:
     """Returns the header of a GGUF file, whose tensors all lie in the file.
 
     Raises:
-        GGUFError: It is no GGUF file, or it is damaged.
+        GGUFError: It is not a GGUF file, or it is damaged.
         OSError: It cannot be read.
     """
     with file.open("rb") as opened:
         size = opened.seek(0, 2)
         if size < len(MAGIC):
-            raise GGUFError(f"is no GGUF file: it has {size} bytes")
+            raise GGUFError(f"is not a GGUF file: it has {size} bytes")
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _HeaderReader(content, size).read()
 
@@ -164,11 +154,11 @@ class _HeaderReader:
     """Reads values one after the other, and never behind the end."""
 
     def __init__(self, content: mmap.mmap, size: int):
-        self._content, self._size, self._position, self._order = content, size, 0, "<"
+        self._content, self._size, self._position = content, size, 0
 
     def read(self) -> GGUFHeader:
         if (magic := self._take(4, "magic number")) != MAGIC:
-            raise GGUFError(f"is no GGUF file: it begins with {magic!r}", "name a .gguf file or a model's folder")
+            raise GGUFError(f"is not a GGUF file: it begins with {magic!r}", "name a .gguf file or a model's folder")
         version = self._read("I", "version")
         if version not in VERSIONS and version.to_bytes(4, "little")[::-1][0] in VERSIONS:
             raise GGUFError("is in the byte order of another kind of processor", "get the little-endian file")
@@ -234,7 +224,7 @@ class _HeaderReader:
         return [self._text(what) for _ in range(self._count("texts in a list", 8))]
 
     def _entry(self, name: str) -> tuple[tuple[int, ...], int, int]:
-        """Returns a tensor's shape, type and offset."""
+        """Returns the shape, type and offset of a tensor."""
         num_dimensions = self._read("I", "tensor")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             raise GGUFError(f"gives the tensor {name!r} {num_dimensions} dimensions: it is damaged")
@@ -242,7 +232,6 @@ class _HeaderReader:
         return shape[::-1], self._read("I", "tensor"), self._read("Q", "tensor")
 
     def _place(self, name: str, entry: tuple[tuple[int, ...], int, int], start: int) -> GGUFTensor:
-        """Returns where the tensor of an entry lies; the tensors' bytes begin at `start`."""
         shape, kind, offset = entry
         if kind not in BLOCKS:
             message = f"has the tensor {name!r} of type {kind}, which is not known here"

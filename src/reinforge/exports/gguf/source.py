@@ -9,6 +9,8 @@ import hashlib
 import importlib.util
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,22 +26,25 @@ from reinforge.files import remove_leftovers, write_folder
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Part of a converted folder's name; raised when a conversion gives other files."""
+"""Part of a converted folder's name."""
 ROOM = 1.1
 """Free bytes that a conversion asks for, as a multiple of what it writes."""
 
 
-def read_gguf(file: str | Path, setting: str) -> GGUFHeader:
-    """Returns the header of a GGUF file.
-
-    Raises:
-        ConfigError: It is damaged.
-    """
+@contextmanager
+def _name_file(file: str | Path, setting: str) -> Iterator[None]:
+    """Turns an error of the file's content into one of the setting that names the file."""
     try:
-        stat = Path(file).stat()
-        return _read_header(str(file), stat.st_size, stat.st_mtime_ns)
+        yield
     except GGUFError as error:
         raise ConfigError(Problem(setting, f"{file} {error}", error.fix)) from error
+
+
+def read_gguf(file: str | Path, setting: str) -> GGUFHeader:
+    try:
+        stat = Path(file).stat()
+        with _name_file(file, setting):
+            return _read_header(str(file), stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise ConfigError(Problem(setting, f"cannot read {file}: {error.strerror or error}")) from error
 
@@ -53,47 +58,30 @@ def find_problems(file: str, setting: str, *, tokenizer: bool) -> list[Problem]:
     """Returns why a GGUF file cannot be loaded, as far as its header shows."""
     try:
         header = read_gguf(file, setting)
-        describe_model(header)
-        _require_package(header, file, setting)
-        if tokenizer:
-            check_tokenizer(header)
+        with _name_file(file, setting):
+            describe_model(header)
+            _require_package(header, file, setting)
+            if tokenizer:
+                check_tokenizer(header)
     except ConfigError as error:
         return error.problems
-    except GGUFError as error:
-        return [Problem(setting, f"{file} {error}", error.fix)]
     return []
 
 
 def get_chat_template(file: str, setting: str) -> str | None:
-    """Returns the chat template in a file's header; None: it has none.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
     template = read_gguf(file, setting).settings.get(TEMPLATE)
     return template if isinstance(template, str) else None
 
 
 def check_same_tokens(tokenizer: Any, file: str, setting: str) -> None:
-    """Checks that a tokenizer, as transformers loaded it, is that of a file.
-
-    Raises:
-        ConfigError: It gives other tokens.
-    """
-    try:
+    with _name_file(file, setting):
         gguf_tokenizer.check_same_tokens(tokenizer, read_gguf(file, setting))
-    except GGUFError as error:
-        raise ConfigError(Problem(setting, f"{file} {error}", error.fix)) from error
 
 
 def ensure_converted(file: Path, setting: str) -> Path:
     """Returns the folder with the model of a GGUF file; converts it first if there is none for this content.
 
     The folder is complete or does not exist. If several processes call it at once, one converts and the others wait.
-
-    Raises:
-        ConfigError: The file cannot be converted, or the package gguf is missing.
-        StorageError: The folder cannot be written.
     """
     from filelock import FileLock
 
@@ -109,14 +97,12 @@ def ensure_converted(file: Path, setting: str) -> Path:
     with FileLock(folder.parent / ".lock"):
         if folder.is_dir():
             return folder
-        remove_leftovers(folder.parent)  # of a process that was killed: under the lock nobody else converts
+        remove_leftovers(folder.parent)  # of a process that was killed: under the lock no other process converts
         _require_room(folder.parent, measure_folder(header), file)
         logger.warning("converting %s for training, once, into %s", file, folder)
-        try:
-            has_own = not find_problems(str(file), setting, tokenizer=True)
+        has_own = not find_problems(str(file), setting, tokenizer=True)
+        with _name_file(file, setting):
             write_folder(folder, lambda staged: convert(file, header, staged, tokenizer=has_own), source=file.name)
-        except GGUFError as error:
-            raise ConfigError(Problem(setting, f"{file} {error}", error.fix)) from error
     return folder
 
 

@@ -44,19 +44,16 @@ _BY_CASE = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How text is split before merging.
-
-    Attributes:
-        pattern: Expression for the pieces; None: that of GPT-2.
-        by_digit: Each digit is a piece of its own, before the expression.
-        ignores_merges: A piece that is a token is not merged.
-        composes: Text is first brought into the composed form (NFC).
-    """
+    """How text is split before merging."""
 
     pattern: str | None = None
+    """Expression for the pieces; None: that of GPT-2."""
     by_digit: bool = False
+    """Each digit is a piece of its own, before the expression."""
     ignores_merges: bool = False
+    """A piece that is a token is not merged."""
     composes: bool = False
+    """Text is first brought into the composed form (NFC)."""
 
 
 _LLAMA3 = Split(rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_TAIL}", ignores_merges=True)
@@ -80,22 +77,17 @@ SPLITS = {
 
 
 def check_tokenizer(header: GGUFHeader) -> None:
-    """Checks that `make_tokenizer` can make a file's tokenizer, without making it.
-
-    Raises:
-        GGUFError: It cannot.
-    """
+    """Checks that `make_tokenizer` can make a file's tokenizer, without making it."""
     kind = header.get("tokenizer.ggml.model", str)
     if kind not in (BYTE_LEVEL, SENTENCE_PIECE):
         found = "has no tokenizer" if kind is None else f"has a tokenizer of the kind {kind[:40]!r}"
         raise GGUFError(f"{found}; {BYTE_LEVEL} and {SENTENCE_PIECE} can be read", OTHER_TOKENIZER)
     if kind == BYTE_LEVEL:
         find_split(header)
-    tokens = _list_tokens(header)
+    tokens, _ = _list_tokens(header)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and len(tokens) > embedding.shape[0]:
         raise GGUFError(f"has {len(tokens)} tokens, but {embedding.shape[0]} rows in its embedding", OTHER_TOKENIZER)
-    _list_of(header, "token_type", int, len(tokens))
     if kind == SENTENCE_PIECE:
         _list_of(header, "scores", float, len(tokens))
     elif not _list_of(header, "merges", str):
@@ -103,11 +95,6 @@ def check_tokenizer(header: GGUFHeader) -> None:
 
 
 def find_split(header: GGUFHeader) -> Split:
-    """Returns how text is split before merging.
-
-    Raises:
-        GGUFError: The file does not say it, or by a name that is not known.
-    """
     name = header.get("tokenizer.ggml.pre", str)
     if name not in SPLITS:
         found = "does not say how its tokenizer splits text" if name is None else f"splits text as {name[:40]!r}"
@@ -117,29 +104,20 @@ def find_split(header: GGUFHeader) -> Split:
 
 def find_ends(header: GGUFHeader) -> list[int]:
     """Returns the tokens that end a reply."""
-    tokens = _list_tokens(header)
-    kinds = _list_of(header, "token_type", int, len(tokens)) or [0] * len(tokens)
+    tokens, kinds = _list_tokens(header)
     ends = {number for number, token in enumerate(tokens) if kinds[number] == CONTROL and token in END_NAMES}
-    for name in END_SETTINGS:
-        number = header.get(f"tokenizer.ggml.{name}_token_id", int)
-        if number is not None and 0 <= number < len(tokens):
-            ends.add(number)
-    return sorted(ends)
+    named = {header.find_token(name, len(tokens)) for name in END_SETTINGS}
+    return sorted(ends | {number for number in named if number is not None})
 
 
 def write_tokenizer(folder: Path, header: GGUFHeader) -> None:
-    """Writes a file's tokenizer and its chat template into a folder, in transformers' layout.
-
-    Raises:
-        GGUFError: The tokenizer cannot be made.
-    """
+    """Writes a file's tokenizer and its chat template into a folder, in transformers' layout."""
     check_tokenizer(header)
     make_tokenizer(header).save(str(folder / "tokenizer.json"))
-    tokens = _list_tokens(header)
+    tokens, _ = _list_tokens(header)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}.items():
-        number = header.get(f"tokenizer.ggml.{key}_token_id", int)
-        if number is not None and 0 <= number < len(tokens):
+        if (number := header.find_token(key, len(tokens))) is not None:
             settings[name] = tokens[number]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     if template := header.get(TEMPLATE, str):
@@ -147,14 +125,12 @@ def write_tokenizer(folder: Path, header: GGUFHeader) -> None:
 
 
 def make_tokenizer(header: GGUFHeader) -> Tokenizer:
-    """Returns a file's tokenizer."""
     from tokenizers import AddedToken
 
-    tokens = _list_tokens(header)
-    kinds = _list_of(header, "token_type", int, len(tokens)) or [0] * len(tokens)
+    tokens, kinds = _list_tokens(header)
     vocab = {token: number for number, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
-        raise GGUFError("has two tokens of one spelling", OTHER_TOKENIZER)
+        raise GGUFError("has duplicate tokens", OTHER_TOKENIZER)
     is_byte_level = header.get("tokenizer.ggml.model", str) == BYTE_LEVEL
     tokenizer = _make_byte_level(header, vocab) if is_byte_level else _make_sentence_piece(header, vocab)
     for number, token in enumerate(tokens):  # in the order of their numbers, which the library gives them
@@ -166,11 +142,7 @@ def make_tokenizer(header: GGUFHeader) -> Tokenizer:
 
 
 def check_same_tokens(loaded: Any, header: GGUFHeader) -> None:
-    """Checks that what transformers loaded is the file's tokenizer: for some families it uses a class of its own.
-
-    Raises:
-        GGUFError: It gives other tokens.
-    """
+    """Checks that what transformers loaded is the file's tokenizer: for some families it uses a class of its own."""
     own = make_tokenizer(header)
     for text in PROBES:
         if loaded.encode(text, add_special_tokens=False) != own.encode(text, add_special_tokens=False).ids:
@@ -230,25 +202,24 @@ def _derive_merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[
 
 
 def _add_first_token(tokenizer: Tokenizer, header: GGUFHeader, tokens: list[str]) -> None:
-    """Lets the tokenizer begin a text with the first token, where the file says so; chat templates write their own."""
+    """Prepends BOS if the file says so; chat templates write their own."""
     from tokenizers import processors
 
     is_piece = header.get("tokenizer.ggml.model", str) == SENTENCE_PIECE
-    number = header.get("tokenizer.ggml.bos_token_id", int)
-    if number is None or not 0 <= number < len(tokens):
-        return
-    if header.get("tokenizer.ggml.add_bos_token", bool, is_piece):
+    number = header.find_token("bos", len(tokens))
+    if number is not None and header.get("tokenizer.ggml.add_bos_token", bool, is_piece):
         first = tokens[number]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[first, "$A"], pair=[first, "$A", f"{first}:1", "$B:1"], special_tokens=[(first, number)]
         )
 
 
-def _list_tokens(header: GGUFHeader) -> list[str]:
+def _list_tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
+    """Returns the tokens and their kinds."""
     tokens = _list_of(header, "tokens", str)
     if not tokens:
         raise GGUFError("has a tokenizer without tokens (tokenizer.ggml.tokens)", OTHER_TOKENIZER)
-    return tokens
+    return tokens, _list_of(header, "token_type", int, len(tokens)) or [0] * len(tokens)
 
 
 def _list_of(header: GGUFHeader, name: str, kind: type, length: int | None = None) -> list[Any]:

@@ -33,28 +33,23 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The part of a GGUF file that llama.cpp tokenizes with.
-
-    Attributes:
-        tokens: One for each row of the embeddings, in the spelling of byte-level BPE.
-        types: GGUF's type of each token.
-        merges: Pairs of tokens, separated by a space, the first to merge first.
-        pre: llama.cpp's name of the pre-tokenizer.
-        ends: Tokens that end a reply, the tokenizer's own first.
-        bos, pad, unknown: Special tokens; None: the tokenizer has none.
-        adds_bos: llama.cpp begins every prompt with `bos`.
-        chat_template: Jinja text.
-    """
+    """The part of a GGUF file that llama.cpp tokenizes with."""
 
     tokens: tuple[str, ...]
+    """One for each row of the embeddings, in the spelling of byte-level BPE."""
     types: tuple[int, ...]
+    """GGUF's type of each token."""
     merges: tuple[str, ...]
+    """Pairs of tokens, separated by a space, the first to merge first."""
     pre: str
+    """llama.cpp's name of the pre-tokenizer."""
     ends: tuple[int, ...]
+    """Tokens that end a reply, the tokenizer's own first."""
     bos: int | None
     pad: int | None
     unknown: int | None
     adds_bos: bool
+    """llama.cpp begins every prompt with `bos`."""
     chat_template: str
 
 
@@ -65,9 +60,6 @@ def build_vocabulary(tokenizer: Any, num_rows: int, ends: Sequence[int]) -> Voca
         tokenizer: A fast tokenizer with a chat template.
         num_rows: Rows of the embeddings; those without a token are unused ones.
         ends: Tokens that end a reply.
-
-    Raises:
-        ConfigError: It is no byte-level BPE, or llama.cpp does not know its pre-tokenizer.
     """
     definition = _read_definition(tokenizer)
     pre = name_pre_tokenizer(definition)
@@ -90,26 +82,19 @@ def build_vocabulary(tokenizer: Any, num_rows: int, ends: Sequence[int]) -> Voca
     return Vocabulary(
         tokens=tuple(names.get(index, f"[PAD{index}]") for index in range(num_rows)),
         types=tuple(types),
-        merges=tuple(_list_merges(definition)),
+        merges=tuple(each if isinstance(each, str) else " ".join(each) for each in definition["model"]["merges"]),
         pre=pre,
         ends=tuple(dict.fromkeys(end for end in map(keep, (tokenizer.eos_token_id, *ends)) if end is not None)),
         bos=keep(tokenizer.bos_token_id),
         pad=keep(tokenizer.pad_token_id),
         unknown=keep(tokenizer.unk_token_id),
-        adds_bos=_adds_bos(tokenizer, _render_any_prompt(tokenizer)),
+        adds_bos=_adds_bos(tokenizer),
         chat_template=template,
     )
 
 
 def name_pre_tokenizer(definition: dict[str, Any]) -> str:
-    """Returns llama.cpp's name of a tokenizer's pre-tokenizer.
-
-    Args:
-        definition: The content of a `tokenizer.json`.
-
-    Raises:
-        ConfigError: llama.cpp has none that splits text in the same way, or it is not known here.
-    """
+    """Returns llama.cpp's name of the pre-tokenizer in the content of a `tokenizer.json`; others are refused."""
     model, normalizer = definition["model"], definition.get("normalizer")
     if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("continuing_subword_prefix"):
         kind = "BPE with byte fallback (SentencePiece)" if model.get("type") == "BPE" else model.get("type")
@@ -151,7 +136,6 @@ def _keeps_all_pieces(step: dict[str, Any]) -> bool:
 
 
 def _read_steps(node: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yields the steps of a pre-tokenizer."""
     if node is None:
         return
     if node["type"] == "Sequence":
@@ -169,25 +153,15 @@ def _read_definition(tokenizer: Any) -> dict[str, Any]:
     return definition
 
 
-def _list_merges(definition: dict[str, Any]) -> Iterator[str]:
-    for merge in definition["model"]["merges"]:
-        yield merge if isinstance(merge, str) else " ".join(merge)
-
-
-def _adds_bos(tokenizer: Any, template_prompt: Sequence[int]) -> bool:
+def _adds_bos(tokenizer: Any) -> bool:
     """Returns True if llama.cpp puts the BOS token before every prompt, as the tokenizer does before every text.
 
     With it, llama.cpp begins chat prompts with one, too, and removes that of the template. So where the tokenizer adds
     one but the template does not, what training saw comes first: chat prompts have none.
     """
     bos = tokenizer.bos_token_id
-    if bos is None or template_prompt[:1] != (bos,):
-        return False
-    return bool(tokenizer.encode("a")[0] == bos)
-
-
-def _render_any_prompt(tokenizer: Any) -> tuple[int, ...]:
-    return PromptRenderer(tokenizer).render(ModelRequest([{"role": "user", "content": "a"}]))
+    prompt = PromptRenderer(tokenizer).render(ModelRequest([{"role": "user", "content": "a"}]))
+    return bos is not None and prompt[:1] == (bos,) and bool(tokenizer.encode("a")[0] == bos)
 
 
 def _refuse(message: str) -> ConfigError:

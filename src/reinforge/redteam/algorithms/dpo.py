@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from reinforge.algorithms.preference import make_pairs
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
-from reinforge.redteam.algorithms.metrics import build_preference_metrics
-from reinforge.redteam.algorithms.siblings import find_trainable, refuse_single_children
+from reinforge.redteam.algorithms.steps import find_trainable, refuse_single_children
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph
@@ -26,13 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DPOStep(Generic[StateT, ActionT]):
-    """One preference pair.
-
-    Attributes:
-        prefix: The conversation so far.
-        suffix_pos: The preferred probe.
-        suffix_neg: The rejected probe.
-    """
+    """One preference pair: the conversation so far, the preferred probe and the rejected one."""
 
     prefix: StateT
     suffix_pos: ActionT
@@ -41,13 +34,7 @@ class DPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class DPOBatch(Generic[StateT, ActionT]):
-    """A batch of preference pairs, as columns.
-
-    Attributes:
-        prefixes: The conversations so far.
-        suffix_pos: The preferred probes.
-        suffix_neg: The rejected probes.
-    """
+    """A batch of preference pairs, as columns."""
 
     prefixes: Sequence[StateT]
     suffix_pos: Sequence[ActionT]
@@ -61,7 +48,6 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         Trainer(TrainingConfiguration(), sampler, DPO(problem, beta=0.2)).train()
 
     Args:
-        system: The models.
         beta: How strongly the tester is kept close to the baseline; 0.01 to 0.5 is usual.
         min_margin: Smallest reward difference within a pair. Set it above what the perplexity term alone can produce,
             so that only failures of the target make pairs.
@@ -78,9 +64,6 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         """Returns one pair for each group of siblings whose rewards and texts differ.
 
         Example: siblings a, b, c of rewards 0, 1, 0.5 -> (b, a).
-
-        Raises:
-            ConfigError: The tree has no siblings.
         """
         refuse_single_children(graph, type(self).__name__)
         steps = []
@@ -93,7 +76,6 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
 
     @staticmethod
     def collate_fn(x: Sequence[DPOStep[Any, Any]]) -> DPOBatch[Any, Any]:
-        """Returns the pairs as one batch."""
         return DPOBatch([i.prefix for i in x], [i.suffix_pos for i in x], [i.suffix_neg for i in x])
 
     def step(self, batch: DPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
@@ -103,11 +85,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
         logprobs = self.system._get_tester_logprobs_and_validate(context, probes)
         baseline = check_same_tokens(self.system._get_baseline_logprobs_and_validate(context, probes), logprobs)
         mask = self.system.token_mask(context, probes, logprobs)
-        rows = make_reply_batch(
-            mask,
-            ref_logprobs=baseline,
-            pairs=[(i, count + i) for i in range(count)],
-        )
+        rows = make_reply_batch(mask, ref_logprobs=baseline, pairs=[(i, count + i) for i in range(count)])
         loss, metrics = compute_mean_loss(find_loss(LossSpec(self.loss))(rows, logprobs, beta=self.beta), rows)
         named = build_preference_metrics(loss, self.beta, logprobs * mask, baseline * mask)
         return loss, {"loss": loss.item(), **metrics, **named}
@@ -116,13 +94,33 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
 class IPO(DPO[StateT, ActionT]):
     """loss = (log p/p_baseline of the preferred probe - that of the rejected one - 1/(2 beta))^2, mean over pairs.
 
-    Example:
-        Trainer(TrainingConfiguration(), sampler, IPO(problem, beta=0.1)).train()
-
-    Args:
-        system: The models.
-        beta: The margin is pulled towards 1 / (2 beta) nats.
-        min_margin: See `DPO`.
+    So the margin is pulled towards 1 / (2 beta) nats.
     """
 
     loss = "ipo"
+
+
+def build_preference_metrics(loss: Tensor, beta: float, logprobs_BT: Tensor, baseline_BT: Tensor) -> dict[str, float]:
+    """Returns metrics under astra-rl's names, means over the pairs.
+
+    The implicit reward of a probe is beta (log p - log p_baseline), summed over its tokens.
+    Shapes: P pairs, B = 2P probes, the preferred ones first, T tokens.
+
+    Args:
+        logprobs_BT: The tester's log-probs, 0 where there is no token.
+    """
+    chosen_P, rejected_P = logprobs_BT.detach().sum(dim=1).chunk(2)
+    ref_chosen_P, ref_rejected_P = baseline_BT.sum(dim=1).chunk(2)
+    reward_P, other_P = beta * (chosen_P - ref_chosen_P), beta * (rejected_P - ref_rejected_P)
+    named = {
+        "training/loss": loss,
+        "reward/chosen_rewards": reward_P,
+        "reward/rejected_rewards": other_P,
+        "reward/reward_accuracies": (reward_P > other_P).float(),
+        "reward/reward_margin": reward_P - other_P,
+        "policy/logprobs_chosen": chosen_P,
+        "policy/logprobs_rejected": rejected_P,
+        "ref/logprobs_chosen": ref_chosen_P,
+        "ref/logprobs_rejected": ref_rejected_P,
+    }
+    return {name: value.mean().item() for name, value in named.items()}

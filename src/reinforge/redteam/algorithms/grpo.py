@@ -7,7 +7,7 @@ the mean return of its siblings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -15,12 +15,18 @@ from reinforge.algorithms.advantages import group_relative_advantage
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
-from reinforge.redteam.algorithms.padding import find_begin, pad_rows, unpad_row
-from reinforge.redteam.algorithms.siblings import find_trainable, refuse_single_children
+from reinforge.redteam.algorithms.steps import (
+    find_begin,
+    find_trainable,
+    get_penalty_baseline,
+    pad_rows,
+    refuse_single_children,
+    unpad_row,
+)
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
-from reinforge.redteam.core.system import System, check_logprobs, check_same_tokens
+from reinforge.redteam.core.system import System, check_logprobs
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -29,21 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class GRPOStep(Generic[StateT, ActionT]):
-    """One probe.
-
-    Attributes:
-        prefix: The conversation so far.
-        suffix: The probe.
-        advantage: Its return minus the mean return of its siblings.
-        logprobs: log p of each of its tokens when it was sampled.
-        begin: The column at which the log-probs began then; not 0 if the system returns rows with the context.
-    """
+    """One probe after the conversation so far."""
 
     prefix: StateT
     suffix: ActionT
     advantage: float
+    """Its return minus the mean return of its siblings."""
     logprobs: list[float]
+    """log p of each of its tokens when it was sampled."""
     begin: int = 0
+    """The column at which the log-probs began then; not 0 if the system returns rows with the context."""
 
 
 @dataclass
@@ -64,7 +65,6 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         Trainer(TrainingConfiguration(lr=1e-4), sampler, GRPO(problem, kl_coef=0.01)).train()
 
     Args:
-        system: The models.
         clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
         kl_coef: Weight of the KL penalty against the baseline; 0: the baseline is not called.
         gamma: Discount of the next turn, in [0, 1]; 0: a probe's return is its own reward.
@@ -79,11 +79,7 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         self.clip_range, self.kl_coef, self.gamma = clip_range, kl_coef, gamma
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[GRPOStep[StateT, ActionT]]:
-        """Returns the probes of every group of siblings whose returns differ.
-
-        Raises:
-            ConfigError: The tree has no siblings.
-        """
+        """Returns the probes of every group of siblings whose returns differ."""
         refuse_single_children(graph, "GRPO")
         chosen: list[tuple[Node[StateT, ActionT], float]] = []
         for group in map(find_trainable, graph.sibling_groups()):
@@ -108,29 +104,17 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
 
     @staticmethod
     def collate_fn(x: Sequence[GRPOStep[Any, Any]]) -> GRPOBatch[Any, Any]:
-        """Returns the probes as one batch."""
-        return GRPOBatch(
-            [i.prefix for i in x],
-            [i.suffix for i in x],
-            [i.advantage for i in x],
-            [i.logprobs for i in x],
-            [i.begin for i in x],
-        )
+        return GRPOBatch(*([getattr(step, column.name) for step in x] for column in fields(GRPOBatch)))
 
     def step(self, batch: GRPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
         """Returns the mean loss over the probes' tokens, and metrics: ratio, clip fraction and KL."""
         count = len(batch.prefix)
         logprobs = self.system._get_tester_logprobs_and_validate(batch.prefix, batch.suffix)
         mask = self.system.token_mask(batch.prefix, batch.suffix, logprobs)
-        baseline = None
-        if self.kl_coef:
-            baseline = check_same_tokens(
-                self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix), logprobs
-            )
         rows = make_reply_batch(
             mask,
             old_logprobs=pad_rows(batch.logprobs, batch.begin or [0] * count, mask, logprobs),
-            ref_logprobs=baseline,
+            ref_logprobs=get_penalty_baseline(self.system, self.kl_coef, batch.prefix, batch.suffix, logprobs),
             advantages=mask * logprobs.new_tensor(list(batch.advantage))[:, None],
         )
         clip = {"clip_low": self.clip_range, "clip_high": self.clip_range}

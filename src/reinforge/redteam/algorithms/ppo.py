@@ -12,6 +12,7 @@ just been sampled.
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
@@ -23,19 +24,11 @@ from reinforge.algorithms.ppo import compute_gae
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.errors import ConfigError, Problem
-from reinforge.redteam.algorithms.metrics import build_ppo_metrics, compute_token_mean
-from reinforge.redteam.algorithms.padding import find_begin, pad_rows, unpad_row
-from reinforge.redteam.algorithms.siblings import find_trainable
+from reinforge.redteam.algorithms.steps import find_begin, find_trainable, get_penalty_baseline, pad_rows, unpad_row
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.sampler import Graph, Node
-from reinforge.redteam.core.system import (
-    System,
-    ValueFunctionSystem,
-    check_logprobs,
-    check_same_tokens,
-    check_values,
-)
+from reinforge.redteam.core.system import System, ValueFunctionSystem, check_logprobs, check_values
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
@@ -46,39 +39,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TokenCredit:
-    """What was recorded for each token of a probe when it was sampled.
-
-    Attributes:
-        logprobs: log p under the policy that sampled it.
-        values: The critic's value before each token.
-        advantages: GAE advantages.
-        returns: The targets of the critic.
-        begin: The column at which the log-probs began then; not 0 if the system returns rows with the context.
-    """
+    """What was recorded for each token of a probe when it was sampled."""
 
     logprobs: list[float]
     values: list[float]
+    """The critic's value before each token."""
     advantages: list[float]
     returns: list[float]
+    """The targets of the critic."""
     begin: int = 0
+    """The column at which the log-probs began then; not 0 if the system returns rows with the context."""
 
 
 @dataclass
 class PPOStep(Generic[StateT, ActionT]):
-    """One probe.
-
-    Attributes:
-        prefix: The conversation so far.
-        suffix: The probe.
-        reward: Its own reward.
-        credit: Credit of its tokens; None: the probe is treated as a one-turn conversation that the current policy
-            sampled.
-    """
+    """One probe after the conversation so far, with its own reward."""
 
     prefix: StateT
     suffix: ActionT
     reward: float
     credit: TokenCredit | None = None
+    """None: the probe is treated as a one-turn conversation that the current policy sampled."""
 
 
 @dataclass
@@ -101,16 +82,12 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         Trainer(TrainingConfiguration(lr=1e-4), chain, PPO(problem)).train()
 
     Args:
-        system: The models, with a value function.
         clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
         vf_loss_coef: Weight of the critic's loss.
         gamma: Discount per token.
         gae_lambda: 1: advantages from the rewards that followed; 0: from the critic's next value only.
         normalize_advantages: Scale advantages to mean 0 and std 1 over the tokens of a batch.
         kl_coef: Weight of the KL penalty against the baseline; 0: the baseline is not called.
-
-    Raises:
-        ConfigError: The system has no value function.
     """
 
     system: ValueFunctionSystem[StateT, ActionT]
@@ -184,7 +161,6 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
     def _compute_credit(
         self, reward: float, logprobs: list[float], values: list[float], after: Sequence[TokenCredit]
     ) -> TokenCredit:
-        """Returns the credit of one probe's tokens."""
         rewards_T, values_T = np.zeros(len(values), np.float32), np.asarray(values, np.float32)
         rewards_T[-1:] = reward
         following = [(c.advantages[0], c.values[0]) for c in after if c.values]
@@ -196,7 +172,6 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
 
     @staticmethod
     def collate_fn(x: Sequence[PPOStep[Any, Any]]) -> PPOBatch[Any, Any]:
-        """Returns the probes as one batch."""
         return PPOBatch([i.prefix for i in x], [i.suffix for i in x], [i.reward for i in x], [i.credit for i in x])
 
     def step(self, batch: PPOBatch[StateT, ActionT]) -> tuple[Tensor, dict[Any, Any]]:
@@ -213,11 +188,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         advantages = [np.asarray(credit.advantages, np.float32) for credit in credits]
         if self.normalize_advantages:
             advantages = normalize_over_batch(advantages)
-        baseline = None
-        if self.kl_coef:
-            baseline = check_same_tokens(
-                self.system._get_baseline_logprobs_and_validate(batch.prefix, batch.suffix), logprobs
-            )
+        baseline = get_penalty_baseline(self.system, self.kl_coef, batch.prefix, batch.suffix, logprobs)
         begins = [credit.begin for credit in credits]
 
         def place(recorded: Sequence[Sequence[float]]) -> Tensor:
@@ -241,10 +212,14 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             kl_coef=self.kl_coef,
         )
         loss, metrics = compute_mean_loss(output, rows)
-        named = build_ppo_metrics(loss, metrics, self.vf_loss_coef, batch.reward)
-        named |= {
-            "policy/logprobs": compute_token_mean(logprobs, mask),
-            "ref/logprobs": compute_token_mean(baseline, mask),
+        named = {  # astra-rl's names; `value_error` is the mean of the critic's squared error
+            "training/loss": loss.item(),
+            "training/policy_loss": loss.item() - self.vf_loss_coef * metrics["value_error"] / 2,
+            "training/value_loss": metrics["value_error"],
+            "reward/mean_reward": statistics.fmean(batch.reward),
+            "reward/std_reward": statistics.stdev(batch.reward) if count > 1 else None,
+            "policy/logprobs": _compute_token_mean(logprobs, mask),
+            "ref/logprobs": _compute_token_mean(baseline, mask),
         }
         return loss, {"loss": loss.item(), **metrics, **named}
 
@@ -258,3 +233,10 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             or self._compute_credit(batch.reward[i], unpad_row(logprobs, mask, i), unpad_row(values, mask, i), ())
             for i, credit in enumerate(given)
         ]
+
+
+def _compute_token_mean(logprobs_BT: Tensor | None, mask_BT: Tensor) -> float | None:
+    """Returns the mean log-prob of a batch's tokens; None if it is unknown."""
+    if logprobs_BT is None or not mask_BT.any():
+        return None
+    return logprobs_BT[mask_BT].mean().item()

@@ -1,10 +1,6 @@
-"""Base classes of adversarial training; nothing here imports torch at module level.
+"""Base classes of adversarial training, one a file; nothing here imports torch at module level.
 
-system.py      the models and the reward: the one class that a user has to write
-sampler.py     conversations as trees
-scorer.py      texts to scores
-algorithm.py   trees to losses
-evaluator.py   trees to metrics
+Of these, a user has to write only the system.
 """
 
 from __future__ import annotations

@@ -29,15 +29,10 @@ class Algorithm(ABC, Generic[StateT, ActionT, Step, Batch]):
             def step(self, batch):
                 logprobs = self.system.get_tester_logprobs(*batch)
                 return -logprobs.sum(dim=1).mean(), {"rows": len(logprobs)}
-
-    Args:
-        system: The models.
-
-    Attributes:
-        needs_siblings: True if the algorithm compares siblings, so that a tree of width 1 has no training signal.
     """
 
     needs_siblings: bool = False
+    """True if the algorithm compares siblings, so that a tree of width 1 has no training signal."""
 
     def __init__(self, system: System[StateT, ActionT]):
         self.system = system

@@ -14,7 +14,6 @@ from reinforge.redteam.core.common import ActionT, SeedT, StateT
 from reinforge.redteam.core.sampler import Graph, Sampler
 
 ROLLOUT_BATCH_SIZE = 64
-"""Rollouts sampled together."""
 
 JSONLike = dict[str, Any] | list[Any] | str | int | float | bool | None
 """What `evaluate` returns and `write_json` writes."""
@@ -22,12 +21,7 @@ JSONLike = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 @dataclass
 class GraphMetrics:
-    """The metrics of one rollout.
-
-    Attributes:
-        overall: Metrics of the whole tree.
-        per_turn: Metrics of each turn, in order.
-    """
+    """The metrics of one rollout: of the whole tree, and of each turn in order."""
 
     overall: dict[str, Any]
     per_turn: list[dict[str, Any]]
@@ -87,5 +81,4 @@ class Evaluator(ABC, Generic[StateT, ActionT, SeedT]):
 
     @staticmethod
     def write_json(data: Any, path: str | Path) -> None:
-        """Writes metrics to a JSON file, atomically."""
         write_json(Path(path), data)

@@ -18,21 +18,16 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 @dataclass
 class Node(Generic[StateT, ActionT]):
-    """One probe, the response to it, and the turns that follow.
-
-    Attributes:
-        context: The conversation before the probe.
-        probe: The tester's message.
-        response: What the target answered.
-        reward: The tester's reward for this turn.
-        children: The alternative next turns.
-    """
+    """One probe, the response to it, and the turns that follow."""
 
     context: StateT
+    """The conversation before the probe."""
     probe: ActionT
     response: StateT
     reward: float
+    """The tester's reward for this turn."""
     children: Sequence[Node[StateT, ActionT]] = field(default_factory=list)
+    """The alternative next turns."""
 
 
 @dataclass
@@ -41,13 +36,10 @@ class Graph(Generic[StateT, ActionT]):
 
     Example: width 2, depth 2 is `Graph("Hi.", [node, node])`, each node with two children: 6 nodes, 3 groups of
     siblings, 4 paths.
-
-    Attributes:
-        context: The opening of the conversation.
-        children: The first turns.
     """
 
     context: StateT
+    """The opening of the conversation."""
     children: Sequence[Node[StateT, ActionT]]
 
     def sibling_groups(self) -> Iterator[Sequence[Node[StateT, ActionT]]]:
@@ -85,9 +77,6 @@ class Sampler(ABC, Generic[StateT, ActionT]):
                 response, = self.system.rollout_prompt_with_target([context + probe])
                 reward, = self.system.reward([context], [probe], [response])
                 return Graph(context, [Node(context, probe, response, reward)])
-
-    Args:
-        system: The models and the reward.
     """
 
     def __init__(self, system: System[StateT, ActionT]):

@@ -22,8 +22,4 @@ class Scorer(ABC, Generic[StateT, ActionT]):
 
     @abstractmethod
     def score(self, x: Sequence[Any]) -> Sequence[float]:
-        """Returns one score per text, by convention in [0, 1].
-
-        Args:
-            x: The texts, in one call so that a model can score them as a batch.
-        """
+        """Returns one score per text, by convention in [0, 1]; one call has all texts, to score them as a batch."""

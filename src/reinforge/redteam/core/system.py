@@ -44,9 +44,6 @@ class System(ABC, Generic[StateT, ActionT]):
     """A tester, which is trained, a target, which is attacked, and a baseline, the model that the tester started from.
 
     Example: see `tests/unit/redteam/toy.py`, a system in 60 lines whose tester is one matrix.
-
-    Args:
-        scorer: Scores texts.
     """
 
     def __init__(self, scorer: Scorer[StateT, ActionT]):
@@ -94,52 +91,27 @@ class System(ABC, Generic[StateT, ActionT]):
     ) -> Sequence[float]:
         """Returns the tester's reward for each turn."""
 
-    # The same, validated; the bundled algorithms and samplers call these.
+    # The same, validated, and without gradient unless it is the tester's; algorithms and samplers call these.
 
     def _get_tester_logprobs_and_validate(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns `get_tester_logprobs`.
-
-        Raises:
-            EngineError: They are not `[B, T]`, exceed 0, or carry no gradient where one is needed.
-        """
         return check_logprobs(self.get_tester_logprobs(context, continuation), len(context), "tester")
 
     def _get_baseline_logprobs_and_validate(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns `get_baseline_logprobs`, without gradient.
-
-        Raises:
-            EngineError: They are not `[B, T]`, or exceed 0.
-        """
         import torch
 
         with torch.no_grad():
             return check_logprobs(self.get_baseline_logprobs(context, continuation), len(context), "baseline").detach()
 
     def _get_target_logprobs_and_validate(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
-        """Returns `get_target_logprobs`, without gradient.
-
-        Raises:
-            EngineError: They are not `[B, T]`, or exceed 0.
-        """
         import torch
 
         with torch.no_grad():
             return check_logprobs(self.get_target_logprobs(context, continuation), len(context), "target").detach()
 
     def _rollout_prompt_with_tester_and_validate(self, x: Sequence[StateT]) -> Sequence[ActionT]:
-        """Returns `rollout_prompt_with_tester`.
-
-        Raises:
-            EngineError: It is not one probe for each conversation.
-        """
         return check_count(self.rollout_prompt_with_tester(x), len(x), "rollout_prompt_with_tester")
 
     def _rollout_prompt_with_target_and_validate(self, x: Sequence[StateT]) -> Sequence[StateT]:
-        """Returns `rollout_prompt_with_target`.
-
-        Raises:
-            EngineError: It is not one response for each conversation.
-        """
         return check_count(self.rollout_prompt_with_target(x), len(x), "rollout_prompt_with_target")
 
     # Methods with defaults.
@@ -162,7 +134,6 @@ class System(ABC, Generic[StateT, ActionT]):
         Override it if the probability of a first or last token may be exactly 1.
 
         Args:
-            context: The conversations so far.
             logprobs: `[B, T]` from any of the models.
         """
         has_logprob_BT = (logprobs.detach() != 0).long()
@@ -174,7 +145,6 @@ class System(ABC, Generic[StateT, ActionT]):
         """Returns `rollout_prompt_with_tester`, reproducible by seed; None where a conversation cannot continue.
 
         Args:
-            context: The conversations so far.
             seeds: One per conversation. By default, torch's generator is seeded with all of them together.
         """
         return self._run_seeded(seeds, lambda: self._rollout_prompt_with_tester_and_validate(context))
@@ -191,7 +161,7 @@ class System(ABC, Generic[StateT, ActionT]):
             return work()
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Runs `work` and returns its result; a system may override this to run it in the thread of its models."""
+        """Runs `work`; a system may override this to run it in the thread of its models."""
         return work()
 
     def updating(self) -> AbstractContextManager[None]:
@@ -210,13 +180,8 @@ class System(ABC, Generic[StateT, ActionT]):
         """Writes weights and optimizer state into an existing folder."""
         from safetensors.torch import save_file
 
-        save_file(
-            {name: p.detach().cpu().contiguous() for name, p in optimizer.parameters.items()}, folder / WEIGHTS_FILE
-        )
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in optimizer.state().items()},
-            folder / OPTIMIZER_FILE,
-        )
+        for file, tensors in ((WEIGHTS_FILE, optimizer.parameters), (OPTIMIZER_FILE, optimizer.state())):
+            save_file({name: each.detach().cpu().contiguous() for name, each in tensors.items()}, folder / file)
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
         """Loads weights and optimizer state that `write` wrote.
@@ -253,11 +218,7 @@ class ValueFunctionSystem(System[StateT, ActionT]):
 
 
 def check_count(values: Any, count: int, method: str, each: str = "conversation") -> Any:
-    """Validates that a method returned one value for each conversation, or `each` of something else; returns them.
-
-    Raises:
-        EngineError: There is another number of them, or it is a single text.
-    """
+    """Returns what a method returned, if it is one value for each conversation, or for `each` of something else."""
     if isinstance(values, str) or not hasattr(values, "__len__"):
         raise EngineError(f"{method}: expected a list of {count}, one for each {each}, found {values!r:.80}")
     if len(values) != count:
@@ -266,12 +227,7 @@ def check_count(values: Any, count: int, method: str, each: str = "conversation"
 
 
 def check_rewards(rewards: Any, probes: Sequence[Any]) -> list[float]:
-    """Validates the rewards of probes, and returns them as numbers.
-
-    Raises:
-        EngineError: There is another number of them, or one is not a number: a NaN would only remove its siblings from
-            training, without a word.
-    """
+    """Returns the rewards of probes as numbers; a NaN is refused, since it would silently remove its siblings."""
     numbers = []
     for reward, probe in zip(check_count(rewards, len(probes), "reward", "probe"), probes, strict=True):
         try:
@@ -285,11 +241,7 @@ def check_rewards(rewards: Any, probes: Sequence[Any]) -> list[float]:
 
 
 def check_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
-    """Validates log-probs that a system returned, and returns them.
-
-    Raises:
-        EngineError: They are not `[B, T]` with `count` rows, carry no gradient although they must, or exceed 0.
-    """
+    """Returns log-probs of a system if they are `[B, T]` with `count` rows, at most 0, the tester's with gradient."""
     import torch
 
     if not isinstance(logprobs, torch.Tensor) or logprobs.ndim != 2 or len(logprobs) != count:
@@ -306,11 +258,7 @@ def check_logprobs(logprobs: Any, count: int, whose: str) -> Tensor:
 
 
 def check_same_tokens(baseline: Tensor, logprobs: Tensor) -> Tensor:
-    """Validates that the baseline's log-probs are of the tester's tokens, and returns them on the tester's device.
-
-    Raises:
-        EngineError: They have another shape. Sums, `[B, 1]`, would be added to every token.
-    """
+    """Returns the baseline's log-probs on the tester's device if shapes agree: sums, `[B, 1]`, would be broadcast."""
     if baseline.shape != logprobs.shape:
         raise EngineError(
             f"get_baseline_logprobs: expected {list(logprobs.shape)}, the shape that get_tester_logprobs returned for "
@@ -320,11 +268,7 @@ def check_same_tokens(baseline: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def check_values(values: Any, logprobs: Tensor) -> Tensor:
-    """Validates values that a system returned, and returns them as `[B, T]`; `[B, T, 1]` loses its last axis.
-
-    Raises:
-        EngineError: They have another shape.
-    """
+    """Returns a system's values as `[B, T]`, the shape of the log-probs; `[B, T, 1]` loses its last axis."""
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
     if values.shape != logprobs.shape:

@@ -1,4 +1,4 @@
-"""Text classifiers: from a Hugging Face folder, or the package Detoxify."""
+"""Text classifiers from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ class ClassifierScorer(Scorer[str, str]):
         label: Name or index of the label; None: the last one. Ignored for a model with a single output.
         device: `auto`, `cpu`, `cuda` or `mps`.
         batch_size: Texts per forward pass; texts are sorted by length first.
-
-    Raises:
-        ConfigError: The model has no such label, or refers to code or weights outside of it.
-        EngineError: The model cannot be loaded.
     """
 
     def __init__(

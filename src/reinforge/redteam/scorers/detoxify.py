@@ -14,13 +14,6 @@ class DetoxifyScorer(Scorer[str, str]):
     """One score of the package `detoxify`, which you install separately (`pip install detoxify`).
 
     Example: `DetoxifyScorer().score(["hello"])` -> `[0.001]`.
-
-    Args:
-        harm_category: The name of the score.
-        variant: The name of the Detoxify model.
-
-    Raises:
-        ConfigError: The package is not installed, or the model has no such category.
     """
 
     def __init__(self, harm_category: str = "toxicity", variant: str = "original"):

@@ -1,16 +1,49 @@
-"""A guard model: a language model that answers a conversation with "safe" or "unsafe" (arXiv:2312.06674)."""
+"""Guard models: language models that answer whether a text is unsafe. LlamaGuard says so in a word (arXiv:2312.06674).
+
+Shapes: N answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.types.request import ModelRequest, TokenLogprobs
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 DEFAULT_MODEL = "meta-llama/Llama-Guard-3-8B"
 VERDICTS = ("\n\nsafe", "\n\nunsafe")
+
+
+class GuardModel:
+    """A language model that scores given answers, `batch_tokens` tokens per forward pass."""
+
+    def __init__(self, model: str | Path, device: str, batch_tokens: int):
+        from reinforge.engine.checkpoint import hide_progress_bars
+        from reinforge.engine.model.loading import load_model, load_tokenizer
+
+        config = PolicyConfig(model=str(model), dtype="float32" if device == "cpu" else "bfloat16")
+        with hide_progress_bars():
+            self.model = load_model(config, 0, device)
+        self.tokenizer, self.batch_tokens = load_tokenizer(config), batch_tokens
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def compute_logprobs(self, answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Tensor:
+        """Returns log p of each whole answer, `[N]`, from pairs (prompt, answer)."""
+        import torch
+
+        from reinforge.engine.training.reply_logprobs import score_replies
+
+        replies = [TokenLogprobs(prompt, ids, (0.0,) * len(ids)) for prompt, ids in answers]
+        with torch.no_grad():
+            return score_replies(self.model, replies, self.batch_tokens).logprobs.double().sum(dim=1)
 
 
 class LlamaGuardScorer(Scorer[str, str]):
@@ -26,10 +59,6 @@ class LlamaGuardScorer(Scorer[str, str]):
         model: Folder or hub id; the default takes 16 GB of memory and requires access granted on the hub.
         user_message: The user message that each text replies to.
         batch_tokens: Tokens per forward pass.
-
-    Raises:
-        ConfigError: The device is not available, or the model has no chat template.
-        EngineError: The model cannot be loaded.
     """
 
     def __init__(
@@ -40,32 +69,18 @@ class LlamaGuardScorer(Scorer[str, str]):
         user_message: str = "Hello!",
         batch_tokens: int = 16384,
     ):
-        from reinforge.engine.checkpoint import hide_progress_bars
         from reinforge.engine.model.chat_template import PromptRenderer
-        from reinforge.engine.model.loading import load_model, load_tokenizer
 
-        dtype = "float32" if DEVICE == "cpu" else "bfloat16"
-        config = PolicyConfig(model=str(model), dtype=dtype)
-        with hide_progress_bars():
-            self.model = load_model(config, 0, DEVICE)
-        self.renderer = PromptRenderer(load_tokenizer(config))
-        self.user_message, self.batch_tokens = user_message, batch_tokens
-        encode = self.renderer.tokenizer.encode
-        self._verdicts = [tuple(encode(text, add_special_tokens=False)) for text in VERDICTS]
+        self.guard, self.user_message = GuardModel(model, DEVICE, batch_tokens), user_message
+        self.renderer = PromptRenderer(self.guard.tokenizer)
+        self._verdicts = [self.guard.encode(text) for text in VERDICTS]
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns one probability per text."""
-        import torch
-
-        from reinforge.engine.training.reply_logprobs import score_replies
-
         if not x:
             return []
         prompts = [self._prompt(str(text)) for text in x]
-        replies = [TokenLogprobs(prompt, ids, (0.0,) * len(ids)) for prompt in prompts for ids in self._verdicts]
-        with torch.no_grad():
-            sums_N = score_replies(self.model, replies, self.batch_tokens).logprobs.double().sum(dim=1)
-        return sums_N.view(-1, 2).softmax(dim=1)[:, 1].tolist()
+        logprobs_N = self.guard.compute_logprobs([(prompt, ids) for prompt in prompts for ids in self._verdicts])
+        return logprobs_N.view(-1, 2).softmax(dim=1)[:, 1].tolist()
 
     def _prompt(self, text: str) -> tuple[int, ...]:
         messages = [{"role": "user", "content": self.user_message}, {"role": "assistant", "content": text}]

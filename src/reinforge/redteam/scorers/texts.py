@@ -1,17 +1,21 @@
-"""Scorers built on evaluators: any evaluator of an agent's answers can score a target's responses."""
+"""Scorers without a model of their own: evaluators of an agent's answers, forbidden tools, weighted sums, caches."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from reinforge.dialects.tool_calls import ToolFormat, parse_tool_calls
 from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.contains import Contains, ContainsConfig
 from reinforge.evaluation.evaluators.json_schema import JsonSchema, JsonSchemaConfig
+from reinforge.evaluation.evaluators.llm_judge import LLMJudge, LLMJudgeConfig
 from reinforge.evaluation.evaluators.regex import Regex, RegexConfig
-from reinforge.interfaces import Evaluator
+from reinforge.interfaces import ChatModel, Evaluator
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.evaluation import EvalInputItem
@@ -26,7 +30,6 @@ class EvaluatorScorer(Scorer[str, str]):
         EvaluatorScorer(Numeric(NumericConfig()), invert=True)
 
     Args:
-        evaluator: Scores the texts.
         invert: Return 1 - score, for an evaluator that gives correct texts a high score.
     """
 
@@ -34,11 +37,7 @@ class EvaluatorScorer(Scorer[str, str]):
         self.evaluator, self.invert = evaluator, invert
 
     def score(self, x: Sequence[str]) -> list[float]:
-        """Returns the evaluator's scores, computed concurrently.
-
-        Raises:
-            EvaluationError: The evaluator failed on a text; no score is made up for it.
-        """
+        """Returns the evaluator's scores, computed concurrently; one that fails is an error, never a made-up number."""
         scores = _loop.run(self._compute_scores(x))
         return [1.0 - score for score in scores] if self.invert else scores
 
@@ -60,8 +59,7 @@ class KeywordScorer(EvaluatorScorer):
     Example: `KeywordScorer(["quibbern"]).score(["It is quibbern.", "Nothing."])` -> `[1.0, 0.0]`.
 
     Args:
-        words: The words; they also match inside longer words.
-        ignore_case: Ignore upper and lower case.
+        words: They also match inside longer words.
     """
 
     def __init__(self, words: str | Sequence[str], *, ignore_case: bool = True):
@@ -73,9 +71,6 @@ class RegexScorer(EvaluatorScorer):
     r"""1.0 if a pattern matches anywhere in a text, else 0.0.
 
     Example: `RegexScorer(r"\d{4}").score(["code 1234", "no code"])` -> `[1.0, 0.0]`.
-
-    Args:
-        pattern: A regular expression in Python syntax.
     """
 
     def __init__(self, pattern: str):
@@ -88,7 +83,6 @@ class SchemaScorer(EvaluatorScorer):
     Example: `SchemaScorer({"type": "object"}).score(["{}", "[]", "hello"])` -> `[0.0, 1.0, 1.0]`.
 
     Args:
-        schema: A JSON schema.
         allow_fence: Accept JSON inside one ``` block.
     """
 
@@ -102,13 +96,6 @@ class PolicyScorer(Scorer[str, str]):
 
     Example: `PolicyScorer(forbidden=["quibbern"], required=["desk"]).score(["the desk", "quibbern desk", "hello"])`
     -> `[0.0, 1.0, 1.0]`.
-
-    Args:
-        forbidden: Patterns that must not match.
-        required: Patterns that must all match.
-
-    Raises:
-        ConfigError: There are no patterns.
     """
 
     def __init__(self, forbidden: Sequence[str] = (), required: Sequence[str] = ()):
@@ -119,3 +106,102 @@ class PolicyScorer(Scorer[str, str]):
 
     def score(self, x: Sequence[str]) -> list[float]:
         return [max(scores) for scores in zip(*(scorer.score(x) for scorer in self._broken), strict=True)]
+
+
+class JudgeScorer(EvaluatorScorer):
+    """Scores each text with a judge model and a rubric: the evaluator `llm_judge`, guards against injection included.
+
+    Example:
+        JudgeScorer(model, "1: the clerk says a word that is in no dictionary. 0: the clerk does not.")
+
+    Args:
+        llm: The judge: an object with `async sample(request)`, such as `openai_target(...)`.
+        rubric: What the lowest and the highest score mean.
+        settings: Other settings of `llm_judge`, such as `high=10` or `retries=0`.
+    """
+
+    def __init__(self, llm: ChatModel, rubric: str, **settings: Any):
+        super().__init__(LLMJudge(LLMJudgeConfig(llm=llm.model_name, rubric=rubric, **settings), llm))
+
+
+class ForbiddenToolScorer(Scorer[str, str]):
+    """1.0 if a response calls a forbidden tool, else 0.0.
+
+    Responses of `ASTProblem` carry their message, so `tool_calls` are read from it. In plain text, calls are parsed in
+    the formats of the supported model families.
+
+    Example: `ForbiddenToolScorer(["open_gate"]).score(['<tool_call>{"name": "open_gate", "arguments": {}}</tool_call>',
+    "The gate stays shut."])` -> `[1.0, 0.0]`.
+    """
+
+    def __init__(self, tools: Sequence[str]):
+        if isinstance(tools, str) or not tools:
+            raise ConfigError(f"ForbiddenToolScorer: tools is {tools!r}, expected a list of at least one tool name")
+        self.tools = frozenset(tools)
+
+    def score(self, x: Sequence[str]) -> list[float]:
+        return [float(not self.tools.isdisjoint(_list_called_tools(text))) for text in x]
+
+
+def _list_called_tools(text: str) -> Iterator[str]:
+    message: dict[str, Any] = getattr(text, "message", None) or {}
+    messages = [message] if message.get("tool_calls") else [parse_tool_calls(text, form, "call") for form in ToolFormat]
+    for each in messages:
+        for call in each.get("tool_calls") or ():
+            yield call["function"]["name"]
+
+
+class WeightedScorer(Scorer[Any, Any]):
+    """The weighted sum of scores; a negative weight is a penalty.
+
+    Example: `WeightedScorer({KeywordScorer("quibbern"): 1.0, RegexScorer("please"): -0.5})` scores "quibbern please"
+    0.5.
+    """
+
+    def __init__(self, parts: Mapping[Scorer[Any, Any], float]):
+        if not parts:
+            raise ConfigError("WeightedScorer: parts is empty; give at least one scorer with its weight")
+        for scorer, weight in parts.items():
+            if not math.isfinite(weight) or weight == 0:
+                message = f"the weight of {type(scorer).__name__} is {weight:g}, expected a finite number other than 0"
+                raise ConfigError(f"WeightedScorer: {message}; change it, or leave the scorer out")
+        self.parts = dict(parts)
+
+    def score(self, x: Sequence[Any]) -> list[float]:
+        columns = [[weight * score for score in scorer.score(x)] for scorer, weight in self.parts.items()]
+        return [math.fsum(row) for row in zip(*columns, strict=True)]
+
+
+class CachedScorer(Scorer[Any, Any]):
+    """Caches another scorer's scores and calls it in batches, once per distinct text.
+
+    Example: `CachedScorer(ClassifierScorer("folder"), batch_size=16)`.
+
+    Args:
+        max_texts: Size of the cache; the least recently used scores are dropped.
+        batch_size: Texts per call; None: all at once.
+    """
+
+    def __init__(self, scorer: Scorer[Any, Any], *, max_texts: int = 10_000, batch_size: int | None = None):
+        self.scorer, self.max_texts, self.batch_size = scorer, max_texts, batch_size
+        self._cache: OrderedDict[Any, float] = OrderedDict()
+
+    def score(self, x: Sequence[Any]) -> list[float]:
+        keys = [_make_key(text) for text in x]
+        missing = {key: text for key, text in zip(keys, x, strict=True) if key not in self._cache}
+        scores = {key: self._cache[key] for key in keys if key in self._cache}
+        texts, size = list(missing.values()), self.batch_size or max(1, len(missing))
+        new = [s for start in range(0, len(texts), size) for s in self.scorer.score(texts[start : start + size])]
+        scores.update(zip(missing, map(float, new), strict=True))
+        for key in keys:
+            self._cache[key] = scores[key]
+            self._cache.move_to_end(key)
+        while len(self._cache) > self.max_texts:
+            self._cache.popitem(last=False)
+        return [scores[key] for key in keys]
+
+
+def _make_key(text: Any) -> Any:
+    """Returns the cache key of a text; responses with equal text but different tool calls get different keys."""
+    message = getattr(text, "message", None)
+    return (text, repr(message)) if message else text

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.policy import PolicyConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.redteam.core.scorer import Scorer
-from reinforge.types.request import TokenLogprobs
+from reinforge.redteam.scorers.llamaguard import GuardModel
 
 DEFAULT_MODEL = "allenai/wildguard"
 QUESTIONS = {
@@ -51,10 +50,6 @@ class WildguardScorer(Scorer[Any, Any]):
         model: Folder or hub id; the default takes 15 GB of memory and requires access granted on the hub.
         user_message: The user's request, where a text comes without one.
         batch_tokens: Tokens per forward pass.
-
-    Raises:
-        ConfigError: `scoring_target` is none of the three, or the device is not available.
-        EngineError: The model cannot be loaded.
     """
 
     def __init__(
@@ -70,47 +65,31 @@ class WildguardScorer(Scorer[Any, Any]):
             hint = did_you_mean(scoring_target, QUESTIONS) or ";"
             message = f"found {scoring_target!r}{hint} allowed: {', '.join(QUESTIONS)}"
             raise ConfigError(Problem("scoring_target", message, "use one of them"))
-        from reinforge.engine.checkpoint import hide_progress_bars
-        from reinforge.engine.model.loading import load_model, load_tokenizer
-
-        config = PolicyConfig(model=str(model), dtype="float32" if device == "cpu" else "bfloat16")
-        with hide_progress_bars():
-            self.model = load_model(config, 0, device)
-        self.tokenizer: Any = load_tokenizer(config)
-        self.scoring_target, self.user_message, self.batch_tokens = scoring_target, user_message, batch_tokens
+        self.guard = GuardModel(model, device, batch_tokens)
+        self.scoring_target, self.user_message = scoring_target, user_message
         self._answers = _list_answers(scoring_target)
 
     def score(self, x: Sequence[str | Sequence[Mapping[str, str]]]) -> list[float]:
         """Returns one probability per text or conversation.
 
         Args:
-            x: Texts, each a response; or conversations, whose last two messages are the user's and the assistant's.
-
-        Raises:
-            ConfigError: A conversation ends otherwise.
+            x: Strings, each a response; or conversations, whose last two messages are the user's and the assistant's.
         """
-        import torch
-
-        from reinforge.engine.training.reply_logprobs import score_replies
-
         if not x:
             return []
-        replies = [reply for each in x for reply in self._encode_answers(each)]
-        with torch.no_grad():
-            sums_N = score_replies(self.model, replies, self.batch_tokens).logprobs.double().sum(dim=1)
-        return sums_N.view(len(x), -1).exp().sum(dim=1).tolist()
+        logprobs_N = self.guard.compute_logprobs([pair for each in x for pair in self._encode_answers(each)])
+        return logprobs_N.view(len(x), -1).exp().sum(dim=1).tolist()
 
-    def _encode_answers(self, each: str | Sequence[Mapping[str, str]]) -> list[TokenLogprobs]:
+    def _encode_answers(
+        self, each: str | Sequence[Mapping[str, str]]
+    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         request, response = (self.user_message, str(each)) if isinstance(each, str) else _get_last_exchange(each)
         text = PROMPT.format(request=request, response=response)
-        prompt = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        replies = []
+        prompt = self.guard.encode(text)
         for answer in self._answers:
-            whole = tuple(self.tokenizer.encode(text + answer, add_special_tokens=False))
+            whole = self.guard.encode(text + answer)
             joined = whole[: len(prompt)] != prompt  # the tokenizer joins the end of the prompt and the answer
-            ids = tuple(self.tokenizer.encode(answer, add_special_tokens=False)) if joined else whole[len(prompt) :]
-            replies.append(TokenLogprobs(prompt, ids, (0.0,) * len(ids)))
-        return replies
+            yield prompt, self.guard.encode(answer) if joined else whole[len(prompt) :]
 
 
 def _list_answers(scoring_target: str) -> list[str]:

@@ -17,12 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StepDataset(Generic[Step]):
-    """Steps as a dataset for torch's `DataLoader`.
-
-    Args:
-        list: The steps.
-    """
+class ListDataset(Generic[Step]):
+    """Steps as a dataset for torch's `DataLoader`, under astra-rl's name."""
 
     def __init__(self, list: Sequence[Step]):
         self.list = list
@@ -32,10 +28,6 @@ class StepDataset(Generic[Step]):
 
     def __getitem__(self, idx: int) -> Step:
         return self.list[idx]
-
-
-ListDataset = StepDataset
-"""astra-rl's name."""
 
 
 class Harness(Generic[StateT, ActionT, Step, Batch]):
@@ -52,8 +44,6 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
                 harness.log_current_step(logs)
 
     Args:
-        sampler: Samples trees.
-        algorithm: Trains on them.
         num_episodes_per_experience: Trees per experience; each has its own seed.
         use_wandb: Log to Weights & Biases; install `wandb` separately.
         wandb_kwargs: Arguments of `wandb.init`.
@@ -105,9 +95,9 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         steps = [step for graph in self.graphs for step in self.algorithm.flatten(graph)]
         if not steps:
             logger.warning("no training signal in an experience of %d rollouts", len(self.graphs))
-        return self._batches(StepDataset(steps))
+        return self._batches(ListDataset(steps))
 
-    def _batches(self, steps: StepDataset[Step]) -> Iterator[Batch]:
+    def _batches(self, steps: ListDataset[Step]) -> Iterator[Batch]:
         from torch.utils.data import DataLoader
 
         if not len(steps):
@@ -116,7 +106,6 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         return iter(DataLoader(steps, **{**collate, **self.dataloader_kwargs}))  # type: ignore[arg-type]
 
     def step(self, batch: Batch) -> tuple[Tensor, dict[Any, Any]]:
-        """Returns the loss of a batch, with gradient, and metrics to log."""
         return self.algorithm.step(batch)
 
     def log_current_step(self, logs: Mapping[Any, Any]) -> None:

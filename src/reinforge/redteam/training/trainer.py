@@ -2,32 +2,132 @@
 
 It extends astra-rl's loop. The bundled systems run on the engine, a system of your own is plain torch; both train in
 this loop, because both provide a `ScheduledOptimizer` (gradient clipping, schedule, no step on non-finite gradients).
+
+run_dir/
+  log.jsonl                  one line per batch, experience and evaluation
+  checkpoints/step-000012/   weights and optimizer as the system writes them, trainer.json, manifest.json
+  best/                      the same, from the best evaluation
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from reinforge.config.policy import OptimizerConfig, ScheduleConfig
 from reinforge.errors import ConfigError, JobFailed, Problem
+from reinforge.files import find_damage, remove_folder, storage_boundary, write_folder
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, Batch, StateT, Step
 from reinforge.redteam.core.evaluator import Evaluator
 from reinforge.redteam.core.sampler import Sampler, derive_seed
-from reinforge.redteam.methods.ast import ASTEvaluator, ASTSampler
-from reinforge.redteam.training.checkpoints import TrainerState, TrainingCheckpoints
-from reinforge.redteam.training.configuration import TrainingConfiguration
+from reinforge.redteam.core.system import System
+from reinforge.redteam.methods.ast_system import ASTEvaluator, ASTSampler
 from reinforge.redteam.training.harness import Harness
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 logger = logging.getLogger(__name__)
+
+STATE_FILE = "trainer.json"
+
+
+class TrainingConfiguration(BaseModel):
+    """Settings of a training run; the first six are astra-rl's, with its defaults.
+
+    Example: `TrainingConfiguration(lr=1e-4, training_steps=50, run_dir="runs/first", eval_every=5)`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a field, or in a subclass any attribute, as one for a training loop of its own may do."""
+        if type(self) is TrainingConfiguration or name in type(self).model_fields or name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self.__dict__[name] = value
+
+    lr: float = Field(default=3e-3, gt=0, description="Peak learning rate; pretrained models need 1e-6 to 1e-5.")
+    batch_size: int = Field(default=16, ge=1, description="Steps of the algorithm per batch.")
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop", "adagrad"] = Field(
+        default="adamw", description="The optimizer."
+    )
+    gradient_accumulation_steps: int = Field(default=1, ge=1, description="Batches per optimizer step.")
+    training_steps: int = Field(default=1024, ge=1, description="Experiences to collect and train on.")
+    num_episodes_per_experience: int = Field(default=8, ge=1, description="Rollouts per experience.")
+
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How the learning rate changes over the training steps."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up.")
+    final_fraction: float = Field(default=0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay, applied to matrices only.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
+    seed: int = Field(default=0, ge=0, description="The seed that all rollout seeds derive from.")
+
+    run_dir: Path | None = Field(
+        default=None, description="Folder for the log and checkpoints; null: neither is written, so no resuming."
+    )
+    checkpoint_every: int = Field(default=10, ge=1, description="Experiences between checkpoints in run_dir.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="Number of newest checkpoints to keep.")
+    resume: bool = Field(default=False, description="Resume from the newest checkpoint in run_dir.")
+
+    eval_every: int | None = Field(default=None, ge=1, description="Experiences between evaluations; null: none.")
+    eval_rollouts: int = Field(default=16, ge=1, description="Rollouts per evaluation.")
+    patience: int | None = Field(
+        default=None, ge=1, description="Stop after this many evaluations without a new best; null: never."
+    )
+
+    max_minutes: float | None = Field(default=None, gt=0, description="Stop after this many minutes; can be resumed.")
+    max_steps: int | None = Field(default=None, ge=1, description="Stop after this many optimizer steps.")
+    max_empty: int = Field(
+        default=3,
+        ge=1,
+        description="Stop after this many experiences in a row without training signal; fail if no step was ever made.",
+    )
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """The progress of a training run."""
+
+    experience: int = 0
+    """Experiences completed."""
+    global_step: int = 0
+    """Batches processed."""
+    num_steps: int = 0
+    """Optimizer steps made."""
+    num_empty: int = 0
+    """Consecutive experiences without a usable batch."""
+    best: float | None = None
+    """Score of the best evaluation; None before the first."""
+    since_best: int = 0
+    """Evaluations since the best one."""
+
+
+def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], Any]) -> None:
+    """Calls `fill` with a new folder, in the thread of the system's models; the folder is complete or does not exist.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+
+    def fill_new(staged: Path) -> None:
+        with storage_boundary(folder):
+            staged.mkdir(parents=True)
+            fill(staged)
+
+    write_folder(folder, lambda staged: system.compute(partial(fill_new, staged)))
 
 
 class Trainer(Generic[StateT, ActionT, Step, Batch]):
@@ -40,17 +140,11 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         trainer.train()
 
     Args:
-        config: The settings.
-        sampler: Samples trees.
-        algorithm: Trains on them.
         evaluator: Evaluates the tester every `eval_every` experiences; None: `ASTEvaluator` for an `ASTSampler`.
         use_wandb: Log to Weights & Biases.
         wandb_kwargs: Arguments of `wandb.init`.
 
     Attributes:
-        config: The settings.
-        harness: Samples experiences and computes losses.
-        optimizer: The torch optimizer.
         history: The metrics of each experience and evaluation.
         stopped: Why `train` ended before `training_steps`; None if it did not.
         _global_step_counter: Batches so far; gradient accumulation counts by it.
@@ -68,7 +162,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
     ):
         self.config = config
         self.system, self.evaluator = sampler.system, evaluator
-        self._checkpoints = TrainingCheckpoints(config.run_dir, config.keep_checkpoints) if config.run_dir else None
         self._check_run_dir()
         if config.eval_every is not None and evaluator is None:
             self.evaluator = _default_evaluator(sampler)
@@ -100,7 +193,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self._hooked: Optimizer | None = None
         self._ends_at = float("inf")
         if config.resume:
-            self._resume()
+            self._resume(self._list_checkpoints())
 
     @property
     def optimizer(self) -> Optimizer:
@@ -113,22 +206,25 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         return optimizer
 
     def _check_run_dir(self) -> None:
-        if self._checkpoints is None:
-            if self.config.resume:
-                raise ConfigError(
-                    Problem("resume", "is true, but run_dir is not set", "set run_dir to the folder of the run")
-                )
-        elif not self.config.resume and self._checkpoints.newest() is not None:
-            message = f"{self.config.run_dir} already contains checkpoints of another training run"
+        run_dir, fix = self.config.run_dir, "set run_dir to the folder of the run"
+        if run_dir is None and self.config.resume:
+            raise ConfigError(Problem("resume", "is true, but run_dir is not set", fix))
+        if not self.config.resume and any(find_damage(folder) is None for folder in self._list_checkpoints()):
+            message = f"{run_dir} already contains checkpoints of another training run"
             raise ConfigError(Problem("run_dir", message, "set resume=True to resume it, or name another folder"))
 
-    def _resume(self) -> None:
-        assert self._checkpoints is not None
-        folder = self._checkpoints.newest()
+    def _list_checkpoints(self) -> list[Path]:
+        """Returns the folders of the run's checkpoints, the newest first."""
+        run_dir = self.config.run_dir
+        return [] if run_dir is None else sorted((run_dir / "checkpoints").glob("step-*"), reverse=True)
+
+    def _resume(self, folders: list[Path]) -> None:
+        folder = next((folder for folder in folders if find_damage(folder) is None), None)
         if folder is None:
             logger.warning("no usable checkpoint in %s; starting from the beginning", self.config.run_dir)
             return
-        self._state = self._checkpoints.load(folder, self.system, self._scheduled_optimizer)
+        self._state = TrainerState(**json.loads((folder / STATE_FILE).read_text()))
+        self.system.read(folder, self._scheduled_optimizer, self._state.num_steps)
         self._global_step_counter = self._state.global_step
         logger.info("resuming from %s", folder)
 
@@ -150,18 +246,17 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         if self._num_pending:
             with self.system.updating():
                 self.system.compute(self._take_step)
-        self._save()
+        self._save_checkpoint()
         if self.stopped is not None:
             logger.info("stopped after %d experiences: %s", state.experience, self.stopped)
 
     def _after_experience(self) -> None:
-        """Checks that training makes progress; evaluates and saves when it is due."""
         config, done = self.config, self._state.experience
         self._check_progress()
         if config.eval_every is not None and done % config.eval_every == 0:
             self._evaluate()
         if done % config.checkpoint_every == 0 and not self._num_pending:
-            self._save()
+            self._save_checkpoint()
 
     def _run_experience(self) -> None:
         number, started = self._state.experience, time.monotonic()
@@ -260,8 +355,8 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self._record({"experience": state.experience, "evaluation": summary, "score": score})
         if better:
             state.best = score
-            if self._checkpoints is not None and not self._num_pending:
-                self._checkpoints.save(self.system, self._scheduled_optimizer, state, best=True)
+            if self.config.run_dir is not None and not self._num_pending:
+                self._write_checkpoint(self.config.run_dir / "best")
         elif self.config.patience is not None and state.since_best >= self.config.patience:
             self.stopped = f"patience: {state.since_best} evaluations without a score above {state.best}"
 
@@ -273,9 +368,20 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self.history.append(row)
         self.harness.log_current_step(row)
 
-    def _save(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.save(self.system, self._scheduled_optimizer, self._state)
+    def _save_checkpoint(self) -> None:
+        """Writes a checkpoint and deletes those beyond `keep_checkpoints`."""
+        if self.config.run_dir is None:
+            return
+        self._write_checkpoint(self.config.run_dir / "checkpoints" / f"step-{self._state.experience:06}")
+        for old in self._list_checkpoints()[self.config.keep_checkpoints :]:
+            remove_folder(old)
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        def fill(staged: Path) -> None:
+            self.system.write(staged, self._scheduled_optimizer)
+            (staged / STATE_FILE).write_text(json.dumps(asdict(self._state), indent=1) + "\n")
+
+        write_system(self.system, folder, fill)
 
 
 def _default_evaluator(sampler: Sampler[Any, Any]) -> Evaluator[Any, Any]:

@@ -25,15 +25,6 @@ class ASTRAWandbLogger:
     come from `wandb login` instead of an environment variable.
 
     Example: `ASTRAWandbLogger({"project": "attacks"}).log({"loss": 0.5})`.
-
-    Args:
-        wandb_kwargs: Arguments of `wandb.init`.
-
-    Attributes:
-        run: The run.
-
-    Raises:
-        ConfigError: `wandb` is not installed.
     """
 
     def __init__(self, wandb_kwargs: Mapping[str, Any]):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.redteam.dialogue import Turn, build_attacker_messages, build_target_messages
+from reinforge.redteam.turns import Turn, build_attacker_messages, build_target_messages
 from reinforge.registry import TypedConfig
 from reinforge.tasks.front_desk.grammar import LEAKS, PLACES, TIMES, write_answer, write_opening, write_question
 from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode

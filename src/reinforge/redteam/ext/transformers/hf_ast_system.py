@@ -16,17 +16,19 @@ from transformers import AutoTokenizer
 
 from reinforge.engine.model.hub import check_tokenizer_source
 from reinforge.errors import EngineError, ReinforgeError, boundary
+from reinforge.files import storage_boundary
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.scorer import Scorer
-from reinforge.redteam.ext.transformers.testers import check_tester_can_be_saved, save_tester
+from reinforge.redteam.core.system import WEIGHTS_FILE, System
 from reinforge.redteam.methods.ast import ASTProblem, ASTSampler
-from reinforge.redteam.training.configuration import TrainingConfiguration
-from reinforge.redteam.training.trainer import Trainer
+from reinforge.redteam.training.trainer import Trainer, TrainingConfiguration, write_system
 
 logger = logging.getLogger(__name__)
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template for models without one: the messages concatenated."""
+TOKENIZERS = ("tokenizer", "tester_tokenizer")
+"""Attributes of a system under which its tester's tokenizer is looked for."""
 
 
 class HFASTSystem(ASTProblem):
@@ -39,11 +41,7 @@ class HFASTSystem(ASTProblem):
     because DPO measures its margin from there. Models without a chat template see the conversation as one text.
 
     Args:
-        tester_model_id: The model to train.
-        target_model_id: The model to attack.
-        baseline_model_id: The baseline; None: the tester before training.
-        scorer: Scores texts; None: 1 where the bundled target's marker word occurs.
-        device: Device of the models.
+        scorer: None: 1 where the bundled target's marker word occurs.
         settings: Other arguments of `ASTProblem`.
 
     Attributes:
@@ -91,12 +89,11 @@ class HFASTSystem(ASTProblem):
 
     @property
     def target(self) -> Any:
-        """The target's Hugging Face module; None if the target is not a model in this process."""
+        """None if the target is not a model in this process; so is its tokenizer."""
         return None if self._target_engine is None else self._target_engine.model.module
 
     @property
     def target_tokenizer(self) -> Any:
-        """The target's tokenizer; None if the target is not a model in this process."""
         return None if self._target_engine is None else self._target_engine.tokenizer
 
 
@@ -112,14 +109,8 @@ class HFEvaluationSystem(HFASTSystem):
     Args:
         tester_checkpoint: Folder of a checkpoint, or a hub id.
         tester_base_model_id: The model that the tester started from, used as the baseline; None: the checkpoint itself.
-        target_model_id: The model to attack.
-        device: Device of the models.
-        scorer: Scores texts; None: 1 where the bundled target's marker word occurs.
         baseline_model_id: A baseline other than `tester_base_model_id`.
-        settings: Other arguments of `ASTProblem`.
-
-    Raises:
-        EngineError: The checkpoint cannot be loaded.
+        settings: Other arguments of `HFASTSystem`.
     """
 
     def __init__(
@@ -137,11 +128,7 @@ class HFEvaluationSystem(HFASTSystem):
 
 
 class HFASTConfiguration(TrainingConfiguration):
-    """Settings for pretrained models: a low learning rate and small batches.
-
-    Example:
-        HFASTConfiguration(training_steps=200)
-    """
+    """Settings for pretrained models: a low learning rate and small batches."""
 
     lr: float = Field(default=1e-5, gt=0, description="Peak learning rate.")
     batch_size: int = Field(default=4, ge=1, description="Steps of the algorithm per batch.")
@@ -158,13 +145,11 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
 
     Args:
         config: The settings; its `eval_every` is ignored.
-        environment: Samples trees. Its system may be your own: the testers are written with `system.save(folder)` if
-            it has that method, else with `system.tester.save_pretrained`, else as `parameters.safetensors`.
-        algorithm: Trains on them.
+        environment: Its system may be your own: testers are written with `system.save(folder)` if it has that method,
+            else with `system.tester.save_pretrained`, else as `parameters.safetensors`.
         dev_prompts: Openings to evaluate on; None: no evaluation.
         eval_every: Experiences between evaluations.
         ckpt_dir: Folder for the testers.
-        use_wandb: Log to Weights & Biases.
         show_progress: Log a line after each experience.
     """
 
@@ -184,7 +169,7 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         self.ckpt_dir, self.show_progress = Path(ckpt_dir), show_progress
         self.best_score: float | None = None
         self.sampler = environment
-        check_tester_can_be_saved(environment.system)
+        _check_tester_can_be_saved(environment.system)
         settings = config.model_copy(update={"eval_every": None})
         super().__init__(settings, environment, algorithm, use_wandb=use_wandb)
 
@@ -215,13 +200,27 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
             self.eval_epoch(done)
 
     def save(self, step: int | None, tag: Literal["best", "last", "step"] | str = "step") -> Path:
-        """Writes the tester for `from_pretrained` and returns its folder.
+        """Writes the tester for `from_pretrained` and returns its folder, which is complete or does not exist.
 
         Args:
             step: Part of the folder's name, unless the tag is `best` or `last`.
         """
-        folder = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}")
-        save_tester(self.system, folder, self._scheduled_optimizer)
+        folder, system = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}"), self.system
+        if hasattr(system, "save"):
+            with storage_boundary(folder):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+            system.save(folder)
+            return folder
+
+        def fill(staged: Path) -> None:
+            if (module := _find_module(system)) is None:
+                system.write(staged, self._scheduled_optimizer)
+                return
+            module.save_pretrained(staged)
+            if (tokenizer := _find_saveable(system, TOKENIZERS)) is not None:
+                tokenizer.save_pretrained(staged)
+
+        write_system(system, folder, fill)
         return folder
 
     def eval_epoch(self, step: int, tag: str = "dev") -> float | None:
@@ -237,7 +236,7 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
             tag: Prefix of the score's name in the log.
 
         Returns:
-            The score; None if there are no openings, or no conversation ends with a probe that is not empty.
+            None if there are no openings, or no conversation ends with a probe that is not empty.
         """
         if not self.dev_prompts:
             return None
@@ -253,3 +252,23 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
             self.best_score = score
             self.save(step, "best")
         return score
+
+
+def _check_tester_can_be_saved(system: System[Any, Any]) -> None:
+    """Warns if a tester will be written as bare parameters."""
+    if not hasattr(system, "save") and _find_module(system) is None:
+        logger.warning(
+            "%s has neither save(folder) nor a tester with save_pretrained: testers are written as %s, which "
+            "system.read loads; add one of the two to write them in another format",
+            type(system).__name__,
+            WEIGHTS_FILE,
+        )
+
+
+def _find_module(system: System[Any, Any]) -> Any:
+    return _find_saveable(system, ("tester", "auditor"))
+
+
+def _find_saveable(system: System[Any, Any], names: Sequence[str]) -> Any:
+    named = (getattr(system, name, None) for name in names)
+    return next((found for found in named if hasattr(found, "save_pretrained")), None)

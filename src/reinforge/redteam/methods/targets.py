@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -28,13 +28,7 @@ Target = str | Path | ChatModel | Callable[[list[Message]], Any]
 
 
 class FunctionTarget:
-    """A function as a chat model: `function(messages)` returns the text of the response.
-
-    Use it to attack a whole agent: the function runs the agent on the conversation and returns its answer.
-
-    Args:
-        function: Async or not; a function that is not async runs in several threads at once.
-    """
+    """A function as a chat model: `function(messages)` returns the response; unless it is async it runs in threads."""
 
     is_policy = False
 
@@ -46,7 +40,6 @@ class FunctionTarget:
         return getattr(self._function, "__name__", type(self._function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Returns the function's response."""
         if inspect.iscoroutinefunction(self._function):
             answer = await self._function(list(request.messages))
         else:
@@ -93,11 +86,7 @@ class WorkflowTarget:
         return getattr(self._bound.function, "__name__", type(self._bound.function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Returns the workflow's output, which may be that of an episode in which the model itself failed.
-
-        Raises:
-            BackendError: The episode failed for a reason outside the model, and retries did not help.
-        """
+        """Returns the workflow's output, which may be that of an episode in which the model itself failed."""
         name = str(request.sampling.seed or 0)
         item = EvalInputItem(
             id=name,
@@ -105,7 +94,7 @@ class WorkflowTarget:
             expected_output_obj=None,
             full_dataset_entry={"messages": list(request.messages)},
         )
-        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], _skip_scoring, _ignore_record)
+        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], _skip_scoring, lambda record: None)
         if record.outcome.is_missing:
             raise BackendError(f"the workflow {self.model_name} returned no answer ({record.outcome}): {record.reason}")
         return ModelReply({"role": "assistant", "content": to_text(record.item.output_obj)}, "stop", None)
@@ -113,10 +102,6 @@ class WorkflowTarget:
 
 async def _skip_scoring(record: EpisodeRecord) -> None:
     """Does nothing: the attack computes the reward, not the episode."""
-
-
-def _ignore_record(record: EpisodeRecord) -> None:
-    """Does nothing: `sample` reads the record that the runner returns."""
 
 
 def openai_target(
@@ -138,31 +123,11 @@ def openai_target(
 
 
 async def resolve_model_folder(named: str | Path) -> str:
-    """Returns the folder or hub id of a model; a `bundled:NAME` model is built on first use.
-
-    Raises:
-        ConfigError: There is no bundled model of that name.
-    """
+    """Returns the folder or hub id of a model; a `bundled:NAME` model is built on first use."""
     async with ComponentBuilder(build_config({"finetuning": {"policy": {"model": str(named)}}})) as builder:
         return str(await builder.get_model_path())
 
 
-def is_in_process(target: Target) -> bool:
-    return isinstance(target, str | Path)
-
-
-def to_chat_model(target: Any) -> ChatModel:
-    """Returns a target that is not loaded in this process as a chat model."""
-    return target if hasattr(target, "sample") else FunctionTarget(target)
-
-
-class ReplySource(Protocol):
-    """Anything that replies to requests: a chat model or a policy server."""
-
-    async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply."""
-
-
-async def sample_all(model: ReplySource, requests: Sequence[ModelRequest]) -> list[ModelReply | BaseException]:
-    """Returns the replies to all requests, made concurrently; a failed request gives its exception instead."""
+async def sample_all(model: Any, requests: Sequence[ModelRequest]) -> list[ModelReply | BaseException]:
+    """Returns a chat model's or policy server's replies, requested concurrently; a failed one gives its exception."""
     return list(await asyncio.gather(*(model.sample(request) for request in requests), return_exceptions=True))

@@ -12,15 +12,12 @@ from reinforge.types.request import Message, TokenLogprobs
 
 
 class GeneratedText(str):
-    """Text that a model generated.
-
-    Attributes:
-        tokens: The exact tokens; None if the model does not report them.
-        message: The whole message, including `tool_calls`; None: the text is the whole message.
-    """
+    """Text that a model generated."""
 
     tokens: TokenLogprobs | None
+    """The exact tokens; None if the model does not report them."""
     message: Message | None
+    """The whole message, including `tool_calls`; None: the text is the whole message."""
 
     def __new__(
         cls, text: str = "", tokens: TokenLogprobs | None = None, message: Message | None = None
@@ -34,16 +31,13 @@ class GeneratedText(str):
 
 
 class Conversation(str):
-    """A conversation as one text: the opening, then probes and responses in turn.
-
-    Attributes:
-        turns: Opening, probe, response, probe, ...
-    """
+    """A conversation as one string: the opening, then probes and responses in turn."""
 
     turns: tuple[str, ...]
+    """Opening, probe, response, probe, ..."""
 
     def __new__(cls, *turns: str) -> Conversation:
-        """Returns the turns as one text; a single argument that is a conversation already is copied."""
+        """Joins the turns; a single argument that is a conversation already is copied."""
         if len(turns) == 1 and isinstance(turns[0], Conversation):
             turns = turns[0].turns
         conversation = super().__new__(cls, "".join(turns))

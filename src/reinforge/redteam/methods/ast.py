@@ -1,10 +1,14 @@
-"""Adaptive stress testing on the engine: the tester is the policy, the baseline is the model it started from."""
+"""Adaptive stress testing on the engine: the tester is the policy, the baseline is the model it started from.
+
+`texts.py` has the strings that carry tokens, `targets.py` what can be attacked.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,26 +16,32 @@ from reinforge.config.policy import OptimizerConfig, PolicyConfig, ScheduleConfi
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.redteam.core.scorer import Scorer
 from reinforge.redteam.core.system import T, ValueFunctionSystem
-from reinforge.redteam.dialogue import build_attacker_messages, build_target_messages
-from reinforge.redteam.methods.ast.system import ASTSystem
-from reinforge.redteam.methods.ast.targets import Target, is_in_process, resolve_model_folder, sample_all, to_chat_model
-from reinforge.redteam.methods.ast.texts import Conversation, GeneratedText
-from reinforge.redteam.methods.ast.weight_changes import WeightChanges
+from reinforge.redteam.methods.ast_system import ASTEvaluator, ASTNode, ASTSampler, ASTSystem
+from reinforge.redteam.methods.targets import (
+    FunctionTarget,
+    Target,
+    WorkflowTarget,
+    openai_target,
+    resolve_model_folder,
+    sample_all,
+)
+from reinforge.redteam.methods.texts import Conversation, GeneratedText
 from reinforge.redteam.scorers.texts import KeywordScorer
+from reinforge.redteam.turns import build_attacker_messages, build_target_messages
 from reinforge.rollout.isolation.threads import LoopThread
-from reinforge.types.request import Message, ModelRequest, SamplingParams, TokenLogprobs
+from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
     from torch.nn import Parameter
+    from torch.optim import Optimizer
 
     from reinforge.engine import Engine
     from reinforge.engine.training.reply_logprobs import ReplyLogprobs
     from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
-logger = logging.getLogger(__name__)
 
 MARKER = "quibbern"
 """The made-up word that the bundled target should not say."""
@@ -42,7 +52,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
 
     A conversation is a `Conversation` and a probe a `GeneratedText`: strings that carry the exact sampled tokens, so
     log-probs are those of the tokens that were sampled. The tester sees the opening and the target's responses as user
-    messages and its own probes as assistant messages; the target sees the reverse (`redteam/dialogue.py`).
+    messages and its own probes as assistant messages; the target sees the reverse (`redteam/turns.py`).
 
     Example:
         problem = ASTProblem()  # the bundled visitor against the bundled front desk
@@ -53,25 +63,14 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         attacker: The tester: folder, hub id or `bundled:NAME`.
         target: A frozen model, named in the same way; an object with `async sample(request)`, such as
             `openai_target(...)`; or `function(messages)`.
-        scorer: Scores texts; None: 1 where the bundled target's marker word occurs.
-        ppl_weight: See `ASTSystem`.
-        combined_weight: See `ASTSystem`.
-        defense_toxicity_weight: See `ASTSystem`.
-        likelihood: See `ASTSystem`.
+        scorer: None: 1 where the bundled target's marker word occurs. For the weights and `likelihood` see `ASTSystem`.
         baseline: Folder or hub id of the baseline; None: the tester before training, or without its adapters.
         policy: Other settings of the tester, those of `finetuning.policy`: `lora`, `dtype`, `max_model_len`, ...;
             `max_num_seqs` applies to all models.
-        temperature: Sampling temperature of the tester.
-        max_tokens: Maximum tokens in a probe.
-        target_temperature: Sampling temperature of the target.
-        target_max_tokens: Maximum tokens in a response.
+        temperature: Of the tester; `max_tokens` is for its probes.
         value_head: Add a critic to the tester, which PPO needs.
-        device: `auto`, `cpu`, `cuda` or `mps`.
         seed: Seeds the sampling of requests without a seed.
         deterministic: Make results independent, to the bit, of what else runs in the same batch; slower.
-
-    Attributes:
-        engine: The tester's engine.
     """
 
     def __init__(
@@ -126,16 +125,19 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             shared = {name: value for name, value in settings.items() if name == "max_num_seqs"}
             self._baseline = None if baseline is None else load(baseline, shared)
             self._check_same_vocabulary()
-            self._target_engine = load(target, shared) if is_in_process(target) else None  # type: ignore[arg-type]
+            self._target_engine = load(target, shared) if isinstance(target, str | Path) else None
         except BaseException:
             self.close()
             raise
-        self._target = to_chat_model(target) if self._target_engine is None else self._target_engine.policy
+        is_function = not hasattr(target, "sample")
+        self._target: Any = FunctionTarget(target) if is_function else target  # type: ignore[arg-type]
+        if self._target_engine is not None:
+            self._target = self._target_engine.policy
         self._changes = WeightChanges(self.parameters())
         self._published = self._count_changes()
 
     def _default_settings(self, model: str) -> dict[str, Any]:
-        """Returns default settings of `finetuning.policy` for a model; a subclass may override it."""
+        """Returns settings of `finetuning.policy` that a subclass chooses for a model."""
         return {}
 
     def _check_same_vocabulary(self) -> None:
@@ -156,7 +158,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         Raises:
             ContextOverflow: A conversation leaves no room for a probe.
         """
-        return _raise_errors(self._request_probes(x, [None] * len(x)))
+        return _unwrap(self._request_probes(x, [None] * len(x)))
 
     def rollout_prompt_with_target(self, x: Sequence[str]) -> list[str]:
         """Returns the target's response to each conversation that ends with a probe.
@@ -164,34 +166,28 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         Raises:
             BackendError: The target does not respond.
         """
-        return _raise_errors(self._request_responses(x, [None] * len(x)))
+        return _unwrap(self._request_responses(x, [None] * len(x)))
 
     def sample_probes(self, context: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        return [_none_if_full(probe) for probe in self._request_probes(context, seeds)]
+        return _unwrap(self._request_probes(context, seeds), may_be_full=True)
 
     def sample_responses(self, x: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """Returns a response to each conversation, sampled with its own seed; None where the context is full."""
-        return [_none_if_full(response) for response in self._request_responses(x, seeds)]
+        return _unwrap(self._request_responses(x, seeds), may_be_full=True)
 
     def _request_probes(self, x: Sequence[str], seeds: Sequence[int | None]) -> list[str | BaseException]:
         self._publish_changed_weights()
-        requests = [
-            ModelRequest(_tester_view(text), _with_seed(self._probe_params, s))
-            for text, s in zip(x, seeds, strict=True)
-        ]
-        replies = self._loop.run(sample_all(self.engine.policy, requests))
-        return [r if isinstance(r, BaseException) else GeneratedText(_get_text(r.message), r.tokens) for r in replies]
+        replies = self._request(self.engine.policy, map(_tester_view, x), self._probe_params, seeds)
+        return [r if isinstance(r, BaseException) else GeneratedText(_get_text(r), r.tokens) for r in replies]
 
     def _request_responses(self, x: Sequence[str], seeds: Sequence[int | None]) -> list[str | BaseException]:
-        requests = [
-            ModelRequest(_target_view(text), _with_seed(self._response_params, s))
-            for text, s in zip(x, seeds, strict=True)
-        ]
-        replies = self._loop.run(sample_all(self._target, requests))
-        return [
-            r if isinstance(r, BaseException) else GeneratedText(_get_text(r.message), message=r.message)
-            for r in replies
-        ]
+        replies = self._request(self._target, map(_target_view, x), self._response_params, seeds)
+        return [r if isinstance(r, BaseException) else GeneratedText(_get_text(r), message=r.message) for r in replies]
+
+    def _request(
+        self, model: Any, views: Iterable[list[Message]], params: SamplingParams, seeds: Sequence[int | None]
+    ) -> list[ModelReply | BaseException]:
+        pairs = zip(views, seeds, strict=True)
+        return self._loop.run(sample_all(model, [ModelRequest(view, replace(params, seed=s)) for view, s in pairs]))
 
     # Log-probs and values.
 
@@ -200,7 +196,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         return self.engine.reply_logprobs(self._encode_replies(self.engine, context, continuation)).logprobs
 
     def get_baseline_logprobs(self, context: Sequence[str], continuation: Sequence[str]) -> Tensor:
-        """Returns the baseline's log-probs, `[B, T]`, without gradient."""
         replies = self._encode_replies(self.engine, context, continuation)
         if self._baseline is None:
             return self.engine.reply_logprobs(replies, reference=True).logprobs
@@ -224,24 +219,21 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         """Returns the log-probs that the sampler reported, `[B, T]`; recomputed if a probe carries no tokens."""
         import torch
 
-        tokens = [getattr(probe, "tokens", None) for probe in continuation]
-        if any(each is None for each in tokens):
+        if (tokens := _list_tokens(continuation)) is None:
             return super().get_sampling_logprobs(context, continuation)
-        rows = [torch.tensor(each.logprobs, device=self.engine.model.device) for each in tokens if each is not None]
+        rows = [torch.tensor(each.logprobs, device=self.engine.model.device) for each in tokens]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def token_mask(self, context: Sequence[str], continuation: Sequence[str], logprobs: Tensor) -> Tensor:
         """Returns the mask of the continuations' tokens, `[B, T]`, from their exact lengths if all carry tokens."""
         import torch
 
-        tokens = [getattr(probe, "tokens", None) for probe in continuation]
-        if any(each is None for each in tokens):
+        if (tokens := _list_tokens(continuation)) is None:
             return super().token_mask(context, continuation, logprobs)
-        counts_B = torch.tensor([len(each.token_ids) for each in tokens if each is not None], device=logprobs.device)
+        counts_B = torch.tensor([len(each.token_ids) for each in tokens], device=logprobs.device)
         return torch.arange(logprobs.shape[1], device=logprobs.device) < counts_B[:, None]
 
     def value(self, context: Sequence[str], continuation: Sequence[str]) -> Tensor:
-        """Returns the critic's values before each token, `[B, T]`."""
         return self.logprobs_and_values(context, continuation)[1]
 
     def logprobs_and_values(self, context: Sequence[str], continuation: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -269,11 +261,10 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
     # Training.
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yields the tester's weights, or its adapters' weights, and the critic's."""
         yield from self.engine.learner.parameters.values()
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Runs `work` in the engine's thread, while nothing is sampled, and returns its result."""
+        """Runs `work` in the engine's thread, while nothing is sampled."""
         return self.engine.policy.sampler.call(work)
 
     @contextmanager
@@ -309,11 +300,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         self.engine.write(folder, self.engine.policy.version)
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
-        """Loads a tester that `write` wrote.
-
-        Raises:
-            EngineError: The folder holds a tester after another number of optimizer steps.
-        """
         self.engine.load_weights(folder)
         self._publish(self.engine.policy.version + 1)
         if self.engine.learner.num_steps != num_steps:
@@ -360,24 +346,81 @@ def _target_view(text: str) -> list[Message]:
     return build_target_messages(str(conversation.turns[0]), turns, str(conversation.open_probe))
 
 
-def _with_seed(params: SamplingParams, seed: int | None) -> SamplingParams:
-    return SamplingParams(temperature=params.temperature, max_tokens=params.max_tokens, seed=seed)
+def _get_text(reply: ModelReply) -> str:
+    return str(reply.message.get("content") or "")
 
 
-def _get_text(message: Message) -> str:
-    return str(message.get("content") or "")
+def _list_tokens(continuation: Sequence[str]) -> list[TokenLogprobs] | None:
+    """Returns the tokens of each text; None if one of them carries none."""
+    tokens = [getattr(probe, "tokens", None) for probe in continuation]
+    return None if any(each is None for each in tokens) else tokens  # type: ignore[return-value]
 
 
-def _raise_errors(results: Sequence[str | BaseException]) -> list[str]:
+def _unwrap(results: Sequence[str | BaseException], *, may_be_full: bool = False) -> list[Any]:
+    """Returns the texts, and None where the context is full if that may be; raises the first other error."""
     for result in results:
-        if isinstance(result, BaseException):
+        if isinstance(result, BaseException) and not (may_be_full and isinstance(result, ContextOverflow)):
             raise result
-    return [result for result in results if isinstance(result, str)]
+    return [None if isinstance(result, BaseException) else result for result in results]
 
 
-def _none_if_full(result: str | BaseException) -> str | None:
-    if isinstance(result, ContextOverflow):
-        return None
-    if isinstance(result, BaseException):
-        raise result
-    return result
+SAMPLE_SIZE = 64
+"""About so many numbers of each parameter are compared."""
+
+
+class WeightChanges:
+    """Counts changes of parameters, whichever code makes them: a sampler that keeps copies and caches must notice each.
+
+    torch counts operations in place itself (`_version`), but not the steps of fused optimizers; a hook counts those. It
+    counts no change through `parameter.data` either, as a loop without optimizer makes it: a sample of the numbers of
+    each parameter shows those.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]):
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._parameters = list(parameters)
+        self._ids = set(map(id, self._parameters))
+        self._num_steps = self._num_unseen = 0
+        self._sample = self._take_sample()
+        watcher = weakref.ref(self)  # torch keeps the hook for good if `close` is not called
+
+        def count_step(optimizer: Optimizer, *_: Any) -> None:
+            if (changes := watcher()) is not None:
+                changes._count_step(optimizer)
+
+        self._hook = register_optimizer_step_post_hook(count_step)
+
+    def _count_step(self, optimizer: Optimizer) -> None:
+        if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
+            self._num_steps += 1
+
+    def count(self) -> int:
+        """Returns a number that grows with every change."""
+        import torch
+
+        sample = self._take_sample()
+        if any(not torch.equal(one, other) for one, other in zip(sample, self._sample, strict=True)):
+            self._num_unseen += 1
+            self._sample = sample
+        return self._num_steps + self._num_unseen + sum(parameter._version for parameter in self._parameters)
+
+    def _take_sample(self) -> list[Tensor]:
+        flat = [parameter.detach().reshape(-1) for parameter in self._parameters]
+        return [values[:: max(1, values.numel() // SAMPLE_SIZE)].clone() for values in flat]
+
+    def close(self) -> None:
+        self._hook.remove()
+
+
+__all__ = [
+    "ASTEvaluator",
+    "ASTNode",
+    "ASTProblem",
+    "ASTSampler",
+    "ASTSystem",
+    "Conversation",
+    "GeneratedText",
+    "WorkflowTarget",
+    "openai_target",
+]
