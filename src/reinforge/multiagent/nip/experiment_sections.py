@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.loader import with_current_keys
+from reinforge.config.loader import resolve_aliases
 from reinforge.errors import ConfigError, Problem
 from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
 from reinforge.multiagent.nip.parameters import (
@@ -91,7 +91,7 @@ def experiment_config(
         adapter=adapter,
         finetuning={**finetuning, "output_dir": str(settings.output_dir)},
     )
-    return _merge(config, with_current_keys(overrides or {}))
+    return _merge(config, resolve_aliases(overrides or {}))
 
 
 def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTextAgentParameters:
