@@ -28,7 +28,6 @@ and `finetuning`. A component is a mapping with a `_type`; the tables below list
 - `${VAR}` and `${VAR:-default}` are expanded in values, never in keys; `$${` is a literal `${`.
 - `-o PATH VALUE` sets any key. The command line takes precedence over the file, and the file over the default.
 - An unknown key is an error that names file, line and the nearest key. All problems are reported at once.
-- A renamed key works under its old name for one release, with a warning that names the new one.
 
 This page is generated from the code by `tests/contract/test_docs.py`.
 """

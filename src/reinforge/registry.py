@@ -4,7 +4,7 @@
     async def my_evaluator(config, builder):
         yield MyEvaluator(config)          # code after the yield is the teardown
 
-A class that is called with its configuration alone may be decorated itself: `@register_evaluator(config_type=...)`.
+A class that takes nothing but its configuration may be registered itself: `@register_evaluator(...) class MyEvaluator`.
 
 A component is imported when a file, a command or a call names it; until then `BUILTINS` and the entry points of plugins
 give its name. A plugin has one entry point of the group "reinforge.components" for each component, named `kind.type`:
@@ -18,8 +18,10 @@ when names are listed, or when a name is not found elsewhere.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import inspect
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
@@ -162,8 +164,7 @@ TYPE_KEYS = ("type", "_type")
 """Arguments that may repeat a configuration's type."""
 
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
-ComponentT = TypeVar("ComponentT", bound=Callable[..., Any])
-"""A factory, or a class that is called with the configuration alone."""
+Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 
 class TypedConfig(ConfigModel):
@@ -255,7 +256,9 @@ class Registry:
     _plugin_errors: dict[str, str] = field(default_factory=dict)
     _plugins: dict[str, importlib.metadata.EntryPoint] | None = None
 
-    def add(self, kind: str, config_type: type[TypedConfig], factory: Factory, name: str | None = None) -> None:
+    def add(
+        self, kind: str, config_type: type[TypedConfig], made_by: Callable[..., Any], name: str | None = None
+    ) -> None:
         """Registers a component under `name`, by default the class keyword `name=` of its configuration.
 
         Raises:
@@ -267,6 +270,7 @@ class Registry:
                 f"{config_type.__name__} has no type name; write "
                 f'class {config_type.__name__}(..., name="my_type") so that YAML can say _type: my_type'
             )
+        factory = _build_factory(made_by) if inspect.isclass(made_by) else made_by
         known, origin = self._own.get((kind, name)), factory.__module__
         owner = known.origin if known is not None else self.modules.get((kind, name), origin)
         if owner != origin or (known is not None and known.factory.__qualname__ != factory.__qualname__):
@@ -376,6 +380,14 @@ class Registry:
             self._plugin_errors[name] = describe_error(error)
 
 
+def _build_factory(made_by: type) -> Factory:
+    @functools.wraps(made_by, updated=())
+    async def factory(config: Any, builder: Any) -> AsyncIterator[Any]:
+        yield made_by(config)
+
+    return factory
+
+
 def _list_builtins() -> dict[tuple[str, str], str]:
     return {
         (kind, name): f"reinforge.{module}"
@@ -395,67 +407,28 @@ REGISTRY = Registry(modules=_list_builtins(), has_plugins=True)
 """The registry of the process; the decorators below add to it."""
 
 
-def _register(kind: str, config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    def decorate(component: ComponentT) -> ComponentT:
-        REGISTRY.add(kind, config_type, _make_factory(component) if isinstance(component, type) else component)
-        return component
+@dataclass(frozen=True)
+class Register:
+    """Registers a component of one kind: its factory, or a class that takes nothing but the configuration."""
 
-    return decorate
+    kind: str
 
+    def __call__(self, config_type: type[TypedConfig]) -> Callable[[Registered], Registered]:
+        def decorate(registered: Registered) -> Registered:
+            REGISTRY.add(self.kind, config_type, registered)
+            return registered
 
-def _make_factory(component: type) -> Factory:
-    async def factory(config: Any, builder: Any) -> AsyncIterator[Any]:
-        yield component(config)
-
-    factory.__module__, factory.__qualname__ = component.__module__, component.__qualname__
-    return factory
+        return decorate
 
 
-def register_llm(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers an entry of `llms`."""
-    return _register("llm", config_type)
-
-
-def register_workflow(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a workflow (an agent)."""
-    return _register("workflow", config_type)
-
-
-def register_dataset(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a dataset loader."""
-    return _register("dataset", config_type)
-
-
-def register_evaluator(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers an evaluator."""
-    return _register("evaluator", config_type)
-
-
-def register_trajectory_builder(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a trajectory builder."""
-    return _register("trajectory_builder", config_type)
-
-
-def register_trainer_adapter(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a trainer adapter."""
-    return _register("trainer_adapter", config_type)
-
-
-def register_trainer(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a trainer."""
-    return _register("trainer", config_type)
-
-
-def register_algorithm(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers an algorithm."""
-    return _register("algorithm", config_type)
-
-
-def register_tracker(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a tracker of metrics."""
-    return _register("tracker", config_type)
-
-
-def register_model(config_type: type[TypedConfig]) -> Callable[[ComponentT], ComponentT]:
-    """Registers a model that is built on first use; `bundled:NAME` refers to it, and the component is its folder."""
-    return _register("model", config_type)
+register_llm = Register("llm")
+register_workflow = Register("workflow")
+register_dataset = Register("dataset")
+register_evaluator = Register("evaluator")
+register_trajectory_builder = Register("trajectory_builder")
+register_trainer_adapter = Register("trainer_adapter")
+register_trainer = Register("trainer")
+register_algorithm = Register("algorithm")
+register_tracker = Register("tracker")
+register_model = Register("model")
+"""`bundled:NAME` refers to a model, which is built on first use; the component is its folder."""

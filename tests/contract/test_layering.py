@@ -16,6 +16,7 @@ CORE = [
     {"files"},
     {"registry"},
     {"config"},
+    {"port_bases"},
     {"interfaces"},
     {"dialects", "algorithms", "engine"},
     {"rollout"},

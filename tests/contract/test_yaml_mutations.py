@@ -206,17 +206,6 @@ def test_shipped_files_are_valid_and_equal_to_their_dump_when_reloaded(path, tmp
     assert dump_config(load_config(again, registry=guide_registry(), environ=ENVIRON)) == text
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_shipped_files_may_use_the_old_names_of_keys(path, tmp_path):
-    old_names = {"max_num_seqs": "max_batch", "max_model_len": "max_context", "loss_aggregation": "aggregation"}
-    keys = re.compile(rf"^( +)({'|'.join(old_names)}):", re.MULTILINE)
-    text = path.read_text(encoding="utf-8")
-    old = tmp_path / path.name
-    old.write_text(keys.sub(lambda match: f"{match[1]}{old_names[match[2]]}:", text), encoding="utf-8")
-    dumps = [dump_config(load_config(each, registry=guide_registry(), environ=ENVIRON)) for each in (path, old)]
-    assert dumps[0] == dumps[1]
-
-
 def test_no_task_is_missing():
     assert {path.name for path in SHIPPED} >= {"demo.yml", "demo_long.yml", "002-complete.yml", "art_example.yml"}
     assert REGISTRY.plugin_errors() == {}

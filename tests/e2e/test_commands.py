@@ -410,40 +410,16 @@ def test_help_groups_options():
     assert titles == ["Data", "Run", "Limits", "Output", "Options"]
 
 
-def test_old_names_of_keys_warn_on_stderr_and_work(written):
-    written.set("finetuning.policy.max_batch", 7).save()
-    warning = (
-        "finetuning.policy.max_batch is now finetuning.policy.max_num_seqs; the old name stops working in the next "
-        "release\n"
-    )
-    command = [sys.executable, "-m", "reinforge", "config", "show", "run.yml", "-o", "finetuning.gate.draws", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert re.fullmatch(rf"run\.yml:\d+:\d+ {re.escape(warning)}-o finetuning\.gate\.draws is now .*\n", done.stderr)
-    finetuning = yaml.safe_load(done.stdout)["finetuning"]
-    assert (finetuning["policy"]["max_num_seqs"], finetuning["gate"]["num_samples"]) == (7, 2)
-    assert "max_batch" not in done.stdout
-
-
-def with_old_names(text):
-    """Returns a configuration as an earlier release wrote it: with old names, and without a key that is new."""
-    for new, old in (("max_num_seqs", "max_batch"), ("max_model_len", "max_context"), ("num_iterations", "passes"),
-                     ("dtype", "precision"), ("max_skipped_steps", "max_refused_steps"), ("num_samples", "draws"),
-                     ("loss_aggregation", "aggregation"), ("scale_rewards", "scale_advantages")):  # fmt: skip
-        assert f" {new}:" in text, new
-        text = text.replace(f" {new}:", f" {old}:")
-    return re.sub(r"\n *kv_cache_mb: .*", "", text)
-
-
 @pytest.mark.parametrize("file", [[], ["run.yml"]], ids=["by itself", "with its file"])
 def test_a_run_of_an_earlier_release_resumes(written, file):
-    written.set("finetuning.policy.max_batch", 32).set("finetuning.num_epochs", 3).save()
+    written.set("finetuning.policy.max_num_seqs", 32).set("finetuning.num_epochs", 3).save()
     assert call("finetune", "run.yml", "--run_name", "r", "--max_tokens", "600").exit_code == 5
     config = written.run / "config.yml"
-    config.write_text(with_old_names(config.read_text()))
+    config.write_text(re.sub(r"\n *kv_cache_mb: .*", "", config.read_text()))  # a key that is new
     resume = ["finetune", *file, "--resume", "r", "-o", "finetuning.output_dir", "runs", "--max_tokens", "10000000"]
-    changed = call(*resume, "-o", "finetuning.policy.max_batch", "8")
+    changed = call(*resume, "-o", "finetuning.policy.max_num_seqs", "8")
     assert (changed.exit_code, "finetuning.policy.max_num_seqs: 32 -> 8" in changed.output) == (2, True), changed.output
     result = call(*resume)
     assert result.exit_code == 0, result.output
     assert written.summary["status"] == "completed"
-    assert "max_num_seqs: 32" in config.read_text(), "the resumed run is recorded with the new names"
+    assert "kv_cache_mb: 512" in config.read_text(), "the resumed run is recorded with the new key"

@@ -10,15 +10,12 @@ Differs from the paper: the paper does not state its `clip_high`; here weights a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Literal
 
 from pydantic import Field
 
 from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 
 class CISPOConfig(PolicyGradientConfig, name="cispo"):
@@ -40,19 +37,9 @@ class CISPOConfig(PolicyGradientConfig, name="cispo"):
     kl_estimator: KlEstimator = "k3"
 
 
+@register_algorithm(config_type=CISPOConfig)
 class CISPO(PolicyGradient):
     """Scaled group-relative advantages, REINFORCE with clipped importance weights."""
 
-    config: CISPOConfig
-
-    def __init__(self, config: CISPOConfig | None = None):
-        super().__init__(config or CISPOConfig())
-
-    def build_loss(self) -> LossSpec:
-        return self.build_loss_spec("cispo", ["clip_low", "clip_high"])
-
-
-@register_algorithm(config_type=CISPOConfig)
-async def cispo(config: CISPOConfig, builder: Builder) -> AsyncIterator[CISPO]:
-    """Yields CISPO."""
-    yield CISPO(config)
+    config_type = CISPOConfig
+    loss_name, loss_settings = "cispo", ("clip_low", "clip_high")

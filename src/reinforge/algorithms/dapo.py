@@ -16,7 +16,7 @@ Differs from the paper: penalty and filter are off unless they are set.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
@@ -28,7 +28,6 @@ from reinforge.algorithms.policy_gradient import (
     PolicyGradient,
     Scale,
 )
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import Outcome, Trajectory, TrajectoryGroup
@@ -61,13 +60,12 @@ class DAPOConfig(ClippedConfig, name="dapo"):
         return self
 
 
+@register_algorithm(config_type=DAPOConfig)
 class DAPO(PolicyGradient):
     """Scaled group-relative advantages with a length penalty, clipped policy gradient, mean over tokens."""
 
     config: DAPOConfig
-
-    def __init__(self, config: DAPOConfig | None = None):
-        super().__init__(config or DAPOConfig())
+    config_type = DAPOConfig
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
         return super().has_signal(group) and not all(self._is_filtered(trajectory) for trajectory in group.trajectories)
@@ -109,9 +107,3 @@ def compute_overlong_penalty(length: int, max_length: int, buffer: int) -> float
     Example: max_length 10, buffer 4: length 6 -> 0, 7 -> 0.25, 10 -> 1, 50 -> 1.
     """
     return min(1.0, max(0.0, (length - (max_length - buffer)) / buffer))
-
-
-@register_algorithm(config_type=DAPOConfig)
-async def dapo(config: DAPOConfig, builder: Builder) -> AsyncIterator[DAPO]:
-    """Yields DAPO."""
-    yield DAPO(config)

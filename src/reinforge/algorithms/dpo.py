@@ -11,14 +11,10 @@ log-probs use the sampling temperature; the reference is the model at the start 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from pydantic import Field
 
 from reinforge.algorithms.preference import Preference, PreferenceConfig
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 
 class DPOConfig(PreferenceConfig, name="dpo"):
@@ -30,18 +26,10 @@ class DPOConfig(PreferenceConfig, name="dpo"):
     )
 
 
+@register_algorithm(config_type=DPOConfig)
 class DPO(Preference):
     """Pairs of siblings with a logistic loss of their margin."""
 
     config: DPOConfig
-
-    def __init__(self, config: DPOConfig | None = None):
-        super().__init__(config or DPOConfig())
-        names = ("beta", "label_smoothing", "sft_coef", "length_normalised")
-        self.loss = LossSpec("dpo", {name: getattr(self.config, name) for name in names})
-
-
-@register_algorithm(config_type=DPOConfig)
-async def dpo(config: DPOConfig, builder: Builder) -> AsyncIterator[DPO]:
-    """Yields DPO."""
-    yield DPO(config)
+    config_type = DPOConfig
+    loss_name, loss_settings = "dpo", ("beta", "label_smoothing", "sft_coef", "length_normalised")

@@ -10,10 +10,7 @@ Differs from the paper: the mean is over samples; a trajectory whose history was
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, KlEstimator, PolicyGradient
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 
 
@@ -24,16 +21,8 @@ class DrGRPOConfig(ClippedConfig, name="dr_grpo"):
     kl_estimator: KlEstimator = "k3"
 
 
+@register_algorithm(config_type=DrGRPOConfig)
 class DrGRPO(PolicyGradient):
     """Centred group-relative advantages, clipped policy gradient, sums divided by a constant."""
 
-    config: DrGRPOConfig
-
-    def __init__(self, config: DrGRPOConfig | None = None):
-        super().__init__(config or DrGRPOConfig())
-
-
-@register_algorithm(config_type=DrGRPOConfig)
-async def dr_grpo(config: DrGRPOConfig, builder: Builder) -> AsyncIterator[DrGRPO]:
-    """Yields Dr. GRPO."""
-    yield DrGRPO(config)
+    config_type = DrGRPOConfig

@@ -10,10 +10,7 @@ Differs from the paper: `kl_coef` is 0 unless set (no reference model in memory)
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from reinforge.algorithms.policy_gradient import ClippedConfig, KlEstimator, PolicyGradient, Scale
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 
 
@@ -24,16 +21,8 @@ class GRPOConfig(ClippedConfig, name="grpo"):
     kl_estimator: KlEstimator = "k3"
 
 
+@register_algorithm(config_type=GRPOConfig)
 class GRPO(PolicyGradient):
     """Group-relative advantages, clipped policy gradient."""
 
-    config: GRPOConfig
-
-    def __init__(self, config: GRPOConfig | None = None):
-        super().__init__(config or GRPOConfig())
-
-
-@register_algorithm(config_type=GRPOConfig)
-async def grpo(config: GRPOConfig, builder: Builder) -> AsyncIterator[GRPO]:
-    """Yields GRPO."""
-    yield GRPO(config)
+    config_type = GRPOConfig

@@ -10,14 +10,10 @@ Differs from the paper: uses the token-level form (eq. 13, 14), which also takes
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from pydantic import Field
 
 from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 NARROW = "suits replies of hundreds of tokens; use about 0.02 for replies of a few tokens"
 
@@ -38,19 +34,9 @@ class GSPOConfig(PolicyGradientConfig, name="gspo"):
     kl_estimator: KlEstimator = "k3"
 
 
+@register_algorithm(config_type=GSPOConfig)
 class GSPO(PolicyGradient):
     """Scaled group-relative advantages, policy gradient clipped by sequence, mean over trajectories."""
 
-    config: GSPOConfig
-
-    def __init__(self, config: GSPOConfig | None = None):
-        super().__init__(config or GSPOConfig())
-
-    def build_loss(self) -> LossSpec:
-        return self.build_loss_spec("gspo", ["clip_low", "clip_high"])
-
-
-@register_algorithm(config_type=GSPOConfig)
-async def gspo(config: GSPOConfig, builder: Builder) -> AsyncIterator[GSPO]:
-    """Yields GSPO."""
-    yield GSPO(config)
+    config_type = GSPOConfig
+    loss_name, loss_settings = "gspo", ("clip_low", "clip_high")

@@ -9,14 +9,10 @@ Differs from the paper: pairs, temperature and reference are as in `dpo`; the pa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from pydantic import Field
 
 from reinforge.algorithms.preference import Preference, PreferenceConfig
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 
 class IPOConfig(PreferenceConfig, name="ipo"):
@@ -29,18 +25,9 @@ class IPOConfig(PreferenceConfig, name="ipo"):
     )
 
 
+@register_algorithm(config_type=IPOConfig)
 class IPO(Preference):
     """Pairs of siblings with the squared distance of their margin from its target."""
 
-    config: IPOConfig
-
-    def __init__(self, config: IPOConfig | None = None):
-        super().__init__(config or IPOConfig())
-        params = {"beta": self.config.beta, "length_normalised": self.config.length_normalised}
-        self.loss = LossSpec("ipo", params)
-
-
-@register_algorithm(config_type=IPOConfig)
-async def ipo(config: IPOConfig, builder: Builder) -> AsyncIterator[IPO]:
-    """Yields IPO."""
-    yield IPO(config)
+    config_type = IPOConfig
+    loss_name, loss_settings = "ipo", ("beta", "length_normalised")

@@ -17,7 +17,7 @@ longest sample; in a run the replies are the policy's own samples; log-probs use
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -25,7 +25,7 @@ from pydantic import Field
 
 from reinforge.algorithms.samples import fill_trained_tokens, samples_from_groups
 from reinforge.config.schema import AlgorithmConfig
-from reinforge.interfaces import Algorithm, Builder
+from reinforge.interfaces import Algorithm
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
@@ -52,6 +52,7 @@ class KTOConfig(AlgorithmConfig, name="kto"):
     )
 
 
+@register_algorithm(config_type=KTOConfig)
 class KTO(Algorithm):
     """Makes desirable replies more likely and undesirable ones less; the advantage is the reply's weight, signed."""
 
@@ -145,9 +146,3 @@ def _join(sample: TrainingSample, other: TrainingSample, longest: int) -> Traini
 
 def _find_reply(sample: TrainingSample) -> int:
     return int(sample.loss_mask.argmax())
-
-
-@register_algorithm(config_type=KTOConfig)
-async def kto(config: KTOConfig, builder: Builder) -> AsyncIterator[KTO]:
-    """Yields KTO."""
-    yield KTO(config)

@@ -51,9 +51,10 @@ class MALT(DPO):
     """
 
     config: MALTConfig
+    config_type = MALTConfig
 
     def __init__(self, config: MALTConfig | None = None, seed: int = 0):
-        super().__init__(config or MALTConfig())
+        super().__init__(config)
         self._initial = ExpertIteration(self.config.initial_ei, seed)
 
     def for_epoch(self, epoch: int | None) -> Algorithm:

@@ -11,14 +11,10 @@ log-probs use the sampling temperature.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from pydantic import Field
 
 from reinforge.algorithms.preference import PairConfig, ReferenceFreePreference
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 
 class ORPOConfig(PairConfig, name="orpo"):
@@ -32,18 +28,14 @@ class ORPOConfig(PairConfig, name="orpo"):
     )
 
 
+@register_algorithm(config_type=ORPOConfig)
 class ORPO(ReferenceFreePreference):
     """Pairs of siblings; imitates the preferred one and lowers the odds of the other."""
 
     config: ORPOConfig
+    config_type = ORPOConfig
+    loss_name, loss_settings = "orpo", ("odds_ratio_coef",)
 
-    def __init__(self, config: ORPOConfig | None = None):
-        super().__init__(config or ORPOConfig())
-        self.loss = LossSpec("orpo", {"odds_ratio_coef": self.config.odds_ratio_coef})
-        self.rejected_credit = -self.config.odds_ratio_coef
-
-
-@register_algorithm(config_type=ORPOConfig)
-async def orpo(config: ORPOConfig, builder: Builder) -> AsyncIterator[ORPO]:
-    """Yields ORPO."""
-    yield ORPO(config)
+    @property
+    def rejected_credit(self) -> float:
+        return -self.config.odds_ratio_coef

@@ -39,14 +39,12 @@ Aggregation = Annotated[
 ]
 
 
-SHARED_PARAMS = ("tis_cap", "kl_coef", "kl_estimator", "entropy_coef")
+SHARED_SETTINGS = ("tis_cap", "kl_coef", "kl_estimator", "entropy_coef")
 """Settings that every policy-gradient loss takes."""
 
 
 class PolicyGradientConfig(AlgorithmConfig):
     """Settings of every policy-gradient algorithm."""
-
-    renamed_keys: ClassVar[dict[str, str]] = {"aggregation": "loss_aggregation", "scale_advantages": "scale_rewards"}
 
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL to the reference model.")
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
@@ -84,27 +82,27 @@ class ClippedConfig(PolicyGradientConfig):
 class PolicyGradient(Algorithm):
     """Group-relative advantages and a policy-gradient loss.
 
-    Subclasses override `compute_advantage` (from a reward and its group's rewards) and `build_loss`.
-
-    Args:
-        config: The settings.
+    Subclasses set `config_type` and override `compute_advantage` (from a reward and its group's rewards), `build_loss`,
+    or only the loss's name and its own settings.
     """
 
+    config_type: ClassVar[type[PolicyGradientConfig]] = PolicyGradientConfig
+    loss_name: ClassVar[str] = "clipped_pg"
+    loss_settings: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
     config: PolicyGradientConfig
     needs_groups = True
 
-    def __init__(self, config: PolicyGradientConfig):
-        self.config = config
-        self.needs = Needs(old_logprobs="inexact", ref_logprobs=config.kl_coef > 0)
+    def __init__(self, config: PolicyGradientConfig | None = None):
+        self.config = config or self.config_type()
+        self.needs = Needs(old_logprobs="inexact", ref_logprobs=self.config.kl_coef > 0)
         self.loss = self.build_loss()
 
     def build_loss(self) -> LossSpec:
         constant = ["constant_length"] if self.loss_aggregation == "constant" else []
-        return self.build_loss_spec("clipped_pg", ["clip_low", "clip_high", "dual_clip", *constant])
-
-    def build_loss_spec(self, name: str, params: Sequence[str]) -> LossSpec:
-        names = [*params, *SHARED_PARAMS]
-        return LossSpec(name, {param: getattr(self.config, param) for param in names if hasattr(self.config, param)})
+        names = [*self.loss_settings, *constant, *SHARED_SETTINGS]
+        return LossSpec(
+            self.loss_name, {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
+        )
 
     @property
     def loss_aggregation(self) -> str:

@@ -13,7 +13,7 @@ and did not help in our runs (arXiv:2006.05990 found the same).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -23,7 +23,7 @@ from reinforge.algorithms.policy_gradient import TisCap, ref_kl
 from reinforge.algorithms.samples import samples_from_groups
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import TrajectoryError
-from reinforge.interfaces import Algorithm, Builder
+from reinforge.interfaces import Algorithm
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryGroup
@@ -50,6 +50,7 @@ class PPOConfig(AlgorithmConfig, name="ppo"):
     tis_cap: TisCap = 2.0
 
 
+@register_algorithm(config_type=PPOConfig)
 class PPO(Algorithm):
     """Advantages from a critic, clipped policy gradient; needs no siblings."""
 
@@ -152,9 +153,3 @@ def normalize_advantages(samples: Sequence[TrainingSample], advantages: Sequence
         np.where(s.loss_mask, (a - mean) / (deviation + 1e-8), 0).astype(np.float32)
         for s, a in zip(samples, advantages, strict=True)
     ]
-
-
-@register_algorithm(config_type=PPOConfig)
-async def ppo(config: PPOConfig, builder: Builder) -> AsyncIterator[PPO]:
-    """Yields PPO."""
-    yield PPO(config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from reinforge.algorithms.samples import drop_duplicate_samples, fill_trained_to
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import TrajectoryError
 from reinforge.interfaces import Algorithm
-from reinforge.types.sample import FloatArray, Needs, TrainingSample
+from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -49,17 +49,20 @@ class PreferenceConfig(PairConfig):
 class Preference(Algorithm):
     """Prefers one sibling to another; the advantage is 1 for the preferred sample and -1 for the other.
 
-    Args:
-        config: The settings.
+    Subclasses set `config_type`, the loss's name and its settings.
     """
 
+    config_type: ClassVar[type[PairConfig]]
+    loss_name: ClassVar[str]
+    loss_settings: ClassVar[tuple[str, ...]]
     config: PairConfig
     needs = Needs(ref_logprobs=True)
     needs_groups = True
     offline = True
 
-    def __init__(self, config: PairConfig):
-        self.config = config
+    def __init__(self, config: PairConfig | None = None):
+        self.config = config or self.config_type()
+        self.loss = LossSpec(self.loss_name, {name: getattr(self.config, name) for name in self.loss_settings})
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
         """Returns False if no two rewards are far enough apart and the data brings no pairs."""
@@ -109,14 +112,14 @@ class Preference(Algorithm):
 
 
 class ReferenceFreePreference(Preference):
-    """Compares the mean log-probs of the pair's replies and needs no reference model.
-
-    Attributes:
-        rejected_credit: The other sample's total credit; that of the preferred one is 1.
-    """
+    """Compares the mean log-probs of the pair's replies and needs no reference model."""
 
     needs = Needs()
-    rejected_credit: float = -1.0
+
+    @property
+    def rejected_credit(self) -> float:
+        """The other sample's total credit; that of the preferred one is 1."""
+        return -1.0
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns each sample's credit, divided equally among its trained tokens."""

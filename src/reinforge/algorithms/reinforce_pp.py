@@ -11,7 +11,7 @@ Differs from the paper: turns are not discounted, and `kl_coef` is 0 unless set.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,6 @@ from pydantic import Field
 
 from reinforge.algorithms.advantages import normalize_over_batch
 from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient, ref_kl
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 
@@ -37,18 +36,16 @@ class ReinforcePPConfig(ClippedConfig, name="reinforce_pp"):
     )
 
 
+@register_algorithm(config_type=ReinforcePPConfig)
 class ReinforcePP(PolicyGradient):
     """Advantages normalized over the batch, clipped policy gradient."""
 
     config: ReinforcePPConfig
-
-    def __init__(self, config: ReinforcePPConfig | None = None):
-        config = config or ReinforcePPConfig()
-        self.needs_groups = config.baseline == "group"
-        super().__init__(config)
+    config_type = ReinforcePPConfig
 
     def build_loss(self) -> LossSpec:
         """Returns the clipped policy-gradient loss, with the KL unless it is in the reward."""
+        self.needs_groups = self.config.baseline == "group"
         spec = super().build_loss()
         return spec if self.needs_groups else LossSpec(spec.name, {**spec.params, "kl_coef": 0.0})
 
@@ -72,9 +69,3 @@ class ReinforcePP(PolicyGradient):
             to_go = np.cumsum(ref_kl(sample)[::-1])[::-1] + later.get(sample.trajectory_index, 0.0)
             credit -= np.where(sample.loss_mask, self.config.kl_coef * to_go, 0).astype(np.float32)
             later[sample.trajectory_index] = float(to_go[0])
-
-
-@register_algorithm(config_type=ReinforcePPConfig)
-async def reinforce_pp(config: ReinforcePPConfig, builder: Builder) -> AsyncIterator[ReinforcePP]:
-    """Yields REINFORCE++."""
-    yield ReinforcePP(config)

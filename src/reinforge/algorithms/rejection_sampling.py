@@ -7,14 +7,14 @@ Differs from the paper: each epoch continues from the previous epoch's weights, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from reinforge.algorithms.samples import drop_duplicate_samples, fill_trained_tokens, samples_from_groups
 from reinforge.config.schema import AlgorithmConfig
-from reinforge.interfaces import Algorithm, Builder
+from reinforge.interfaces import Algorithm
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
@@ -43,6 +43,7 @@ class RejectionSamplingConfig(ImitationConfig, name="rejection_sampling"):
         return self
 
 
+@register_algorithm(config_type=RejectionSamplingConfig)
 class RejectionSampling(Algorithm):
     """Imitates the kept trajectories; without `min_reward`, groups with equal rewards have no best one."""
 
@@ -78,9 +79,3 @@ class RejectionSampling(Algorithm):
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         return [fill_trained_tokens(sample, 1.0) for sample in samples]
-
-
-@register_algorithm(config_type=RejectionSamplingConfig)
-async def rejection_sampling(config: RejectionSamplingConfig, builder: Builder) -> AsyncIterator[RejectionSampling]:
-    """Yields rejection sampling."""
-    yield RejectionSampling(config)

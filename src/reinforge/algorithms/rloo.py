@@ -10,12 +10,11 @@ later steps of a job are corrected by PPO's clipped ratio, whose gradient in the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from reinforge.algorithms.advantages import leave_one_out_advantage
 from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient, ref_kl
 from reinforge.algorithms.samples import fill_trained_tokens
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 
@@ -26,13 +25,11 @@ class RLOOConfig(ClippedConfig, name="rloo"):
     loss_aggregation: Aggregation = "constant"
 
 
+@register_algorithm(config_type=RLOOConfig)
 class RLOO(PolicyGradient):
     """Leave-one-out advantages, loss summed over each reply."""
 
-    config: RLOOConfig
-
-    def __init__(self, config: RLOOConfig | None = None):
-        super().__init__(config or RLOOConfig())
+    config_type = RLOOConfig
 
     def build_loss(self) -> LossSpec:
         """Returns the clipped policy-gradient loss, without the KL."""
@@ -56,9 +53,3 @@ class RLOO(PolicyGradient):
             excess = leave_one_out_advantage(group[sample.trajectory_index], list(group.values()))
             credit -= fill_trained_tokens(sample, self.config.kl_coef * excess)
         return credits
-
-
-@register_algorithm(config_type=RLOOConfig)
-async def rloo(config: RLOOConfig, builder: Builder) -> AsyncIterator[RLOO]:
-    """Yields RLOO."""
-    yield RLOO(config)

@@ -11,14 +11,10 @@ Differs from the paper: `tis_cap`, `kl_coef` and `entropy_coef` can be set, as i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from pydantic import Field
 
 from reinforge.algorithms.policy_gradient import KlEstimator, PolicyGradient, PolicyGradientConfig, Scale
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 
 class SAPOConfig(PolicyGradientConfig, name="sapo"):
@@ -36,19 +32,9 @@ class SAPOConfig(PolicyGradientConfig, name="sapo"):
     kl_estimator: KlEstimator = "k3"
 
 
+@register_algorithm(config_type=SAPOConfig)
 class SAPO(PolicyGradient):
     """Scaled group-relative advantages, softly gated policy gradient, mean over trajectories."""
 
-    config: SAPOConfig
-
-    def __init__(self, config: SAPOConfig | None = None):
-        super().__init__(config or SAPOConfig())
-
-    def build_loss(self) -> LossSpec:
-        return self.build_loss_spec("sapo", ["tau_pos", "tau_neg"])
-
-
-@register_algorithm(config_type=SAPOConfig)
-async def sapo(config: SAPOConfig, builder: Builder) -> AsyncIterator[SAPO]:
-    """Yields SAPO."""
-    yield SAPO(config)
+    config_type = SAPOConfig
+    loss_name, loss_settings = "sapo", ("tau_pos", "tau_neg")

@@ -6,14 +6,14 @@ rejection sampling.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from reinforge.algorithms.rejection_sampling import DropDuplicates
 from reinforge.algorithms.samples import drop_duplicate_samples, fill_trained_tokens, samples_from_groups
 from reinforge.config.schema import AlgorithmConfig
-from reinforge.interfaces import Algorithm, Builder
+from reinforge.interfaces import Algorithm
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
@@ -26,6 +26,7 @@ class SFTConfig(AlgorithmConfig, name="sft"):
     drop_duplicates: DropDuplicates = False
 
 
+@register_algorithm(config_type=SFTConfig)
 class SFT(Algorithm):
     """Imitates all trajectories; every trained token has weight 1."""
 
@@ -50,9 +51,3 @@ class SFT(Algorithm):
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         return [fill_trained_tokens(sample, 1.0) for sample in samples]
-
-
-@register_algorithm(config_type=SFTConfig)
-async def sft(config: SFTConfig, builder: Builder) -> AsyncIterator[SFT]:
-    """Yields SFT."""
-    yield SFT(config)

@@ -12,14 +12,10 @@ log-probs use the sampling temperature; `sft_coef` adds the likelihood of the pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from pydantic import Field
 
 from reinforge.algorithms.preference import PairConfig, ReferenceFreePreference
-from reinforge.interfaces import Builder
 from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 
 class SimPOConfig(PairConfig, name="simpo"):
@@ -38,17 +34,9 @@ class SimPOConfig(PairConfig, name="simpo"):
     )
 
 
+@register_algorithm(config_type=SimPOConfig)
 class SimPO(ReferenceFreePreference):
     """Pairs of siblings with a logistic loss of the difference of their mean log-probs."""
 
-    config: SimPOConfig
-
-    def __init__(self, config: SimPOConfig | None = None):
-        super().__init__(config or SimPOConfig())
-        self.loss = LossSpec("simpo", {name: getattr(self.config, name) for name in ("beta", "gamma", "sft_coef")})
-
-
-@register_algorithm(config_type=SimPOConfig)
-async def simpo(config: SimPOConfig, builder: Builder) -> AsyncIterator[SimPO]:
-    """Yields SimPO."""
-    yield SimPO(config)
+    config_type = SimPOConfig
+    loss_name, loss_settings = "simpo", ("beta", "gamma", "sft_coef")

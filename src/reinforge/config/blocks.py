@@ -66,8 +66,6 @@ class OutcomesConfig(Block):
 class LimitsConfig(Block):
     """Limits of a run."""
 
-    renamed_keys: ClassVar[dict[str, str]] = {"max_refused_steps": "max_skipped_steps"}
-
     max_minutes: float | None = Field(
         default=None, gt=0, description="Stop after this many minutes; the run can be resumed."
     )

@@ -10,7 +10,6 @@ from pydantic_core import to_jsonable_python
 
 from reinforge.config.document import ABSENT, Document, KeyPath, format_path
 from reinforge.config.fields import find_field
-from reinforge.config.renamed_keys import rename_keys
 from reinforge.config.schema import Config
 from reinforge.config.sections import find_component
 from reinforge.files import to_json
@@ -38,8 +37,7 @@ class Change:
 def compare_configs(before: str, after: str, registry: Registry | None = None) -> list[Change]:
     """Returns the values that differ between two resolved configurations.
 
-    Keys that have been renamed since `before` was written count as the same key, and a key that did not exist then
-    counts as having had its default.
+    A key that did not exist when `before` was written counts as having had its default.
 
     Args:
         before: YAML as `dump_config` wrote it, by this release or an earlier one.
@@ -48,7 +46,6 @@ def compare_configs(before: str, after: str, registry: Registry | None = None) -
     """
     registry = registry or REGISTRY
     old, new = Document(yaml.safe_load(before) or {}), Document(yaml.safe_load(after) or {})
-    rename_keys(old, registry, warn=False)
     _add_new_defaults(old.data, new, (), registry)
     before_values, after_values = _flatten(old.data), _flatten(new.data)
     return [
@@ -68,7 +65,6 @@ def find_changed_settings(text: str, registry: Registry | None = None) -> list[C
         registry: Has the classes of the components; None: everything that is installed.
     """
     registry, document = registry or REGISTRY, Document(yaml.safe_load(text) or {})
-    rename_keys(document, registry, warn=False)
     changes = []
     for path, value in _flatten(document.data).items():
         default = _find_default(document, path, registry)

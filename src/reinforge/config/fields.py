@@ -57,14 +57,14 @@ def find_unknown_keys(annotation: Any, value: Any, path: KeyPath = ()) -> list[t
     return min(candidates, key=len, default=[])
 
 
-def find_other_spellings(annotation: Any, value: Any, path: KeyPath = ()) -> dict[KeyPath, type[ConfigModel]]:
-    """Returns the path of each key that is not spelled by its current name, with its class; nested keys come first."""
+def find_aliases(annotation: Any, value: Any, path: KeyPath = ()) -> dict[KeyPath, type[ConfigModel]]:
+    """Returns the path of each key that is spelled by an alias, with its class; nested keys come first."""
     keys: dict[KeyPath, type[ConfigModel]] = {}
     for variant in _iterate_variants(annotation):
         children: dict[Any, Any] = {}
         if isinstance(value, dict) and _is_model(variant):
             fields = allowed_keys(variant)
-            spellings = variant.other_spellings() if issubclass(variant, ConfigModel) else {}
+            spellings = dict(variant.key_aliases) if issubclass(variant, ConfigModel) else {}
             for name in value:
                 if (key := spellings.get(name, name)) in fields:
                     children[name] = fields[key].annotation
@@ -75,7 +75,7 @@ def find_other_spellings(annotation: Any, value: Any, path: KeyPath = ()) -> dic
         else:
             continue
         for key, below in children.items():
-            keys |= find_other_spellings(below, value[key], (*path, key))
+            keys |= find_aliases(below, value[key], (*path, key))
         keys |= {(*path, name): variant for name in children if name in spellings}
     return keys
 

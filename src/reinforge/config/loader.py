@@ -1,6 +1,6 @@
 """A YAML file, environment variables and `-o` overrides -> one validated `Config`, or every problem at once.
 
-    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► current names of keys
+    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► aliases of keys
         ─► components by `_type`, blocks ─► references
 
 Each component's block becomes an instance of the class that is registered for its `_type`.
@@ -20,16 +20,17 @@ from reinforge.config.document import MAX_BYTES, Document, KeyPath, format_path,
 from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.dump import protect_secrets, report_secrets_in_urls
 from reinforge.config.environment import expand
+from reinforge.config.fields import find_aliases
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.partial import build_partial
 from reinforge.config.pipeline import fill_in_stages
 from reinforge.config.problems import Validator
-from reinforge.config.renamed_keys import rename_keys
 from reinforge.config.schema import Block, Config
 from reinforge.config.sections import BLOCKS, SECTIONS, check_references, iterate_components
 from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.registry import REGISTRY, Registry
+from reinforge.types.key_aliases import ConfigModel, describe_conflict
 
 
 def apply_override(document: Document, path_text: str, value_text: str) -> None:
@@ -150,14 +151,14 @@ def build_config(
     return loaded
 
 
-def with_current_keys(data: Mapping[str, Any], registry: Registry | None = None) -> dict[str, Any]:
-    """Returns a configuration, or part of one, with every key under its current name.
+def resolve_aliases(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration, or part of one, with every key under its own name.
 
     Raises:
         ConfigError: The data has two spellings of one key.
     """
     document = Document(_copy_data(data))
-    rename_keys(document, registry or REGISTRY)
+    _rename_aliases(document, REGISTRY, {})
     document.raise_problems()
     return dict(document.data)
 
@@ -198,7 +199,7 @@ def _validate(
         above = document.get(block[:-1])
         if isinstance(above, dict) and block[-1] in above and above[block[-1]] is None:
             del above[block[-1]]
-    rename_keys(document, registry, placeholders)
+    _rename_aliases(document, registry, placeholders)
     fill_in_stages(document, placeholders)
     validator = Validator(document, placeholders, registry)
     blocks = _copy_data(document.data)
@@ -219,6 +220,47 @@ def _validate(
     root = path.parent.resolve() if path else Path.cwd()
     data, marks = document.data, document.marks
     return LoadedConfig(config, path, root, data, placeholders, types, marks, document.problems, invalid)
+
+
+def _rename_aliases(document: Document, registry: Registry, raw: dict[KeyPath, str]) -> None:
+    """Renames the keys of a document that are spelled by an alias, with their marks and their text with `${VAR}`.
+
+    An override takes precedence over another spelling of its key in the file. Two spellings of a key that are both in
+    the file, or both set by `-o`, are reported as a problem.
+    """
+    aliases: dict[KeyPath, type[ConfigModel]] = {}
+    for path, kind, value in iterate_components(document):
+        name = value.get("_type") if isinstance(value, dict) else None
+        component = registry.find(kind, name) if isinstance(name, str) else None
+        if component is not None:
+            aliases |= find_aliases(component.config_type, value, path)
+    aliases |= find_aliases(Config, document.data)
+    for path, config_type in aliases.items():
+        block, name = document.get(path[:-1]), str(path[-1])
+        key = config_type.key_aliases[name]
+        new_path = (*path[:-1], key)
+        if key in block:
+            overrides, is_overridden = (isinstance(document.mark(each), str) for each in (path, new_path))
+            if overrides == is_overridden:
+                document.report(path, describe_conflict(name, key, key), f'remove "{name}"')
+            alias_wins = overrides and not is_overridden
+            _drop(document, new_path if alias_wins else path, raw)
+            if not alias_wins:
+                continue
+        items = [(key if each == name else each, value) for each, value in block.items()]
+        block.clear()
+        block.update(items)
+        tables: tuple[dict[KeyPath, Any], ...] = (document.marks, raw)
+        for table in tables:
+            for known in [known for known in table if known[: len(path)] == path]:
+                table[(*new_path, *known[len(path) :])] = table.pop(known)
+
+
+def _drop(document: Document, path: KeyPath, raw: dict[KeyPath, str]) -> None:
+    del document.get(path[:-1])[path[-1]]
+    for table in (document.marks, raw):
+        for known in [known for known in table if known[: len(path)] == path]:
+            del table[known]
 
 
 def _put(blocks: Any, key_path: KeyPath, instance: Any) -> None:

@@ -81,8 +81,6 @@ class ScheduleConfig(Block):
 class BatchConfig(Block):
     """How the samples of a training job become optimizer steps."""
 
-    renamed_keys: ClassVar[dict[str, str]] = {"passes": "num_iterations"}
-
     steps_per_job: int | None = Field(
         default=None,
         ge=1,
@@ -153,12 +151,6 @@ class CriticConfig(Block):
 
 class PolicyConfig(Block):
     """The model that is trained."""
-
-    renamed_keys: ClassVar[dict[str, str]] = {
-        "max_batch": "max_num_seqs",
-        "max_context": "max_model_len",
-        "precision": "dtype",
-    }
 
     model: str | None = Field(
         default=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -164,8 +164,6 @@ class SplitsConfig(Block):
 
 class GateConfig(Block):
     """When the trained model is promoted."""
-
-    renamed_keys: ClassVar[dict[str, str]] = {"draws": "num_samples"}
 
     metric: str | None = Field(default=None, description="Evaluator that decides; null: the reward function.")
     margin: float = Field(default=0.0, description="The confidence interval of the improvement must be above this.")

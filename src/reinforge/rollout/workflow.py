@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -62,8 +62,6 @@ def refuse_coroutine(output: Any, workflow: BoundWorkflow) -> Any:
 
 class PythonWorkflowConfig(WorkflowConfig, name="python"):
     """A function or class in the project's folder."""
-
-    renamed_keys: ClassVar[dict[str, str]] = {"shares_world": "share_environment_seed"}
 
     function: Any = Field(description="`module:name` in the project's folder; from Python, the callable itself.")
     llm: str | None = Field(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_text
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -36,6 +36,7 @@ class ContainsConfig(EvaluatorConfig, name="contains"):
         return value
 
 
+@register_evaluator(config_type=ContainsConfig)
 class Contains(Evaluator):
     """Searches the output for texts; an example without a text to search for gets no score."""
 
@@ -62,9 +63,3 @@ class Contains(Evaluator):
 
     def _normalize(self, text: str) -> str:
         return text.casefold() if self.config.ignore_case else text
-
-
-@register_evaluator(config_type=ContainsConfig)
-async def contains(config: ContainsConfig, builder: Builder) -> AsyncIterator[Contains]:
-    """Yields the evaluator."""
-    yield Contains(config)

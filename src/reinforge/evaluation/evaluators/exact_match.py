@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from pydantic import Field
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_text
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -27,6 +26,7 @@ class ExactMatchConfig(EvaluatorConfig, name="exact_match"):
     )
 
 
+@register_evaluator(config_type=ExactMatchConfig)
 class ExactMatch(Evaluator):
     """Compares values first, so that `[1, 2]` equals `[1, 2]`, and then their text.
 
@@ -77,9 +77,3 @@ class ExactMatch(Evaluator):
         text = " ".join(text.split()) if self.config.collapse_space else text
         text = text.strip() if self.config.strip else text
         return text.casefold() if self.config.ignore_case else text
-
-
-@register_evaluator(config_type=ExactMatchConfig)
-async def exact_match(config: ExactMatchConfig, builder: Builder) -> AsyncIterator[ExactMatch]:
-    """Yields the evaluator."""
-    yield ExactMatch(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import regex
@@ -12,7 +11,7 @@ from pydantic import Field
 
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_number, to_text
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -38,6 +37,7 @@ class NumericConfig(EvaluatorConfig, name="numeric"):
     )
 
 
+@register_evaluator(config_type=NumericConfig)
 class Numeric(Evaluator):
     """Compares the last number in the output with the last number in the expected output.
 
@@ -79,9 +79,3 @@ def find_last_number(value: Any) -> float | None:
     end = last_digit.end()
     found = [match[0] for match in NUMBER.finditer(text[max(0, end - MAX_DIGITS) : end + 1]) if match[0]]
     return to_number(float(found[-1].replace(",", "").replace("−", "-"))) if found else None
-
-
-@register_evaluator(config_type=NumericConfig)
-async def numeric(config: NumericConfig, builder: Builder) -> AsyncIterator[Numeric]:
-    """Yields the evaluator."""
-    yield Numeric(config)

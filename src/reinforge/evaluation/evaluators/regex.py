@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -10,7 +9,7 @@ from pydantic import Field, field_validator
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.evaluation.evaluators.base import run_beside, to_text
 from reinforge.evaluation.patterns import compile_pattern, search_pattern
-from reinforge.interfaces import Builder, Evaluator
+from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
@@ -39,6 +38,7 @@ class RegexConfig(EvaluatorConfig, name="regex"):
         return pattern
 
 
+@register_evaluator(config_type=RegexConfig)
 class Regex(Evaluator):
     """Matches the output as text; None counts as the empty string."""
 
@@ -59,9 +59,3 @@ class Regex(Evaluator):
         match = await run_beside(search)
         reason = f"matched {match[0][:200]!r}" if match else "no match"
         return EvalOutputItem(id=item.id, score=float(match is not None), reasoning=reason)
-
-
-@register_evaluator(config_type=RegexConfig)
-async def regex(config: RegexConfig, builder: Builder) -> AsyncIterator[Regex]:
-    """Yields the evaluator."""
-    yield Regex(config)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.loader import with_current_keys
+from reinforge.config.loader import resolve_aliases
 from reinforge.errors import ConfigError, Problem
 from reinforge.multiagent.nip.experiment import (
     EPISODES_PER_WORKER,
@@ -82,7 +82,7 @@ def experiment_config(
         adapter=adapter,
         finetuning={**finetuning, "output_dir": str(settings.output_dir)},
     )
-    return _merge(config, with_current_keys(overrides or {}))
+    return _merge(config, resolve_aliases(overrides or {}))
 
 
 def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTextAgentParameters:

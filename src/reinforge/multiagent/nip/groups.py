@@ -10,7 +10,7 @@ from typing import Any
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.samples import balance_agents
-from reinforge.config.loader import with_current_keys
+from reinforge.config.loader import resolve_aliases
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import StorageError
 from reinforge.files import MANIFEST, find_damage
@@ -56,7 +56,7 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
 
     def _make_adapter(self) -> tuple[LocalAdapter, FinetuneConfig]:
         params, section = self.shared_agent_params, dict(self._finetuning)
-        policy = with_current_keys({"finetuning": {"policy": section.pop("policy", {})}})["finetuning"]["policy"]
+        policy = resolve_aliases({"finetuning": {"policy": section.pop("policy", {})}})["finetuning"]["policy"]
         policy["optimizer"] = {"learning_rate": self.rl_learning_rate, **policy.get("optimizer", {})}
         policy["batch"] = {"num_iterations": self.num_epochs, **policy.get("batch", {})}
         if params.lora_rank is not None:

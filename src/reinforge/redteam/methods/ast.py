@@ -120,7 +120,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             return engine
 
         try:
-            settings = PolicyConfig.with_current_keys(policy or {})
+            settings = dict(policy or {})
             self.engine = load(attacker, settings, keep_reference=baseline is None, critic=value_head)
             shared = {name: value for name, value in settings.items() if name == "max_num_seqs"}
             self._baseline = None if baseline is None else load(baseline, shared)

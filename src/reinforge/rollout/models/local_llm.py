@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 class LocalLLMConfig(LLMConfig, name="local"):
     """A frozen model in this process, sampled with the agent's own settings."""
-
-    renamed_keys: ClassVar[dict[str, str]] = PolicyConfig.renamed_keys
 
     model: str = Field(
         min_length=1,
