@@ -41,7 +41,7 @@ _THOUGHT_BLOCKS = ("thinking", "reasoning", "redacted_thinking")
 
 
 def parse_json(value: Any) -> Any:
-    """Returns what a JSON object or list in a text holds; any other value as it is."""
+    """Returns what a JSON object or list in a string holds; any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -51,7 +51,7 @@ def parse_json(value: Any) -> Any:
 
 
 def get_mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns a field that is an object, or a text with one; an empty object for anything else."""
+    """Returns a field that is an object, or a string with one; an empty object for anything else."""
     value = parse_json(record.get(key))
     return value if isinstance(value, Mapping) else {}
 
@@ -109,7 +109,7 @@ def _read_history(value: Mapping[str, Any], messages: list[Message]) -> list[Mes
 
 
 def add_system(messages: list[Message], system: Any) -> list[Message]:
-    """Returns messages that begin with a system prompt, a text or a list of blocks, if there is one and they have none.
+    """Returns messages that begin with the system prompt, a string or a list of blocks, unless they have one.
 
     Raises:
         UnreadableRecordError: The system prompt cannot be read.

@@ -23,7 +23,7 @@ from reinforge.runs.journal.verify import verify_run
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.summary import RunSummary
 from reinforge.tasks.self_test import SELF_TEST
-from reinforge.tasks.self_test.model import list_questions, write_model
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, write_blank_model
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
@@ -113,3 +113,16 @@ def _require_learning(summary: RunSummary) -> None:
         if each is not None
     ]
     raise JobFailed(f"the model has not learned the task: {', '.join(parts)} ({summary.reason})")
+
+
+RECIPE = Recipe(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, max_model_len=32)
+NUM_ROWS = 400
+
+
+def write_model(folder: Path) -> None:
+    """Writes tokenizer and configuration; the run initializes the weights at random, from its seed."""
+    write_blank_model(folder, RECIPE, make_bpe_tokenizer([], words=r"\S|\s", vocab_size=261))
+
+
+def list_questions() -> list[dict[str, str]]:
+    return [{"id": str(number), "question": f"{number:03d}"} for number in range(NUM_ROWS)]
