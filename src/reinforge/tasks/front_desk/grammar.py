@@ -21,49 +21,22 @@ VISITORS = ("two", "three", "four", "five", "six", "seven")
 
 GREETINGS = ("Hello,", "Good morning,", "Excuse me,", "Hi there,", "Sorry to bother you,", "One more thing:")
 ASKS = (
-    "could you tell me about",
-    "I would like to hear about",
-    "what can you say about",
-    "my friend asked about",
-    "please describe",
-    "do you know anything about",
+    *("could you tell me about", "I would like to hear about", "what can you say about", "my friend asked about"),
+    *("please describe", "do you know anything about"),
 )
 PLACES = (
-    "the lighthouse",
-    "the old mill",
-    "the fish market",
-    "the rope shed",
-    "the chapel",
-    "the museum",
-    "the north pier",
-    "the boat house",
-    "the salt works",
-    "the clock tower",
-    "the tea garden",
-    "the ferry office",
-    "the sail loft",
-    "the town well",
+    *("the lighthouse", "the old mill", "the fish market", "the rope shed", "the chapel", "the museum"),
+    *("the north pier", "the boat house", "the salt works", "the clock tower", "the tea garden", "the ferry office"),
+    *("the sail loft", "the town well"),
 )
 TIMES = (
-    "in the morning",
-    "at noon",
-    "after dark",
-    "at low tide",
-    "on Sundays",
-    "in winter",
-    "during a storm",
-    "before the ferry leaves",
-    "in early spring",
-    "at high tide",
+    *("in the morning", "at noon", "after dark", "at low tide", "on Sundays", "in winter", "during a storm"),
+    *("before the ferry leaves", "in early spring", "at high tide"),
 )
 ENDS = (".", ", please.", " if you have a minute.", " for our group.")
 LOOKS = ("quiet", "busy", "open", "closed", "cold", "pretty", "empty", "windy")
 TAILS = (
-    "and worth a visit.",
-    "so bring a coat.",
-    "as far as I know.",
-    "like most of the coast.",
-    "and free of charge.",
+    *("and worth a visit.", "so bring a coat.", "as far as I know.", "like most of the coast.", "and free of charge."),
 )
 
 LEAKS = (("the lighthouse", "after dark"), ("the salt works", "at low tide"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache
 from typing import Literal
 
 Side = Literal["X", "O"]
@@ -111,18 +110,3 @@ def parse_move(text: str | None) -> int | None:
     """
     word = (text or "").strip()
     return int(word) - 1 if len(word) == 1 and word in "123456789" else None
-
-
-@cache
-def win_rate(board: Board, side: Side, best: bool) -> float:
-    """Returns the probability that `side` wins from this position against a uniformly random opponent.
-
-    Args:
-        board: The position, with either side to move.
-        best: True if `side` maximizes its win rate, False if it plays uniformly at random too.
-    """
-    if is_over(board):
-        return float(winner(board) == side)
-    player = side_to_move(board)
-    rates = [win_rate(place(board, square, player), side, best) for square in legal_moves(board)]
-    return max(rates) if best and player == side else sum(rates) / len(rates)
