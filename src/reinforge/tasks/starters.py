@@ -51,11 +51,10 @@ class Recipe:
     """What determines a starter's weights, besides the task's tokenizer and episodes.
 
     Attributes:
-        hidden_size, intermediate_size, num_layers, num_heads: Shape of the Llama.
         max_model_len: Longest sequence in tokens (`max_position_embeddings`).
         initializer_range: Standard deviation of the initial weights, about 1 / sqrt(hidden_size): with a smaller one,
             tokens with nearly the same role in the supervised job keep nearly the same embedding.
-        num_steps, batch_size, learning_rate: The supervised job's; the learning rate follows a cosine.
+        learning_rate: Of the supervised job; it follows a cosine.
         seed: Seed of the weights and the episodes.
         version: Incremented when the code changes the meaning of the other values.
     """

@@ -21,12 +21,7 @@ NUM_SEEN = 2
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One problem.
-
-    Attributes:
-        digits: The digit of each cell, from a to h.
-        seen: Indices of the cells that the verifier sees.
-    """
+    """One problem: the digit of each cell, from a to h, and the indices of the cells that the verifier sees."""
 
     digits: tuple[int, ...]
     seen: tuple[int, ...]
@@ -36,10 +31,7 @@ class Cells:
         return max(self.digits) < LIMIT
 
     def to_text(self, indices: tuple[int, ...] | None = None) -> str:
-        """Returns some cells, or all of them, as text.
-
-        Example: digits 3 2 0 4 2 1 1 3 -> "a3 b2 c0 d4 e2 f1 g1 h3".
-        """
+        """Example: digits 3 2 0 4 2 1 1 3 -> "a3 b2 c0 d4 e2 f1 g1 h3"."""
         return " ".join(f"{NAMES[i]}{self.digits[i]}" for i in indices or range(len(self.digits)))
 
     def to_row(self) -> dict[str, Any]:
@@ -61,12 +53,5 @@ def sample_cells(rng: random.Random) -> Cells:
 
 
 def check_evidence(text: str, row: Mapping[str, Any]) -> str:
-    """Returns a prover's evidence if it is true, else "false".
-
-    Example: "d4" -> "d4" where d is 4, else "false".
-
-    Args:
-        text: The prover's message.
-        row: The problem's columns.
-    """
+    """Example: "d4" -> "d4" where d is 4, else "false"."""
     return text.strip() if text.strip() in str(row["cells"]).split() else "false"

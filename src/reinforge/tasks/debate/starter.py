@@ -31,16 +31,11 @@ ANOTHER = "another"
 
 @dataclass(frozen=True, slots=True)
 class DebateRecipe(Recipe):
-    """The starter's recipe.
-
-    Attributes:
-        error_rate: Share of the verifier's decisions that are wrong.
-    """
-
     num_steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
     error_rate: float = 0.1
+    """Share of the verifier's decisions that are wrong."""
 
 
 def make_tokenizer() -> Any:
@@ -80,12 +75,7 @@ def write_prover_turns(rng: random.Random, cells: Cells) -> list[Message]:
 
 
 def write_verifier_turn(rng: random.Random, cells: Cells, error_rate: float = 0.5) -> list[Message]:
-    """Returns a verifier's prompt and its decision; a third of the prompts have no evidence of provers.
-
-    Args:
-        cells: The problem.
-        error_rate: Share of decisions that are wrong.
-    """
+    """Returns a verifier's prompt and its decision; a third of the prompts have no evidence of provers."""
     lines, shown = [Template(VERIFIER).substitute(cells.to_row())], [cells.digits[i] for i in cells.seen]
     if rng.random() < 2 / 3:
         picked = [rng.randrange(len(NAMES)) for _ in STANCES]

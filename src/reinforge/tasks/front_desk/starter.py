@@ -24,18 +24,13 @@ NUM_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class FrontDeskRecipe(Recipe):
-    """The recipe of both models.
-
-    Attributes:
-        leak_rate: Share of the desk's examples about a leaking subject.
-        near_miss_rate: Share about only the place or only the time of one, so that the desk learns the difference.
-    """
-
     max_model_len: int = 256
     num_steps: int = 300
     batch_size: int = 32
     leak_rate: float = 0.15
+    """Share of the desk's examples about a leaking subject."""
     near_miss_rate: float = 0.15
+    """Share about only the place or only the time of one, so that the desk learns the difference."""
 
 
 def make_tokenizer() -> Any:

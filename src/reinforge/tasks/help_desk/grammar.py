@@ -55,13 +55,7 @@ SHARE_RATED, SHARE_MISTAKEN = 0.85, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How often a careless desk breaks each house rule.
-
-    Attributes:
-        names_another_item: It names something else than the customer did.
-        brushes_off: It sends the customer to the hotline.
-        promises_money: It promises money instead of help.
-    """
+    """How often a careless desk breaks each house rule."""
 
     names_another_item: float = 0.2
     brushes_off: float = 0.25
@@ -70,8 +64,6 @@ class Manners:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One question of a customer and the desk's reply."""
-
     question: str
     reply: str
 

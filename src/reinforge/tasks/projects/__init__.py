@@ -39,9 +39,6 @@ class ProjectTemplate:
 
     Attributes:
         name: Its folder here, and the value of `--template`.
-        description: What the project trains, in one line.
-        data_file: The file with its data.
-        write_rows: Yields the rows of that file.
         commands: What to run first, in the project's folder.
     """
 

@@ -36,14 +36,7 @@ Run = Callable[[LoadedConfig, RunOptions], RunSummary]
 
 @dataclass(frozen=True, slots=True)
 class LearningResult:
-    """What the self-test has learned.
-
-    Attributes:
-        before: Mean reward of the base model on `confirm`.
-        after: That of the trained model, on fresh episodes.
-        text: One sentence.
-        seconds: The duration.
-    """
+    """What the self-test has learned: the mean rewards on `confirm` before and after training, and a sentence."""
 
     before: float
     after: float
@@ -55,9 +48,6 @@ def run_self_test(
     folder: Path, *, device: str = "auto", progress: RunProgress | None = None, run: Run = run_config
 ) -> LearningResult:
     """Trains, stops, resumes and verifies in an empty folder.
-
-    Args:
-        folder: Gets the model, the data and the run.
 
     Raises:
         JobFailed: The model has not learned what any working installation learns.

@@ -63,15 +63,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A customer's question.
-
-    Attributes:
-        text: The question.
-        count: The first number.
-        operator: `+`, `-` or `*`.
-        item: The article whose price is the second number; None: the question names both numbers.
-        other: The second number of a question without an article.
-    """
+    """A customer's question: `count` `operator` the price of `item`, or `other` if it names both numbers."""
 
     text: str
     count: int
@@ -107,14 +99,7 @@ def write_question(rng: random.Random) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often a careless clerk does what, at each step.
-
-    Attributes:
-        skips_lookup: Guesses the price instead of looking it up.
-        wrong_operator: Calculates with another operator.
-        skips_calculation: Guesses the total instead of calculating it.
-        answers_price: Answers with the price of one piece.
-    """
+    """How often a careless clerk does what, at each step; one that skips a tool guesses its result."""
 
     skips_lookup: float = 0.3
     wrong_operator: float = 0.25

@@ -53,10 +53,7 @@ def winner(board: Sequence[Square]) -> Side | None:
 
 
 def completing_moves(board: Sequence[Square], side: Side) -> list[int]:
-    """Returns the empty squares that would complete a line of `side`, in order.
-
-    Example: with X on squares 0 and 1 and square 2 empty -> `[2]` for X.
-    """
+    """Returns the empty squares that would complete a line of `side`, in order."""
     last = [[s for s in line if board[s] is None] for line in LINES if sum(board[s] == side for s in line) == 2]
     return sorted({empty[0] for empty in last if empty})
 
@@ -83,10 +80,6 @@ def random_position(rng: random.Random) -> Board:
 
 
 def render(board: Sequence[Square]) -> str:
-    r"""Returns the board as three lines of text.
-
-    Example: `render(("X", None, "O") + (None,) * 6)` -> `"X . O\n. . .\n. . ."`.
-    """
     cells = [owner or "." for owner in board]
     return "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
 
@@ -95,8 +88,6 @@ def format_prompt(board: Sequence[Square], side: Side) -> str:
     """Returns the model's prompt: the nine squares, marked `+` if they are its own and `-` if the opponent's.
 
     Both sides have the same view, so what the model learns as X applies to O.
-
-    Example: `format_prompt(("X", None, "O") + (None,) * 6, "X")` -> `"Play +: +1 2 -3 4 5 6 7 8 9"`.
     """
     signs = {None: "", side: "+", other(side): "-"}
     squares = " ".join(f"{signs[owner]}{number}" for number, owner in enumerate(board, start=1))

@@ -26,18 +26,11 @@ NUM_TOKENIZER_EMAILS = 2000
 
 @dataclass(frozen=True, slots=True)
 class DeskRecipe(Recipe):
-    """The recipe, and the carelessness of the tickets.
-
-    Attributes:
-        wording_share: Share of the wordings in the training e-mails; the task's e-mails use all of them.
-        field_accuracy: Probability that a field has its true value; otherwise the value is uniformly random.
-        fault_rate: Probability that the first answer breaks the schema.
-    """
-
     max_model_len: int = 192
     num_steps: int = 200
     batch_size: int = 32
     wording_share: float = 0.75
+    """Share of the wordings in the training e-mails; the task's e-mails use all of them."""
     field_accuracy: float = 0.9
     fault_rate: float = 0.1
 
@@ -53,7 +46,6 @@ def make_tokenizer() -> Any:
 
 
 def build_correction(broken: str) -> str:
-    """Returns the user message that follows an invalid ticket."""
     _, problem = parse_ticket(broken)
     assert problem is not None
     return format_correction(problem)

@@ -27,16 +27,11 @@ LARGEST = 10
 
 @dataclass(frozen=True, slots=True)
 class HastyRecipe(Recipe):
-    """The recipe, and how hasty the calculations are.
-
-    Attributes:
-        operator_accuracy: Probability that the calculation to imitate has the right operation.
-    """
-
     max_model_len: int = 128
     num_steps: int = 300
     batch_size: int = 64
     operator_accuracy: float = 0.5
+    """Probability that the calculation to imitate has the right operation."""
 
 
 def list_small_calculations() -> list[Calculation]:
