@@ -22,7 +22,12 @@ from reinforge.multiagent.nip.experiment import (
     reject_unsupported_fields,
 )
 from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
-from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_changed_fields, get_group_name
+from reinforge.multiagent.nip.parameters import (
+    PureTextAgentParameters,
+    find_differences,
+    get_changed_fields,
+    get_group_name,
+)
 from reinforge.trainer.api import Rows, build_dataset_block, build_sections
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}
@@ -95,14 +100,8 @@ def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTe
     if not trained:
         message, fix = "no agent can be trained", "set freeze_agent to false for at least one"
         raise ConfigError(Problem("hyper_params.agents", message, fix))
-    problems = _find_provider_problems(agents)
-    for field in RUN_WIDE_FIELDS:
-        values = {name: getattr(params, field) for name, params in trained.items()}
-        if len(set(values.values())) > 1:
-            listing = ", ".join(f"{name} {value!r}" for name, value in values.items())
-            message = f"must be equal for all trained agents of a run: {listing}"
-            problems.append(Problem(f"hyper_params.agents.*.{field}", message, "set the same value for all"))
-    if problems:
+    why = "must be equal for all trained agents of a run"
+    if problems := [*_find_provider_problems(agents), *find_differences(trained, RUN_WIDE_FIELDS, why)]:
         raise ConfigError(problems)
     return next(iter(trained.values()))
 

@@ -36,8 +36,6 @@ class MerlinArthurConfig(ProtocolConfig, name="merlin_arthur"):
 
 @register_protocol(MerlinArthurConfig)
 class MerlinArthur(ProtocolHandler):
-    """One of two provers, and the verifier does not know which."""
-
     provers = ("merlin", "morgana")
     verifiers = ("verifier",)
     needs_truth = True

@@ -54,8 +54,6 @@ class RolesConfig(DialogueConfig, name="roles"):
 
 @register_protocol(RolesConfig)
 class Roles(ProtocolHandler):
-    """A team with the configured roles."""
-
     config: RolesConfig  # type: ignore[assignment]  # a team has no decision, so none of its settings
     labels_channels = False
 
