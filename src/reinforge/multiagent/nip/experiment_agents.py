@@ -21,7 +21,7 @@ from reinforge.multiagent.nip.parameters import (
 from reinforge.multiagent.nip.rollouts import ViewBuilder, decode_dialogues, replace_guess_with_truth
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.multiagent.protocols.debate import NUMBERED_PROVERS
-from reinforge.registry import REGISTRY, Registry
+from reinforge.registry import REGISTRY
 
 PROTOCOL_FIELDS = (
     *("max_response_words", "max_tokens_per_message", "num_invalid_generation_retries"),
@@ -95,10 +95,8 @@ class ExperimentAgent(PureTextWholeAgent):
         """
         replaces = replace_verifier_guess_with_true_label and self.is_verifier
         if replaces and not ensure_last_message_is_assistant:
-            raise ValueError(
-                "replace_verifier_guess_with_true_label needs ensure_last_message_is_assistant=True: "
-                "the guess is the last message"
-            )
+            needed = "ensure_last_message_is_assistant=True: the guess is the last message"
+            raise ValueError(f"replace_verifier_guess_with_true_label needs {needed}")
         rows = []
         for dialogue in decode_dialogues(rollouts, self.protocol_handler):
             shown = replace_guess_with_truth(dialogue, self.protocol_handler) if replaces else dialogue
@@ -109,21 +107,18 @@ class ExperimentAgent(PureTextWholeAgent):
         return rows
 
 
-def build_protocol(hyper_params: HyperParameters, registry: Registry | None = None) -> ProtocolHandler:
+def build_protocol(hyper_params: HyperParameters) -> ProtocolHandler:
     """Returns the handler of an experiment's protocol.
 
     Raises:
         ConfigError: The protocol is unknown, or its settings are invalid.
     """
-    agents = expand_agents(hyper_params, registry)
-    return _build_handler(
-        hyper_params, {name: build_agent_block(hyper_params, name, p) for name, p in agents.items()}, registry
-    )
+    return _build_handler(hyper_params, build_workflow_block(hyper_params, expand_agents(hyper_params))["agents"])
 
 
-def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any], registry: Registry | None) -> ProtocolHandler:
+def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any]) -> ProtocolHandler:
     path, name = "hyper_params.interaction_protocol", hyper_params.interaction_protocol
-    component = (registry or REGISTRY).get("workflow", name, path)
+    component = REGISTRY.get("workflow", name, path)
     build = getattr(component.factory, "build_handler", None)
     if build is None:
         raise ConfigError(Problem(path, f"{name} is not a protocol", "use one, such as nip"))
@@ -131,9 +126,7 @@ def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any], regist
     return handler
 
 
-def expand_agents(
-    hyper_params: HyperParameters, registry: Registry | None = None
-) -> dict[str, PureTextAgentParameters]:
+def expand_agents(hyper_params: HyperParameters) -> dict[str, PureTextAgentParameters]:
     """Returns the parameters of each agent, with those under `_default` for the protocol's agents that are not named.
 
     Raises:
@@ -143,7 +136,7 @@ def expand_agents(
     if len(named) == len(hyper_params.agents):
         return named
     provers = RENAMED_PROVERS.get(hyper_params.interaction_protocol, ())
-    handler = _build_handler(hyper_params, {name: {} for name in provers}, registry)
+    handler = _build_handler(hyper_params, {name: {} for name in provers})
     return {name: hyper_params.agents[name] for name in handler.agent_names}
 
 
