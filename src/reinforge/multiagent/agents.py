@@ -6,8 +6,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from reinforge.errors import EvaluationError, Problem, did_you_mean
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.dialogue import Dialogue, DialogueProblem
+from reinforge.multiagent.protocol import AgentParameters
 from reinforge.types.request import Message as ChatMessage
 
 if TYPE_CHECKING:

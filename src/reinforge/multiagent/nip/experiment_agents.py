@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.code_validation import find_role_prompt, read_prompt_template
@@ -19,7 +18,7 @@ from reinforge.multiagent.nip.parameters import (
     get_group_name,
 )
 from reinforge.multiagent.nip.rollouts import ViewBuilder, decode_dialogues, replace_guess_with_truth
-from reinforge.multiagent.protocol import ProtocolHandler
+from reinforge.multiagent.protocol import AgentParameters, ProtocolHandler
 from reinforge.multiagent.protocols.debate import NUMBERED_PROVERS
 from reinforge.registry import REGISTRY
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from reinforge.errors import Problem
-from reinforge.multiagent.agent_parameters import SupervisedRounds
+from reinforge.multiagent.protocol import SupervisedRounds
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
