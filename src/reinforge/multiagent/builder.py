@@ -205,11 +205,7 @@ def count_single_dialogue_epochs(config: FinetuneConfig) -> int:
 
 
 def get_protocol_output(record: EpisodeRecord) -> dict[str, Any] | None:
-    """Returns the output of a protocol's episode; None if it has none, for a prompt that did not fit or a timeout.
-
-    Raises:
-        EvaluationError: The workflow is not a protocol.
-    """
+    """Returns the output of a protocol's episode; None if it has none, for a prompt that did not fit or a timeout."""
     output = record.item.output_obj
     if output is None and record.outcome.is_policy_failure:
         return None

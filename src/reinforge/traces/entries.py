@@ -42,7 +42,6 @@ class Exchange:
         trace: Id of the request that the call belongs to; empty if unknown.
         conversation: Id of the session or thread; empty if unknown.
         start: Sorts the calls of a trace; empty if unknown.
-        tools: Function definitions in OpenAI's format, or None.
         is_summary: True for the input and output of a whole trace; used only if the export has none of its calls.
         record: What the store calls the record; ids may repeat, for example in two files of chats.
     """

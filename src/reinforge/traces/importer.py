@@ -45,6 +45,8 @@ from reinforge.traces.store import CallStore, RatingSummary, StoredExchange
 from reinforge.types.request import Message
 
 LISTED_FIELDS = 8
+SURPRISES = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""Exports are the work of other programs, whose records may hold anything anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions
 def _split_record(reader: ExportFormat, record: Record, location: str, report: ImportReport) -> Iterator[Record]:
     try:
         yield from reader.split(record)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except SURPRISES as error:
         report.unread.add(location, _describe_surprise(reader, error))
 
 
@@ -153,8 +155,7 @@ def _read_part(
         report.unread.add(location, str(error))
     except IgnoredRecordError as error:
         report.ignore(str(error))
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        # an export is the work of other programs, whose records may hold anything anywhere
+    except SURPRISES as error:
         report.unread.add(location, _describe_surprise(reader, error))
     try:
         store.add(entries, location, fallback_id)
@@ -227,13 +228,12 @@ class _RowWriter:
         self.report.shapes["messages" if "messages" in row else "prompt/chosen/rejected"] += 1
 
     def _build_rows(self, conversation: str, found: Sequence[StoredExchange]) -> Iterator[tuple[dict[str, Any], str]]:
-        location = found[0].location
-        for each in found:
-            if isinstance(each.exchange, ComparedReplies):
-                compared = each.exchange
-                row = {"prompt": compared.prompt, "chosen": compared.chosen, "rejected": compared.rejected}
-                yield self._finish(row, compared.id, conversation, compared.tools), each.location
-        for draft in merge_calls([each.exchange for each in found if isinstance(each.exchange, Exchange)]):
+        location = found[0][1]
+        for each, where in found:
+            if isinstance(each, ComparedReplies):
+                row = {"prompt": each.prompt, "chosen": each.chosen, "rejected": each.rejected}
+                yield self._finish(row, each.id, conversation, each.tools), where
+        for draft in merge_calls([each for each, _ in found if isinstance(each, Exchange)]):
             try:
                 messages = draft.build_messages()
             except UnreadableRecordError as error:
@@ -306,11 +306,7 @@ class Draft:
     trace: str = ""
 
     def build_messages(self) -> list[Message]:
-        """Returns the messages up to the last reply, context with `weight: 0`.
-
-        Raises:
-            UnreadableRecordError: No reply answers a message of the user.
-        """
+        """Returns the messages up to the last reply, context with `weight: 0`."""
         first = next((i for i, message in enumerate(self.messages) if message["role"] in ("user", "tool")), None)
         trained = {i for i in self.trained if first is not None and i > first and _is_trainable(self.messages[i])}
         if not trained:

@@ -53,12 +53,8 @@ WHERE (level = 'record' AND target IN (SELECT value FROM json_each(?)))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredExchange:
-    """An exchange and where it was read."""
-
-    exchange: Exchange | ComparedReplies
-    location: str
+StoredExchange = tuple[Exchange | ComparedReplies, str]
+"""An exchange and where it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +215,6 @@ def _load(conversation: str, trace: str, id_: str, start: str, body: str, locati
     parts = json.loads(body)
     if isinstance(parts[1], list):
         prompt, chosen, rejected, tools = parts
-        return StoredExchange(ComparedReplies(id_, prompt, chosen, rejected, conversation, tools), location)
+        return ComparedReplies(id_, prompt, chosen, rejected, conversation, tools), location
     messages, num_context, tools, is_summary = parts
-    exchange = Exchange(id_, messages, num_context, trace, conversation, start, tools, is_summary, str(seq))
-    return StoredExchange(exchange, location)
+    return Exchange(id_, messages, num_context, trace, conversation, start, tools, is_summary, str(seq)), location

@@ -38,12 +38,7 @@ RENAMED_PROVERS = dict.fromkeys(("debate", "merlin_arthur"), NUMBERED_PROVERS)
 
 
 class ExperimentAgent(PureTextWholeAgent):
-    """An agent of an experiment, with what it is in the protocol.
-
-    Args:
-        agent_params: Its parameters in the experiment.
-        model_group: The group that it belongs to.
-    """
+    """An agent of an experiment, with what it is in the protocol."""
 
     def __init__(
         self,
@@ -126,11 +121,7 @@ def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any]) -> Pro
 
 
 def expand_agents(hyper_params: HyperParameters) -> dict[str, PureTextAgentParameters]:
-    """Returns the parameters of each agent, with those under `_default` for the protocol's agents that are not named.
-
-    Raises:
-        ConfigError: The protocol is unknown, or its settings are invalid.
-    """
+    """Returns the parameters of each agent of the protocol, those under `_default` for the ones that are not named."""
     named = {name: params for name, params in hyper_params.agents.items() if name != DEFAULT_AGENT}
     if len(named) == len(hyper_params.agents):
         return named
@@ -160,11 +151,7 @@ def build_workflow_block(hyper_params: HyperParameters, agents: dict[str, PureTe
 
 
 def build_agent_block(hyper_params: HyperParameters, name: str, params: PureTextAgentParameters) -> dict[str, Any]:
-    """Returns an agent as an entry of `workflow.agents`.
-
-    Raises:
-        ConfigError: The file with its role prompt is missing, or is a template of another kind.
-    """
+    """Returns an agent as an entry of `workflow.agents`."""
     sampling_fields = ("temperature", "top_p") if params.freeze_agent else ()
     supervisor_fields = () if params.use_supervisor_message == "none" else ("use_supervisor_message", "supervisor_name")
     values = {field: getattr(params, field) for field in (*PROTOCOL_FIELDS, *sampling_fields, *supervisor_fields)}

@@ -124,9 +124,7 @@ class SequentialHyperparameterExperiment:
         run_preparer_fn: Validates one experiment, see `prepare_experiment`; called with each point and the parsed
             command line before the first run.
         config_file_base_path: Folder that `--config-file` is relative to; None: the current one.
-        default_wandb_project: Default of `--wandb-project`, which nothing reads.
         allow_resuming_wandb_run: Not read; an unfinished run of the same name is always resumed.
-        add_run_infix_argument: Add `--run-infix` to the command line.
 
     Attributes:
         parser: Add arguments of your own before `run`.

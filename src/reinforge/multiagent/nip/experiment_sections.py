@@ -68,7 +68,8 @@ def experiment_config(
     scratch = {} if is_grpo else {"fine_tune_from_scratch": trained.fine_tune_from_scratch}
     finetuning = _build_finetuning(hyper_params, trained)
     adapter = {"_type": "local", **scratch}
-    if _find_adapter_type(overrides or {}, trained) == "openai":
+    default = "openai" if trained.model_provider == "OpenAI" else "local"
+    if (overrides or {}).get("trainer_adapters", {}).get("adapter", {}).get("_type", default) == "openai":
         reject_service_chosen_fields(hyper_params.rl, trained)
         adapter = {"_type": "openai", "n_epochs": hyper_params.text_rl.num_epochs, **scratch}
         finetuning["policy"] = {"model": trained.model_name}
@@ -91,11 +92,7 @@ def experiment_config(
 
 
 def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTextAgentParameters:
-    """Returns the parameters of the first trained agent, after checking that the others have equal run-wide values.
-
-    Raises:
-        ConfigError: No agent is trained, or the values differ.
-    """
+    """Returns the parameters of the first trained agent, after checking that the others have equal run-wide values."""
     trained = {name: params for name, params in agents.items() if not params.freeze_agent}
     if not trained:
         message, fix = "no agent can be trained", "set freeze_agent to false for at least one"
@@ -203,11 +200,6 @@ def _build_malt_settings(hyper_params: HyperParameters, trained: PureTextAgentPa
         if initial := get_changed_fields(hyper_params.pure_text_ei):
             settings["initial_ei"] = initial
     return settings
-
-
-def _find_adapter_type(overrides: Mapping[str, Any], trained: PureTextAgentParameters) -> str:
-    default = "openai" if trained.model_provider == "OpenAI" else "local"
-    return str(overrides.get("trainer_adapters", {}).get("adapter", {}).get("_type", default))
 
 
 def _find_provider_problems(agents: Mapping[str, PureTextAgentParameters]) -> list[Problem]:

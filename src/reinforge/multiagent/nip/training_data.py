@@ -45,11 +45,7 @@ class PreferenceArguments:
     def from_call(
         cls, first: Any, second: Any, more: Sequence[Any], job_name: str | None, timesteps: Any
     ) -> PreferenceArguments:
-        """Returns the arguments of a call; `job_name` and `timesteps` were passed by name.
-
-        Raises:
-            TypeError: There are too many arguments, or the name or the timesteps are passed twice.
-        """
+        """Returns the arguments of a call; `job_name` and `timesteps` were passed by name."""
         rest = list(more)
         if rest and isinstance(rest[0], Mapping):
             if timesteps is not None:
@@ -73,11 +69,7 @@ class TrainingData:
     weights: Mapping[str, float]
 
     def build_supervised(self, rollouts: DataByAgent, guess_replaced: DataByAgent) -> list[list[Trajectory]]:
-        """Returns a group of one for each rollout of each agent.
-
-        Raises:
-            TrajectoryError: The data is inconsistent.
-        """
+        """Returns a group of one for each rollout of each agent."""
         self._check_agent_names(rollouts, guess_replaced)
         views = [view for name in self.trained if name in rollouts for view in self._build_views(name, rollouts[name])]
         for name in self.trained:
