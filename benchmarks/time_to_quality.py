@@ -30,9 +30,10 @@ from benchmarks.sides import format_spread
 from reinforge.config.loader import load_config
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import ValidationRow
+from reinforge.tasks.starters import Recipe, ensure_built
 from reinforge.tasks.tic_tac_toe import DEMO
 from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset
-from reinforge.tasks.tic_tac_toe.starter import ensure_starter
+from reinforge.tasks.tic_tac_toe.starter import generate_random_moves, make_tokenizer
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
@@ -61,6 +62,10 @@ class StageTimer(SilentProgress):
     def validation(self, row: ValidationRow) -> None:
         """Reports the win rate."""
         self.report(self._spent_s, row.epoch + 1, row.summaries["win"].mean or 0.0)
+
+
+def build_starter() -> Path:
+    return ensure_built("tic_tac_toe", Recipe(), make_tokenizer, generate_random_moves)
 
 
 def build_overrides(folder: Path, seed: int, interval: int) -> list[tuple[str, str]]:
@@ -94,7 +99,7 @@ def run_trl(report: ReportWinRate, seed: int, interval: int, generations: int) -
         "warmup": finetuning.policy.schedule.warmup_steps,
         "final": finetuning.policy.schedule.final_fraction,
     }
-    trl_games.train(ensure_starter(), splits["train"], splits["select"], settings, report)
+    trl_games.train(build_starter(), splits["train"], splits["select"], settings, report)
 
 
 def _run_in_process(connection: Connection, run: Callable[..., None], *args: Any) -> None:
@@ -152,7 +157,7 @@ def main() -> None:
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
-    ensure_starter()
+    build_starter()
     seconds: dict[str, list[float | None]] = {"reinforge": [], "trl": []}
     sides = [("reinforge", run_reinforge), ("trl", run_trl)]
     for seed in range(args.seeds):

@@ -23,11 +23,11 @@ from benchmarks.sampler import SIZES, random_model, show
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.dialogue import Decision, Dialogue
 from reinforge.multiagent.episode import ProtocolWorkflow
-from reinforge.multiagent.protocols import NIP, NIPConfig
+from reinforge.multiagent.protocol import AgentParameters
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord

@@ -1,10 +1,10 @@
 """Runs protocols through the real episode runner, with scripted models for the agents."""
 
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.builder import AgentsTrajectoryBuilder, AgentsTrajectoryBuilderConfig
 from reinforge.multiagent.episode import ProtocolWorkflow
+from reinforge.multiagent.protocol import AgentParameters
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey

@@ -7,7 +7,7 @@ import sys
 
 from reinforge.redteam import ASTEvaluator, ASTProblem, ASTSampler, Trainer, TrainingConfiguration
 from reinforge.redteam.algorithms.dpo import DPO
-from reinforge.tasks.front_desk.dataset import FrontDeskDataset, FrontDeskDatasetConfig
+from reinforge.tasks.front_desk.grammar import FrontDeskDataset, FrontDeskDatasetConfig
 
 if __name__ == "__main__":
     rows = FrontDeskDataset(FrontDeskDatasetConfig(num_train=400, num_select=1, num_confirm=100)).rows()

@@ -8,7 +8,9 @@ import yaml
 
 from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
-from reinforge.multiagent.protocols import MNIP, NIP, Debate, DebateConfig, MNIPConfig, NIPConfig
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.mnip import MNIP, MNIPConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
 from reinforge.registry import REGISTRY
 from reinforge.trainer.setup.components import ComponentBuilder
 from tests.faults import assert_every_fault_has_a_test
@@ -20,7 +22,8 @@ COVERED = {
 
 DRAWS = """
 import asyncio
-from reinforge.multiagent.protocols import Debate, DebateConfig, MerlinArthur, MerlinArthurConfig
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.merlin_arthur import MerlinArthur, MerlinArthurConfig
 from tests.talk import Talk
 
 async def main():

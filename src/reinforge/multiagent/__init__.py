@@ -3,7 +3,7 @@
 dialogue.py agents.py protocol.py protocols/    who speaks when, who hears what, who decides, what each agent earns
 zero_knowledge.py                               the zero-knowledge variant of a protocol
 episode.py registration.py                      a protocol as a workflow: a dialogue, or a tree of dialogues
-builder.py guess_replacement.py                 each agent's own view of an episode, as trajectories
+builder.py                                      each agent's own view of an episode, as trajectories
 evaluators.py                                   accuracy, rewards and invalid replies of a protocol
 nip/                                            the API of neural-interactive-proofs over all this
 
@@ -16,10 +16,9 @@ import importlib
 from typing import Any
 
 _MODULES = {
-    "AgentParameters": "reinforge.multiagent.agent_parameters",
     **dict.fromkeys(("Dialogue", "DialogueProblem", "Message", "Step"), "reinforge.multiagent.dialogue"),
     **dict.fromkeys(("ProtocolOutput", "ProtocolWorkflow"), "reinforge.multiagent.episode"),
-    "ProtocolConfig": "reinforge.multiagent.protocol",
+    **dict.fromkeys(("AgentParameters", "ProtocolConfig"), "reinforge.multiagent.protocol"),
     "register_protocol": "reinforge.multiagent.registration",
 }
 

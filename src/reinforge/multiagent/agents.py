@@ -6,8 +6,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from reinforge.errors import EvaluationError, Problem, did_you_mean
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.dialogue import Dialogue, DialogueProblem
+from reinforge.multiagent.protocol import AgentParameters
 from reinforge.types.request import Message as ChatMessage
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ class PureTextWholeAgent:
 
     Args:
         llm: Its entry of `llms`.
-        is_trainable: Whether its replies may be trained.
         model_group: The adapter that it uses and trains, alone or with other agents; None: the run has only one.
 
     Attributes:
@@ -62,11 +61,7 @@ class PureTextWholeAgent:
         return Problem(path, message, f"use one of: {', '.join(known)}")
 
     def render_prompt(self, dialogue: Dialogue) -> str:
-        """Returns the agent's role prompt for one episode.
-
-        Raises:
-            EvaluationError: The template names a column that the example does not have.
-        """
+        """Returns the agent's role prompt for one episode."""
         stance, max_words = dialogue.stances.get(self.name, ""), self.parameters.max_response_words
         values = {**dialogue.problem.row, "stance": stance, "max_response_words": max_words}
         try:

@@ -97,8 +97,6 @@ class Dialogue:
         stances: The decision that each prover argues for.
         messages: By round, and by speaker within a round.
         round: The next round, from 0.
-        step: The outcome of the last round.
-        rewards: What each agent has earned so far.
         absent: Agents that do not speak in this episode.
         order: Order of the agents in which messages of the same round are delivered; empty: the round's own order.
     """

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.builder import count_single_dialogue_epochs
 from reinforge.multiagent.episode import ProtocolWorkflow
-from reinforge.multiagent.protocol import DialogueConfig, ProtocolHandler
+from reinforge.multiagent.protocol import AgentParameters, DialogueConfig, ProtocolHandler
 from reinforge.multiagent.zero_knowledge import ZeroKnowledge
 from reinforge.registry import register_workflow
 from reinforge.rollout.workflow import bind_workflow

@@ -1,8 +1,6 @@
 """Starters: the small Llama models of the bundled tasks, trained on first use by one supervised job.
 
-    @register_starter(ShopStarterConfig)                                     # bundled:shop
-    def ensure_starter(recipe=None):
-        return ensure_built("shop", recipe or ClerkRecipe(), make_tokenizer, generate_careless_clerks)
+    register_starter(ShopStarterConfig, ClerkRecipe(), make_tokenizer, generate_careless_clerks)    # bundled:shop
 
 `ensure_built` returns a starter's folder in Hugging Face layout. It is cached under `home()` by the hash of the
 `Recipe`, so another recipe is another model.
@@ -53,11 +51,10 @@ class Recipe:
     """What determines a starter's weights, besides the task's tokenizer and episodes.
 
     Attributes:
-        hidden_size, intermediate_size, num_layers, num_heads: Shape of the Llama.
         max_model_len: Longest sequence in tokens (`max_position_embeddings`).
         initializer_range: Standard deviation of the initial weights, about 1 / sqrt(hidden_size): with a smaller one,
             tokens with nearly the same role in the supervised job keep nearly the same embedding.
-        num_steps, batch_size, learning_rate: The supervised job's; the learning rate follows a cosine.
+        learning_rate: Of the supervised job; it follows a cosine.
         seed: Seed of the weights and the episodes.
         version: Incremented when the code changes the meaning of the other values.
     """
@@ -83,21 +80,18 @@ RecipeT = TypeVar("RecipeT", bound=Recipe)
 MakeTokenizer = Callable[[], Any]
 Episodes = Callable[[RecipeT, Any], Iterator[Trajectory]]
 """Yields the episodes to imitate, endlessly, given the recipe and the tokenizer."""
-EnsureT = TypeVar("EnsureT", bound=Callable[[], Path])
 
 
-def register_starter(config_type: type[TypedConfig]) -> Callable[[EnsureT], EnsureT]:
-    """Registers a function that returns a starter's folder, after training the starter if needed."""
+def register_starter(
+    config_type: type[TypedConfig], recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT]
+) -> None:
+    """Registers a starter under its configuration's name; it is trained on first use."""
 
-    def decorate(ensure: EnsureT) -> EnsureT:
-        async def starter(config: Any, builder: Builder) -> AsyncIterator[Path]:
-            yield await asyncio.to_thread(ensure)
+    async def starter(config: Any, builder: Builder) -> AsyncIterator[Path]:
+        yield await asyncio.to_thread(ensure_built, str(config_type.static_type), recipe, make_tokenizer, episodes)
 
-        starter.__module__, starter.__qualname__ = ensure.__module__, ensure.__qualname__
-        register_model(config_type=config_type)(starter)
-        return ensure
-
-    return decorate
+    starter.__module__, starter.__qualname__ = episodes.__module__, episodes.__qualname__
+    register_model(config_type=config_type)(starter)
 
 
 def find_folder(name: str, recipe: Recipe) -> Path:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from reinforge.traces.entries import (
@@ -18,6 +19,7 @@ from reinforge.traces.entries import (
     ComparedReplies,
     Entry,
     Exchange,
+    ExportFormat,
     Level,
     LooseMessage,
     Rating,
@@ -58,7 +60,7 @@ _NAMED_BY_ROLE = ("assistant", "assistant_message", "bot")
 """Completions beside which a column `user` is what the user wrote; beside others it is who the user is."""
 
 
-class ChatLogs:
+class ChatLogs(ExportFormat):
     """Reads plain chat logs.
 
     Args:
@@ -78,9 +80,6 @@ class ChatLogs:
         is_message = "role" in fields and "content" in fields
         is_pair = "prompt" in fields and ("completion" in fields or {"chosen", "rejected"} <= set(record))
         return "messages" in fields or is_message or is_pair or "chosen" in record or self._is_rating(record, fields)
-
-    def split(self, record: Record) -> Iterator[Record]:
-        yield record
 
     def read(self, part: Record) -> Iterator[Entry]:
         """Yields a conversation, an exchange, a message or a rating."""
@@ -106,11 +105,7 @@ class ChatLogs:
         yield from ratings
 
     def _find_fields(self, record: Record, *, with_empty: bool = False) -> dict[str, str]:
-        """Returns what the columns of a record hold: for example `prompt` -> `Question`.
-
-        Args:
-            with_empty: Count columns without a value as well.
-        """
+        """Returns what the columns of a record hold: for example `prompt` -> `Question`."""
         names = tuple(name for name in record if with_empty or record[name] not in (None, "", []))
         if (found := self._fields.get(names)) is None:
             by_name = {normalize_name(str(name)): name for name in reversed(names)}
@@ -153,10 +148,9 @@ class ChatLogs:
                 yield Rating(str(column), read_value(cell))
 
     def _read_ratings(self, record: Record, fields: Mapping[str, str]) -> Iterator[Rating]:
-        kind: Level = "any" if "id" in fields else "conversation"
+        level: Level = "any" if "id" in fields else "conversation"
         target = str(record[fields["id" if "id" in fields else "conversation"]])
-        for rating in self._list_ratings(record):
-            yield Rating(rating.name, rating.value, kind, target)
+        yield from (replace(rating, level=level, target=target) for rating in self._list_ratings(record))
 
     def _list_rated_messages(
         self, record: Record, fields: Mapping[str, str], exchange: Exchange
@@ -168,7 +162,8 @@ class ChatLogs:
         rated = [tuple(self._list_ratings(each)) if isinstance(each, Mapping) else () for each in raw]
         if not any(rating.value is not None for found in rated for rating in found):
             return
-        ratings = [each for found, given in zip(rated, raw, strict=True) for each in [found] * count_parts(given)]
+        # a message with the results of several tools becomes several
+        ratings = [each for found, given in zip(rated, raw, strict=True) for each in [found] * len(read_message(given))]
         first = int(exchange.messages[0] != read_message(raw[0])[0])  # 1 after a system prompt of its own column
         ratings = [()] * first + ratings + [()] * (len(exchange.messages) - first - len(ratings))
         for number, (message, found) in enumerate(zip(exchange.messages, ratings, strict=True)):
@@ -178,31 +173,25 @@ class ChatLogs:
             )
 
     def _read_exchange(self, record: Record, fields: Mapping[str, str]) -> Exchange:
-        tools = read_tools(record[fields["tools"]]) if "tools" in fields else None
-        id_, conversation, start = (
-            str(record[fields[kind]]) if kind in fields else "" for kind in ("id", "conversation", "time")
-        )
-        if "messages" in fields:
-            messages = read_messages(record[fields["messages"]])
-            if conversation and fields["conversation"] == fields["messages"]:
-                conversation = ""
-            messages = self._add_system(messages, record, fields)
-            if "completion" in fields and messages and messages[-1]["role"] != "assistant":
-                reply = read_reply(record[fields["completion"]])
-                return Exchange(id_, [*messages, reply], len(messages), "", conversation or id_, start, tools)
-            return Exchange(id_, messages, 0, "", conversation or id_, start, tools)
-        if "prompt" not in fields or "completion" not in fields:
-            missing = "prompt" if "prompt" not in fields else "completion"
-            raise UnreadableRecordError(f"no {missing} (the record has {', '.join(map(str, record))})")
-        prompt = self._add_system(read_messages(record[fields["prompt"]]), record, fields)
+        names = {"id": "id", "conversation": "conversation", "start": "time"}
+        place: dict[str, Any] = {name: str(_get_cell(record, fields, kind, "")) for name, kind in names.items()}
+        if fields.get("conversation") == fields.get("messages"):
+            place["conversation"] = ""
+        place |= {"conversation": place["conversation"] or place["id"]}
+        place["tools"] = read_tools(_get_cell(record, fields, "tools"))
+        is_chat = "messages" in fields
+        if not is_chat and (missing := [kind for kind in ("prompt", "completion") if kind not in fields]):
+            raise UnreadableRecordError(f"no {missing[0]} (the record has {', '.join(map(str, record))})")
+        messages = read_messages(record[fields["messages" if is_chat else "prompt"]])
+        messages = add_system(messages, _get_cell(record, fields, "system"))
+        if is_chat and ("completion" not in fields or not messages or messages[-1]["role"] == "assistant"):
+            return Exchange(messages=messages, **place)
         instruction = next((record[name] for name in record if normalize_name(str(name)) == "instruction"), None)
-        if isinstance(instruction, str) and instruction and normalize_name(fields["prompt"]) == "input":
-            prompt = [*prompt[:-1], {"role": "user", "content": f"{instruction}\n\n{prompt[-1]['content']}"}]  # Alpaca
-        reply = read_reply(record[fields["completion"]])
-        return Exchange(id_, [*prompt, reply], len(prompt), "", conversation or id_, start, tools)
-
-    def _add_system(self, messages: list[Any], record: Record, fields: Mapping[str, str]) -> list[Any]:
-        return add_system(messages, record[fields["system"]] if "system" in fields else None)
+        is_alpaca = not is_chat and normalize_name(fields["prompt"]) == "input"
+        if is_alpaca and isinstance(instruction, str) and instruction:
+            asked = f"{instruction}\n\n{messages[-1]['content']}"
+            messages = [*messages[:-1], {"role": "user", "content": asked}]
+        return Exchange.of_call(messages, read_reply(record[fields["completion"]]), **place)
 
     def _read_message(
         self, record: Record, fields: Mapping[str, str], ratings: tuple[Rating, ...]
@@ -211,9 +200,9 @@ class ChatLogs:
         if "conversation" not in fields:
             raise UnreadableRecordError("a message without the id of its conversation")
         group = str(record[fields["conversation"]])
-        start = str(record[fields["time"]]) if "time" in fields else ""
+        start = str(_get_cell(record, fields, "time", ""))
         start = start if is_sortable(start) else ""  # such as 1/2/2026 9:05; the order of the file counts
-        content = record[fields["content"]] if "content" in fields else None
+        content = _get_cell(record, fields, "content")
         try:
             messages = read_message({**record, "role": record[fields["role"]], "content": content})
         except UnreadableRecordError as error:
@@ -223,17 +212,16 @@ class ChatLogs:
             yield LooseMessage(group, message, start, conversation=group, ratings=ratings)
 
     def _read_compared(self, record: Record, fields: Mapping[str, str]) -> ComparedReplies:
-        prompt = read_messages(record[fields["prompt"]]) if "prompt" in fields else []
-        if not prompt and "messages" in fields:
-            prompt = read_messages(record[fields["messages"]])
+        given = (record[fields[kind]] for kind in ("prompt", "messages") if kind in fields)
+        prompt = next((found for each in given if (found := read_messages(each))), [])
         both = [self._read_side(record[name], prompt) for name in ("chosen", "rejected")]
         if not prompt:  # whole conversations that share their beginning
             shared = next((n for n, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
             prompt, both = both[0][:shared], [each[shared:] for each in both]
         if not prompt or not all(both):
             raise UnreadableRecordError("chosen and rejected do not answer the same prompt")
-        id_, conversation = (str(record[fields[kind]]) if kind in fields else "" for kind in ("id", "conversation"))
-        tools = read_tools(record[fields["tools"]]) if "tools" in fields else None
+        id_, conversation = (str(_get_cell(record, fields, kind, "")) for kind in ("id", "conversation"))
+        tools = read_tools(_get_cell(record, fields, "tools"))
         return ComparedReplies(id_, prompt, both[0], both[1], conversation or id_, tools)
 
     def _read_side(self, value: Any, prompt: list[Any]) -> list[Any]:
@@ -244,6 +232,5 @@ class ChatLogs:
         return messages[len(prompt) :] if prompt and messages[: len(prompt)] == prompt else messages
 
 
-def count_parts(message: Any) -> int:
-    """Returns how many messages one of a chat log becomes: several if it has the results of several tools."""
-    return len(read_message(message))
+def _get_cell(record: Record, fields: Mapping[str, str], kind: str, default: Any = None) -> Any:
+    return record[fields[kind]] if kind in fields else default

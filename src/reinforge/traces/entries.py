@@ -9,10 +9,11 @@ chosen and rejected replies                                   =>  ComparedReplie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Self
 
 from reinforge.types.request import Message
 
@@ -22,11 +23,11 @@ UNREADABLE = "unreadable"
 
 
 class UnreadableRecordError(Exception):
-    """A record that should hold messages or a score, but that cannot be read; the text says why."""
+    """A record that should hold messages or a score, but cannot be read; the message says why."""
 
 
 class IgnoredRecordError(Exception):
-    """A record that holds nothing to learn from, such as a tool's span; the text names its kind."""
+    """A record that holds nothing to learn from, such as a tool's span; the message names its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class Exchange:
         trace: Id of the request that the call belongs to; empty if unknown.
         conversation: Id of the session or thread; empty if unknown.
         start: Sorts the calls of a trace; empty if unknown.
-        tools: Function definitions in OpenAI's format, or None.
         is_summary: True for the input and output of a whole trace; used only if the export has none of its calls.
         record: What the store calls the record; ids may repeat, for example in two files of chats.
     """
@@ -56,6 +56,10 @@ class Exchange:
     is_summary: bool = False
     record: str = ""
 
+    @classmethod
+    def of_call(cls, prompt: Sequence[Message], *replies: Message, **fields: Any) -> Self:
+        return cls(messages=[*prompt, *replies], num_context=len(prompt), **fields)
+
 
 Level = Literal["call", "trace", "conversation", "any", "record"]
 
@@ -65,7 +69,6 @@ class Rating:
     """One score or thumb.
 
     Attributes:
-        name: Name of the score.
         value: A number, or True for a thumb up; None if it is neither.
         level: What is rated; any: whatever has that id.
         target: The id of that; empty: what else the record holds.
@@ -83,14 +86,10 @@ class LooseMessage:
 
     Attributes:
         group: What it belongs to: the conversation or the call.
-        message: The message.
         start: Sorts the messages of a group; equal ones stay in the order of the file.
         is_reply: True for the reply of a model call; without any, all assistant messages of the group are trained.
         ratings: Thumbs and scores of this message; the group then makes a row for each reply.
         is_whole: True if the record holds the whole conversation: records with the same id are not put together.
-        trace: As in `Exchange`.
-        conversation: As in `Exchange`.
-        tools: As in `Exchange`.
     """
 
     group: str
@@ -126,12 +125,7 @@ class TraceName:
 
 @dataclass(frozen=True, slots=True)
 class MissingContent:
-    """A model call without messages, which other records may bring.
-
-    Attributes:
-        id: Id of the call.
-        reason: Why it cannot be read if they do not.
-    """
+    """A model call without messages, which other records may bring; `reason` is why it cannot be read otherwise."""
 
     id: str
     reason: str
@@ -144,19 +138,25 @@ def list_mappings(value: Any) -> list[Record]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-class ExportFormat(Protocol):
+def get_text(record: Record, *names: str) -> str:
+    """Returns the first field that is not empty, as a string; empty without one."""
+    return str(next((record[name] for name in names if record.get(name)), ""))
+
+
+class ExportFormat(ABC):
     """Reads the records of one tool."""
 
     name: str
 
+    @abstractmethod
     def matches(self, record: Record) -> bool:
         """Returns True if a record looks like one of this tool."""
-        ...
 
     def split(self, record: Record) -> Iterator[Record]:
         """Yields the parts of a record: the spans of a batch, the observations of a trace."""
-        ...
+        yield record
 
+    @abstractmethod
     def read(self, part: Record) -> Iterator[Entry]:
         """Yields what a part holds.
 
@@ -164,11 +164,14 @@ class ExportFormat(Protocol):
             UnreadableRecordError: It cannot be read.
             IgnoredRecordError: It holds nothing to learn from.
         """
-        ...
 
 
 def make_sort_key(start: str) -> str:
-    """Returns text that sorts numbers and times in ISO 8601 by their value; any other text as it is."""
+    """Returns a string that sorts numbers and times in ISO 8601 by their value; any other string unchanged.
+
+    make_sort_key("9") < make_sort_key("10")
+    make_sort_key("2026-01-01T09:00:00Z") < make_sort_key("2026-01-01T09:00:00.5Z")
+    """
     time = _parse_time(start)
     return start if time is None else f"{time:030.9f}"
 

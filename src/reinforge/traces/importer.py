@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any, TextIO
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.row_limits import find_unusable
 from reinforge.files import open_private, storage_boundary
+from reinforge.safe_text import redact_known_forms
 from reinforge.traces.chat_logs import ChatLogs
 from reinforge.traces.entries import (
     ComparedReplies,
@@ -38,13 +40,13 @@ from reinforge.traces.litellm import LiteLLM
 from reinforge.traces.opentelemetry import OpenTelemetry
 from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name
 from reinforge.traces.records import list_files, read_records
-from reinforge.traces.redaction import redact_value
 from reinforge.traces.report import ImportReport
 from reinforge.traces.store import CallStore, RatingSummary, StoredExchange
 from reinforge.types.request import Message
 
-FORMATS = ("langfuse", "langsmith", "opentelemetry", "litellm", "chat")
 LISTED_FIELDS = 8
+SURPRISES = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""Exports are the work of other programs, whose records may hold anything anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,10 @@ class ImportOptions:
     """How an export is read.
 
     Attributes:
-        format: One of `FORMATS`; None: detected for each record.
+        format: Name of an `ExportFormat`; None: detected for each record.
         label: Name of the score that is a thumb; None: those with a usual name and two values.
         reward: Name of the score that is the reward; None: one that is called reward or score.
         columns: What a column of a chat log holds -> its name.
-        rated_only: Leave out rows without label and reward.
-        redact: Mask e-mail addresses and keys.
     """
 
     format: str | None = None
@@ -73,7 +73,6 @@ def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions)
 
     Args:
         output: The file of rows, in JSONL; replaced if it exists.
-        options: How to read them.
 
     Raises:
         ConfigError: A file cannot be read, or nothing in it can be used.
@@ -107,13 +106,8 @@ def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions)
 
 def _make_formats(options: ImportOptions) -> list[ExportFormat]:
     named = tuple(name for name in (options.label, options.reward) if name is not None)
-    formats: list[ExportFormat] = [
-        OpenTelemetry(),
-        LangSmith(),
-        LiteLLM(),
-        Langfuse(),
-        ChatLogs(options.columns, named),
-    ]
+    chat_logs = ChatLogs(options.columns, named)
+    formats: list[ExportFormat] = [OpenTelemetry(), LangSmith(), LiteLLM(), Langfuse(), chat_logs]
     return [each for each in formats if options.format in (None, each.name)]
 
 
@@ -128,21 +122,19 @@ def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions
         reader = next((each for each in formats if options.format or each.matches(row.value)), None)
         if reader is None:
             fields = ", ".join(map(str, list(row.value)[:LISTED_FIELDS])) or "no fields"
-            problems.add(
-                row.location, f"no known format (the record has {fields})", "give --format, or --column for chat logs"
-            )
+            fix = "give --format, or --column for chat logs"
+            problems.add(row.location, f"no known format (the record has {fields})", fix)
             continue
         report.records[reader.name] += 1
         for part, record in enumerate(_split_record(reader, row.value, row.location, report)):
-            _read_part(
-                reader, record, store, report, (row.location, f"{prefix}-{number}" + (f"-{part}" if part else ""))
-            )
+            fallback_id = f"{prefix}-{number}" + (f"-{part}" if part else "")
+            _read_part(reader, record, store, report, (row.location, fallback_id))
 
 
 def _split_record(reader: ExportFormat, record: Record, location: str, report: ImportReport) -> Iterator[Record]:
     try:
         yield from reader.split(record)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except SURPRISES as error:
         report.unread.add(location, _describe_surprise(reader, error))
 
 
@@ -163,8 +155,7 @@ def _read_part(
         report.unread.add(location, str(error))
     except IgnoredRecordError as error:
         report.ignore(str(error))
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        # an export is the work of other programs, whose records may hold anything anywhere
+    except SURPRISES as error:
         report.unread.add(location, _describe_surprise(reader, error))
     try:
         store.add(entries, location, fallback_id)
@@ -185,14 +176,6 @@ def _explain_empty(report: ImportReport) -> list[Problem]:
 
 
 class _RowWriter:
-    """Writes the rows of all conversations.
-
-    Args:
-        store: What was read.
-        options: How to write it.
-        report: Gets the counts.
-    """
-
     def __init__(self, store: CallStore, options: ImportOptions, report: ImportReport):
         self.store, self.options, self.report = store, options, report
         report.ratings = store.summarize_ratings()
@@ -245,13 +228,12 @@ class _RowWriter:
         self.report.shapes["messages" if "messages" in row else "prompt/chosen/rejected"] += 1
 
     def _build_rows(self, conversation: str, found: Sequence[StoredExchange]) -> Iterator[tuple[dict[str, Any], str]]:
-        location = found[0].location
-        for each in found:
-            if isinstance(each.exchange, ComparedReplies):
-                compared = each.exchange
-                row = {"prompt": compared.prompt, "chosen": compared.chosen, "rejected": compared.rejected}
-                yield self._finish(row, compared.id, conversation, compared.tools), each.location
-        for draft in merge_calls([each.exchange for each in found if isinstance(each.exchange, Exchange)]):
+        location = found[0][1]
+        for each, where in found:
+            if isinstance(each, ComparedReplies):
+                row = {"prompt": each.prompt, "chosen": each.chosen, "rejected": each.rejected}
+                yield self._finish(row, each.id, conversation, each.tools), where
+        for draft in merge_calls([each for each, _ in found if isinstance(each, Exchange)]):
             try:
                 messages = draft.build_messages()
             except UnreadableRecordError as error:
@@ -309,13 +291,10 @@ class Draft:
     """A row that later calls may still continue.
 
     Attributes:
-        messages: All messages.
         trained: Indices of the replies to train on.
         keys: What is compared of each message.
-        tools: Function definitions.
         calls: Ids of the calls.
         records: What the store calls their records.
-        trace: Their trace.
     """
 
     messages: list[Message]
@@ -327,11 +306,7 @@ class Draft:
     trace: str = ""
 
     def build_messages(self) -> list[Message]:
-        """Returns the messages up to the last reply, context with `weight: 0`.
-
-        Raises:
-            UnreadableRecordError: No reply answers a message of the user.
-        """
+        """Returns the messages up to the last reply, context with `weight: 0`."""
         first = next((i for i, message in enumerate(self.messages) if message["role"] in ("user", "tool")), None)
         trained = {i for i in self.trained if first is not None and i > first and _is_trainable(self.messages[i])}
         if not trained:
@@ -356,11 +331,7 @@ def _has_content(message: Message) -> bool:
 
 
 def merge_calls(exchanges: Sequence[Exchange]) -> list[Draft]:
-    """Returns the rows of a trace.
-
-    Args:
-        exchanges: Its exchanges, in their order; the summary of the trace counts only if it has no calls.
-    """
+    """Returns the rows of a trace, given its exchanges in their order; a summary counts only without any calls."""
     calls = [each for each in exchanges if not each.is_summary] or list(exchanges[:1])
     drafts: list[Draft] = []
     for call in calls:
@@ -395,3 +366,15 @@ def _normalize_call(call: dict[str, Any]) -> list[str]:
     with contextlib.suppress(ValueError, RecursionError):
         arguments = json.dumps(json.loads(arguments), sort_keys=True)
     return [call["function"]["name"], arguments]
+
+
+EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}")
+
+
+def redact_value(value: Any) -> Any:
+    """Returns plain data in which every text is masked; names of fields stay."""
+    if isinstance(value, str):
+        return EMAIL.sub("[email]", redact_known_forms(value))
+    if isinstance(value, dict):
+        return {key: redact_value(each) for key, each in value.items()}
+    return [redact_value(each) for each in value] if isinstance(value, list) else value

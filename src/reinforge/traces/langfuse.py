@@ -11,27 +11,22 @@ from typing import Any
 from reinforge.traces.entries import (
     Entry,
     Exchange,
+    ExportFormat,
     IgnoredRecordError,
+    Level,
     Rating,
     Record,
     TraceName,
     UnreadableRecordError,
+    get_text,
     list_mappings,
 )
-from reinforge.traces.messages import parse_json, read_messages, read_replies, read_tools
-from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name, read_value
+from reinforge.traces.messages import get_mapping, parse_json, read_messages, read_replies, read_tools
+from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name, read_first_value, read_value
 
 OBSERVATIONS = (
-    "GENERATION",
-    "SPAN",
-    "EVENT",
-    "AGENT",
-    "TOOL",
-    "CHAIN",
-    "RETRIEVER",
-    "EVALUATOR",
-    "EMBEDDING",
-    "GUARDRAIL",
+    *("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN"),
+    *("RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"),
 )
 _TRACE_FIELDS = ("sessionId", "userId", "bookmarked", "release", "htmlPath", "project_id", "projectId")
 _PARENT = "__trace__"
@@ -43,9 +38,7 @@ def get(record: Record, name: str) -> Any:
     return record.get(name, record.get(snake))
 
 
-class Langfuse:
-    """Reads the exports of Langfuse."""
-
+class Langfuse(ExportFormat):
     name = "langfuse"
 
     def matches(self, record: Record) -> bool:
@@ -72,7 +65,6 @@ class Langfuse:
         yield {**outer, _PARENT: True, "has_calls": has_calls}
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields a generation, a score, or what a trace without generations says of input and output."""
         if part.get(_PARENT) or _is_trace(part):
             yield from _read_trace(part)
         elif _is_score(part):
@@ -103,43 +95,36 @@ def _read_observation(record: Record) -> Entry:
         raise IgnoredRecordError(f"Langfuse observations of the type {kind}")
     if record.get("level") == "ERROR":
         raise IgnoredRecordError("Langfuse generations that failed")
-    given, output = parse_json(record.get("input")), record.get("output")
-    if given in (None, "", [], {}):
+    if parse_json(record.get("input")) in (None, "", [], {}):
         raise UnreadableRecordError("the generation has no input; export it with input and output")
-    messages = read_messages(record.get("input"))
-    tools = given.get("tools") if isinstance(given, Mapping) else None
-    parameters = parse_json(get(record, "modelParameters"))
-    tools = tools or (parameters.get("tools") if isinstance(parameters, Mapping) else None)
-    tools = tools or get(record, "toolDefinitions")
-    return Exchange(
-        id=str(record.get("id") or ""),
-        messages=[*messages, *read_replies(output, messages)],
-        num_context=len(messages),
-        trace=str(get(record, "traceId") or ""),
-        conversation=str(get(record, "sessionId") or ""),
-        start=str(get(record, "startTime") or ""),
+    messages = read_messages(record["input"])
+    parameters = get_mapping({"given": get(record, "modelParameters")}, "given")
+    tools = get_mapping(record, "input").get("tools") or parameters.get("tools") or get(record, "toolDefinitions")
+    return Exchange.of_call(
+        messages,
+        *read_replies(record.get("output"), messages),
+        id=get_text(record, "id"),
+        trace=get_text(record, "traceId", "trace_id"),
+        conversation=get_text(record, "sessionId", "session_id"),
+        start=get_text(record, "startTime", "start_time"),
         tools=read_tools(tools),
     )
 
 
 def _read_score(record: Record) -> Rating:
-    kind = str(get(record, "dataType") or "").upper()
-    text, value = get(record, "stringValue"), record.get("value")
-    found = read_value(text) if kind in ("BOOLEAN", "CATEGORICAL") and text is not None else read_value(value)
-    if found is None:
-        found = read_value(value)
+    kind = get_text(record, "dataType", "data_type").upper()
+    text = get(record, "stringValue") if kind in ("BOOLEAN", "CATEGORICAL") else None
+    found = read_first_value(text, record.get("value"))
     if found is None:
         raise UnreadableRecordError(f"the score {record['name']} is neither a number nor a thumb")
-    value = bool(found) if kind == "BOOLEAN" else found
-    if observation := get(record, "observationId"):
-        return Rating(record["name"], value, "call", str(observation))
-    if trace := get(record, "traceId"):
-        return Rating(record["name"], value, "trace", str(trace))
-    return Rating(record["name"], value, "conversation", str(get(record, "sessionId")))
+    targets: dict[Level, Any] = {"call": get(record, "observationId"), "trace": get(record, "traceId")}
+    targets["conversation"] = get(record, "sessionId")
+    level = next(level for level, target in targets.items() if target)
+    return Rating(record["name"], bool(found) if kind == "BOOLEAN" else found, level, str(targets[level]))
 
 
 def _read_trace(record: Record) -> Iterator[Entry]:
-    trace, session = str(record.get("id") or ""), str(get(record, "sessionId") or "")
+    trace, session = get_text(record, "id"), get_text(record, "sessionId", "session_id")
     if trace and session:
         yield TraceName(trace, session)
     for name, value in _list_averages(record):
@@ -151,9 +136,10 @@ def _read_trace(record: Record) -> Iterator[Entry]:
             raise IgnoredRecordError("Langfuse traces without input and output")
         return
     messages = read_messages(record["input"])
-    start = str(record.get("timestamp") or "")
-    replies = read_replies(record["output"], messages)
-    yield Exchange(trace, [*messages, *replies], len(messages), trace, session, start, is_summary=True)
+    replies, start = read_replies(record["output"], messages), get_text(record, "timestamp")
+    yield Exchange.of_call(
+        messages, *replies, id=trace, trace=trace, conversation=session, start=start, is_summary=True
+    )
 
 
 def _list_averages(record: Record) -> Iterator[tuple[str, float | bool | None]]:

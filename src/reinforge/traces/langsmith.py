@@ -11,22 +11,22 @@ from collections.abc import Iterator, Mapping
 from reinforge.traces.entries import (
     Entry,
     Exchange,
+    ExportFormat,
     IgnoredRecordError,
     Level,
     Rating,
     Record,
     UnreadableRecordError,
+    get_text,
     list_mappings,
 )
 from reinforge.traces.messages import get_mapping, parse_json, read_messages, read_replies, read_tools
-from reinforge.traces.ratings import read_value
+from reinforge.traces.ratings import read_first_value, read_value
 
 THREAD_KEYS = ("thread_id", "session_id", "conversation_id")
 
 
-class LangSmith:
-    """Reads the exports of LangSmith."""
-
+class LangSmith(ExportFormat):
     name = "langsmith"
 
     def matches(self, record: Record) -> bool:
@@ -43,7 +43,7 @@ class LangSmith:
             yield _read_feedback(part)
             return
         is_root, is_call = not part.get("parent_run_id"), part["run_type"] == "llm"
-        trace, id_ = str(part.get("trace_id") or part.get("id") or ""), str(part.get("id") or "")
+        trace, id_ = get_text(part, "trace_id", "id"), get_text(part, "id")
         level: Level = "trace" if is_root and not is_call else "call"
         for name, value in _list_feedback(part):
             yield Rating(name, value, level, trace if level == "trace" else id_)
@@ -66,23 +66,18 @@ def _read_run(run: Record, id_: str, trace: str, *, is_summary: bool) -> Exchang
             raise IgnoredRecordError("LangSmith runs of chains without messages") from None
         raise
     extra = get_mapping(run, "extra")
-    options = get_mapping(extra, "invocation_params")
-    tools = (inputs.get("tools") if isinstance(inputs, Mapping) else None) or options.get("tools")
-    return Exchange(
+    tools = get_mapping(run, "inputs").get("tools") or get_mapping(extra, "invocation_params").get("tools")
+    metadata = get_mapping(extra, "metadata") or get_mapping(run, "metadata")
+    return Exchange.of_call(
+        messages,
+        *replies,
         id=id_,
-        messages=[*messages, *replies],
-        num_context=len(messages),
         trace=trace,
-        conversation=_find_thread(run, extra),
-        start=str(run.get("dotted_order") or run.get("start_time") or ""),
+        conversation=get_text(metadata, *THREAD_KEYS) or get_text(run, "thread_id"),
+        start=get_text(run, "dotted_order", "start_time"),
         tools=read_tools(tools),
         is_summary=is_summary,
     )
-
-
-def _find_thread(run: Record, extra: Record) -> str:
-    metadata = get_mapping(extra, "metadata") or get_mapping(run, "metadata")
-    return str(next((metadata[key] for key in THREAD_KEYS if metadata.get(key)), run.get("thread_id") or ""))
 
 
 def _list_feedback(run: Record) -> Iterator[tuple[str, float | bool | None]]:
@@ -95,11 +90,9 @@ def _list_feedback(run: Record) -> Iterator[tuple[str, float | bool | None]]:
 
 
 def _read_feedback(record: Record) -> Rating:
-    found = read_value(record.get("score"))
-    if found is None:
-        found = read_value(record.get("value"))
+    found = read_first_value(record.get("score"), record.get("value"))
     if found is None:
         raise UnreadableRecordError(f"the feedback {record['key']} is neither a number nor a thumb")
     if not record.get("run_id"):
-        return Rating(str(record["key"]), found, "trace", str(record.get("trace_id") or ""))
+        return Rating(str(record["key"]), found, "trace", get_text(record, "trace_id"))
     return Rating(str(record["key"]), found, "any", str(record["run_id"]))  # of a call, or of a trace by its root run

@@ -6,9 +6,16 @@ Spend logs hold messages only if the proxy runs with `store_prompts_in_spend_log
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from reinforge.traces.entries import Entry, Exchange, IgnoredRecordError, Record, UnreadableRecordError
+from reinforge.traces.entries import (
+    Entry,
+    Exchange,
+    ExportFormat,
+    IgnoredRecordError,
+    Record,
+    UnreadableRecordError,
+    get_text,
+)
 from reinforge.traces.messages import (
     SYSTEM_FIELDS,
     add_system,
@@ -22,9 +29,7 @@ from reinforge.traces.messages import (
 CHAT_CALLS = ("completion", "text_completion", "anthropic_messages", "responses", "generate_content")
 
 
-class LiteLLM:
-    """Reads the logs of LiteLLM."""
-
+class LiteLLM(ExportFormat):
     name = "litellm"
 
     def matches(self, record: Record) -> bool:
@@ -40,46 +45,36 @@ class LiteLLM:
         yield payload if isinstance(payload, Mapping) else record
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields the model call of a payload."""
-        kind = str(part.get("call_type") or "completion")
+        kind = get_text(part, "call_type") or "completion"
         if not kind.endswith(CHAT_CALLS):
             raise IgnoredRecordError(f"LiteLLM calls of the type {kind}")
-        if str(part.get("status") or "success") != "success":
+        if get_text(part, "status") not in ("", "success"):
             raise IgnoredRecordError("LiteLLM calls that failed")
         request = get_mapping(part, "proxy_server_request")
         request = get_mapping(request, "body") or request
-        given, response = _find_messages(part, request), parse_json(part.get("response"))
+        given = parse_json(part.get("messages")) or request.get("messages") or request.get("input")
+        response = parse_json(part.get("response"))
         if not given or not response:
             what = "set store_prompts_in_spend_logs: true in the proxy's general_settings, and log again"
             raise UnreadableRecordError(f"the log has no messages or no response; {what}")
         system = next((request[key] for key in SYSTEM_FIELDS if request.get(key)), None)
         messages = add_system(read_messages(given), system)
         options, metadata = get_mapping(part, "model_parameters"), get_mapping(part, "metadata")
-        yield Exchange(
-            id=str(part.get("request_id") or part.get("id") or part.get("litellm_call_id") or ""),
-            messages=[*messages, read_reply(response)],
-            num_context=len(messages),
-            trace=str(part.get("trace_id") or ""),
+        yield Exchange.of_call(
+            messages,
+            read_reply(response),
+            id=get_text(part, "request_id", "id", "litellm_call_id"),
+            trace=get_text(part, "trace_id"),
             conversation=_find_session(part, metadata),
-            start=str(part.get("startTime") or part.get("start_time") or ""),
+            start=get_text(part, "startTime", "start_time"),
             tools=read_tools(
                 options.get("tools") or get_mapping(options, "optional_params").get("tools") or request.get("tools")
             ),
         )
 
 
-def _find_messages(part: Record, request: Record) -> Any:
-    logged = parse_json(part.get("messages"))
-    return logged or request.get("messages") or request.get("input")
-
-
 def _find_session(part: Record, metadata: Record) -> str:
     """Returns the session: in spend logs a column; in payloads what the caller sent along."""
-    sources = (
-        part,
-        metadata,
-        get_mapping(metadata, "requester_metadata"),
-        get_mapping(metadata, "spend_logs_metadata"),
-    )
+    inner = [get_mapping(metadata, key) for key in ("requester_metadata", "spend_logs_metadata")]
     keys = ("session_id", "conversation_id", "thread_id", "litellm_session_id")
-    return str(next((source[key] for source in sources for key in keys if source.get(key)), ""))
+    return next((found for source in (part, metadata, *inner) if (found := get_text(source, *keys))), "")

@@ -5,7 +5,8 @@
     ShareGPT     {"from": "gpt", "value": "ho"}                                   =>  {"role": "assistant", ...}
     Anthropic    {"role": "user", "content": [{"type": "tool_result", ...}]}      =>  {"role": "tool", ...}
 
-What was recorded is read leniently; what would change its meaning (an image, an unknown role) is refused with a reason.
+What was recorded is read leniently; what would change its meaning (an image, an unknown role) is refused with a reason,
+as an `UnreadableRecordError`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _THOUGHT_BLOCKS = ("thinking", "reasoning", "redacted_thinking")
 
 
 def parse_json(value: Any) -> Any:
-    """Returns what a JSON object or list in a text holds; any other value as it is."""
+    """Returns what a JSON object or list in a string holds; any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -51,17 +52,13 @@ def parse_json(value: Any) -> Any:
 
 
 def get_mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns a field that is an object, or a text with one; an empty object for anything else."""
+    """Returns a field that is an object, or a string with one; an empty object for anything else."""
     value = parse_json(record.get(key))
     return value if isinstance(value, Mapping) else {}
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Returns the messages of a prompt: a text, a message, a list, a list of lists, or an object with `messages`.
-
-    Raises:
-        UnreadableRecordError: It is none of these, or a message cannot be read.
-    """
+    """Returns the messages of a prompt: a string, a message, a list, a list of lists, or an object with `messages`."""
     parsed = parse_json(value)
     if isinstance(value, str) and isinstance(parsed, list) and all(isinstance(each, str) for each in parsed):
         parsed = value  # the user may have written a list
@@ -71,7 +68,7 @@ def read_messages(value: Any) -> list[Message]:
         return _read_prompt(parsed)
     except UnreadableRecordError:
         if isinstance(value, str) and not _PROMPT_WORDS.search(value):
-            return [{"role": "user", "content": value}]  # a text that happens to be JSON
+            return [{"role": "user", "content": value}]  # a string that happens to be JSON
         raise
 
 
@@ -109,11 +106,7 @@ def _read_history(value: Mapping[str, Any], messages: list[Message]) -> list[Mes
 
 
 def add_system(messages: list[Message], system: Any) -> list[Message]:
-    """Returns messages that begin with a system prompt, a text or a list of blocks, if there is one and they have none.
-
-    Raises:
-        UnreadableRecordError: The system prompt cannot be read.
-    """
+    """Returns messages that begin with the system prompt, a string or a list of blocks, unless they have one."""
     system = parse_json(system) if isinstance(system, str) and _PROMPT_WORDS.search(system) else system
     if not isinstance(system, str | list) or not system or (messages and messages[0]["role"] == "system"):
         return messages
@@ -126,11 +119,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def read_message(value: Any) -> list[Message]:
-    """Returns a message; several for one whose content has results of several tools.
-
-    Raises:
-        UnreadableRecordError: It has no known role, or content that is no text.
-    """
+    """Returns a message; several for one whose content has results of several tools."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
@@ -243,15 +232,11 @@ def _read_result(block: Mapping[str, Any]) -> Message:
 
 
 def read_reply(value: Any) -> Message:
-    """Returns the reply of a model call: a text, a message, or an answer of a model's API.
-
-    Raises:
-        UnreadableRecordError: There is none.
-    """
+    """Returns the reply of a model call: a string, a message, or an answer of a model's API."""
     is_text = isinstance(value, str) and not _REPLY_WORDS.search(value)  # the agent may have answered in JSON
     message = None if is_text else _find_reply(parse_json(value))
     if message is None and isinstance(value, str) and value.strip():
-        return {"role": "assistant", "content": value}  # a text that happens to be JSON
+        return {"role": "assistant", "content": value}  # a string that happens to be JSON
     if message is None:
         raise UnreadableRecordError(f"no reply in the output ({_describe(value)})")
     if not message.get("content") and not message.get("tool_calls"):
@@ -263,9 +248,6 @@ def read_replies(value: Any, prompt: list[Message]) -> list[Message]:
     """Returns what an output adds to its prompt: the reply, with the tool calls and results before it.
 
     prompt [user];  {"messages": [user, assistant (calls a tool), tool, assistant]}  =>  [assistant, tool, assistant]
-
-    Raises:
-        UnreadableRecordError: There is no reply.
     """
     parsed = parse_json(value)
     listed = parsed.get("messages") if isinstance(parsed, Mapping) else parsed

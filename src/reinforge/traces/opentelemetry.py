@@ -18,16 +18,18 @@ from typing import Any
 from reinforge.traces.entries import (
     Entry,
     Exchange,
+    ExportFormat,
     IgnoredRecordError,
     LooseMessage,
     MissingContent,
     Rating,
     Record,
     UnreadableRecordError,
+    get_text,
     list_mappings,
 )
 from reinforge.traces.messages import parse_json, read_message, read_messages, read_reply, read_tools
-from reinforge.traces.ratings import read_value
+from reinforge.traces.ratings import read_first_value
 from reinforge.types.request import Message
 
 EVENT_ROLES = {
@@ -42,6 +44,7 @@ _OTHER_OPERATIONS = ("embeddings", "execute_tool", "invoke_agent", "create_agent
 _INDEXED = re.compile(r"(?:gen_ai|llm)\.(prompt|completion)s?\.(\d+)\.(.+)")
 _INDEXED_CALL = re.compile(r"tool_calls\.(\d+)\.(id|name|arguments)")
 _INDEXED_TOOL = re.compile(r"(?:gen_ai|llm)\.request\.functions\.(\d+)\.(name|description|parameters)")
+BATCHES = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
 _SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue")
 
 
@@ -65,14 +68,12 @@ def decode_attributes(attributes: Any) -> dict[str, Any]:
     return {str(each.get("key")): decode_value(each.get("value")) for each in list_mappings(attributes)}
 
 
-class OpenTelemetry:
-    """Reads spans and log events of the GenAI conventions."""
-
+class OpenTelemetry(ExportFormat):
     name = "opentelemetry"
 
     def matches(self, record: Record) -> bool:
         """Returns True for a batch of OTLP, a span or a log event."""
-        if any(key in record for key in ("resourceSpans", "resourceLogs", "resource_spans", "resource_logs")):
+        if any(key in record for key in BATCHES):
             return True
         context = record.get("context")
         is_span = "spanId" in record or "span_id" in record or (isinstance(context, Mapping) and "span_id" in context)
@@ -80,10 +81,7 @@ class OpenTelemetry:
 
     def split(self, record: Record) -> Iterator[Record]:
         """Yields the spans and the log events of a batch."""
-        resources = [
-            *list_mappings(record.get("resourceSpans") or record.get("resource_spans")),
-            *list_mappings(record.get("resourceLogs") or record.get("resource_logs")),
-        ]
+        resources = [each for name in BATCHES for each in list_mappings(record.get(name))]
         if not resources:
             yield record
         for resource in resources:
@@ -95,17 +93,17 @@ class OpenTelemetry:
     def read(self, part: Record) -> Iterator[Entry]:
         """Yields the model call of a span and its evaluations, or the message of a log event."""
         attributes = decode_attributes(part.get("attributes"))
-        context = part.get("context") if isinstance(part.get("context"), Mapping) else part
-        assert isinstance(context, Mapping)
-        ids = _Ids(
-            span=str(context.get("spanId") or context.get("span_id") or ""),
-            trace=str(context.get("traceId") or context.get("trace_id") or ""),
-            start=str(part.get("startTimeUnixNano") or part.get("start_time") or part.get("timeUnixNano") or ""),
-            conversation=str(_first(attributes, "gen_ai.conversation.id", "session.id", "thread.id") or ""),
-        )
+        given = part.get("context")
+        context = given if isinstance(given, Mapping) else part
+        span = get_text(context, "spanId", "span_id")
+        place = {
+            "trace": get_text(context, "traceId", "trace_id"),
+            "start": get_text(part, "startTimeUnixNano", "start_time", "timeUnixNano"),
+            "conversation": get_text(attributes, "gen_ai.conversation.id", "session.id", "thread.id"),
+        }
         event = part.get("eventName") or part.get("event_name") or attributes.get("event.name")
         if event and event != DETAILS:
-            yield from _read_log_event(str(event), part, attributes, ids)
+            yield from _read_log_event(str(event), part, attributes, span, place)
             return
         events = [
             (str(each.get("name")), decode_attributes(each.get("attributes")))
@@ -113,23 +111,21 @@ class OpenTelemetry:
         ]
         for name, found in events:
             if name == EVALUATION:
-                yield _read_evaluation(found, ids)
-        yield _read_span(attributes, events, ids)
+                yield _read_evaluation(found, span)
+        yield _read_span(attributes, events, span, place)
 
 
-class _Ids:
-    """The ids of a span and when it began."""
-
-    def __init__(self, span: str, trace: str, start: str, conversation: str):
-        self.span, self.trace, self.start, self.conversation = span, trace, start, conversation
+Events = list[tuple[str, dict[str, Any]]]
+Place = Mapping[str, Any]
+"""Trace, start and conversation of a span."""
 
 
 def _first(attributes: Record, *names: str) -> Any:
     return next((attributes[name] for name in names if attributes.get(name)), None)
 
 
-def _read_span(attributes: Record, events: list[tuple[str, dict[str, Any]]], ids: _Ids) -> Exchange | MissingContent:
-    operation = str(attributes.get("gen_ai.operation.name") or "")
+def _read_span(attributes: Record, events: Events, span: str, place: Place) -> Exchange | MissingContent:
+    operation = get_text(attributes, "gen_ai.operation.name")
     if operation in _OTHER_OPERATIONS:
         raise IgnoredRecordError(f"spans of the operation {operation}")
     if not any(key.startswith(("gen_ai.", "llm.")) for key in attributes):
@@ -140,18 +136,10 @@ def _read_span(attributes: Record, events: list[tuple[str, dict[str, Any]]], ids
     if not prompt or reply is None:
         if operation or prompt:
             what = "let the instrumentation capture message content, and export its log events too"
-            return MissingContent(ids.span, f"a span of a model call has no messages or no reply; {what}")
+            return MissingContent(span, f"a span of a model call has no messages or no reply; {what}")
         raise IgnoredRecordError("spans that are no model call")
-    return Exchange(
-        id=ids.span,
-        messages=[*prompt, reply],
-        num_context=len(prompt),
-        trace=ids.trace,
-        conversation=ids.conversation,
-        start=ids.start,
-        tools=read_tools(_first(attributes, "gen_ai.tool.definitions", "gen_ai.request.tools"))
-        or _read_indexed_tools(attributes),
-    )
+    tools = read_tools(_first(attributes, "gen_ai.tool.definitions", "gen_ai.request.tools"))
+    return Exchange.of_call(prompt, reply, id=span, tools=tools or _read_indexed_tools(attributes), **place)
 
 
 def _read_attributes(attributes: Record) -> tuple[list[Message], Message | None] | None:
@@ -165,7 +153,7 @@ def _read_attributes(attributes: Record) -> tuple[list[Message], Message | None]
     return prompt, read_reply(output) if output else None
 
 
-def _read_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message], Message | None] | None:
+def _read_events(events: Events) -> tuple[list[Message], Message | None] | None:
     prompt, reply = list[Message](), None
     for name, found in events:
         if name in EVENT_ROLES:
@@ -189,9 +177,8 @@ def _as_message(body: Record, role: str) -> dict[str, Any]:
 
 def _read_choice(body: Record) -> Message:
     message = parse_json(body.get("message"))
-    return read_reply(
-        {**(message if isinstance(message, Mapping) else _as_message(body, "assistant")), "role": "assistant"}
-    )
+    found = message if isinstance(message, Mapping) else _as_message(body, "assistant")
+    return read_reply({**found, "role": "assistant"})
 
 
 def _read_indexed(attributes: Record) -> tuple[list[Message], Message | None] | None:
@@ -204,9 +191,8 @@ def _read_indexed(attributes: Record) -> tuple[list[Message], Message | None] | 
         if (call := _INDEXED_CALL.fullmatch(match[3])) is not None:
             message.setdefault("calls", {}).setdefault(int(call[1]), {})[call[2]] = value
         else:
-            message[match[3]] = (
-                parse_json(value) if match[3] == "content" and str(value).startswith('[{"type"') else value
-            )
+            is_list = match[3] == "content" and str(value).startswith('[{"type"')
+            message[match[3]] = parse_json(value) if is_list else value
     if not found["prompt"]:
         return None
     prompt = [each for _, body in sorted(found["prompt"].items()) for each in read_message(_join_calls(body, "user"))]
@@ -227,26 +213,23 @@ def _read_indexed_tools(attributes: Record) -> list[dict[str, Any]] | None:
     return read_tools([tool for _, tool in sorted(tools.items())])
 
 
-def _read_log_event(event: str, record: Record, attributes: Record, ids: _Ids) -> Iterator[Entry]:
+def _read_log_event(event: str, record: Record, attributes: Record, span: str, place: Place) -> Iterator[Entry]:
     body = decode_value(record.get("body"))
     body = body if isinstance(body, Mapping) else {"content": body} if body else attributes
     if event == EVALUATION:
-        yield _read_evaluation({**attributes, **body}, ids)
+        yield _read_evaluation({**attributes, **body}, span)
         return
     if event not in EVENT_ROLES and event != CHOICE:
         raise IgnoredRecordError(f"log events {event}")
-    if not ids.span:
+    if not span:
         raise UnreadableRecordError(f"the log event {event} names no span")
-    if event == CHOICE:
-        yield LooseMessage(ids.span, _read_choice(body), ids.start, True, ids.trace, ids.conversation)
-        return
-    for message in read_message(_as_message(body, EVENT_ROLES[event])):
-        yield LooseMessage(ids.span, message, ids.start, False, ids.trace, ids.conversation)
+    is_reply = event == CHOICE
+    for message in [_read_choice(body)] if is_reply else read_message(_as_message(body, EVENT_ROLES[event])):
+        yield LooseMessage(span, message, is_reply=is_reply, **place)
 
 
-def _read_evaluation(attributes: Record, ids: _Ids) -> Rating:
-    name = str(attributes.get("gen_ai.evaluation.name") or "evaluation")
-    value = read_value(attributes.get("gen_ai.evaluation.score.value"))
-    if value is None:
-        value = read_value(attributes.get("gen_ai.evaluation.score.label"))
-    return Rating(name, value, "call", ids.span)
+def _read_evaluation(attributes: Record, span: str) -> Rating:
+    scores = (attributes.get(f"gen_ai.evaluation.score.{name}") for name in ("value", "label"))
+    return Rating(
+        get_text(attributes, "gen_ai.evaluation.name") or "evaluation", read_first_value(*scores), "call", span
+    )

@@ -12,19 +12,8 @@ from typing import Any
 from reinforge.types.evaluation import MAX_SCORE
 
 UP = {
-    "up",
-    "thumbsup",
-    "thumbs_up",
-    "thumb_up",
-    "👍",
-    "positive",
-    "pos",
-    "good",
-    "like",
-    "liked",
-    "upvote",
-    "yes",
-    "true",
+    *("up", "thumbsup", "thumbs_up", "thumb_up", "👍", "positive", "pos", "good", "like", "liked"),
+    *("upvote", "yes", "true"),
 }
 DOWN = {
     *("down", "thumbsdown", "thumbs_down", "thumb_down", "👎", "negative", "neg", "bad", "dislike", "disliked"),
@@ -44,6 +33,10 @@ def normalize_name(name: str) -> str:
     """Returns a score's name in lower case with underscores: `userFeedback`, `User Feedback` -> `user_feedback`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"[^\w]+", "_", words).strip("_").lower()
+
+
+def read_first_value(*values: Any) -> float | bool | None:
+    return next((found for value in values if (found := read_value(value)) is not None), None)
 
 
 def read_value(value: Any) -> float | bool | None:

@@ -40,7 +40,7 @@ SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".log", ".
 def list_files(sources: list[Path], output: Path) -> list[Path]:
     """Returns the files to read: those given, and those of a folder whose suffix is known, in order, each once.
 
-    Hidden files and the output of an earlier import are no part of a folder.
+    Hidden files and the output of an earlier import are not part of a folder.
 
     Raises:
         ConfigError: A path does not exist, is the output, or is a folder without such a file.
@@ -68,11 +68,7 @@ def _is_export(path: Path, folder: Path, output: Path) -> bool:
 
 
 def read_records(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """Yields the records of a file.
-
-    Args:
-        path: The file; CSV, TSV and Parquet files are known by their suffix.
-        problems: Problems found so far; new ones are added.
+    """Yields the records of a file; CSV, TSV and Parquet files are known by their suffix.
 
     Raises:
         ConfigError: The file cannot be read or is not UTF-8.

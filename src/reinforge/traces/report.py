@@ -15,12 +15,7 @@ MAX_REASONS, MAX_PLACES, MAX_REASON_CHARS = 40, 5, 400
 
 
 class ReadProblems(RowProblems):
-    """Problems with the records of an export: counted by their reason, with the first few places of each.
-
-    Attributes:
-        counts: Reason -> records.
-        places: Reason -> the first places.
-    """
+    """Problems with the records of an export: counted by their reason, with the first few places of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +23,6 @@ class ReadProblems(RowProblems):
         self.places: dict[str, list[str]] = {}
 
     def add(self, location: str, message: str, fix: str = "") -> None:
-        """Counts a problem."""
         reason = (f"{message}; {fix}" if fix else message)[:MAX_REASON_CHARS]
         if reason not in self.counts and len(self.counts) >= MAX_REASONS:
             reason = "other reasons"
@@ -50,24 +44,13 @@ class ImportReport:
     """The outcome of an import.
 
     Attributes:
-        output: The file of rows.
-        num_files: Files that were read.
-        num_rows: Rows that were written.
-        num_conversations: Conversations of these rows.
         records: Format -> records.
         ignored: Kind -> records that hold nothing to learn from.
-        unread: Problems with the others.
         labels: Rows with a thumb up, and with a thumb down.
-        num_rewarded: Rows with a reward.
-        ratings: All scores and thumbs by name.
-        label_names: Names of those that are thumbs.
-        reward_name: Name of the one that is the reward; None: none.
         num_unused_ratings: Ratings of nothing that was read.
         num_contradictory: Rows with a thumb up and a thumb down, which get no label.
-        num_repeated: Records that were there before, to the letter.
         num_trimmed: Rows whose last messages, which have no reply, were left out.
         num_unrated: Rows left out since they have no label and no reward (`--rated`).
-        num_masked: Rows in which something was masked (`--redact`).
         shapes: Shape -> rows; a dataset has one shape.
     """
 
@@ -97,7 +80,6 @@ class ImportReport:
         self.ignored[kind if kind in self.ignored or len(self.ignored) < MAX_REASONS else "records of other kinds"] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report as plain data."""
         unread = [
             {"reason": reason, "count": count, "places": self.unread.places[reason]}
             for reason, count in self.unread.counts.most_common()

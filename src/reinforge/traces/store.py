@@ -42,6 +42,8 @@ FROM exchanges e JOIN (SELECT conversation, MIN(seq) AS place FROM exchanges GRO
   ON e.conversation = c.conversation
 ORDER BY c.place, e.trace, e.start, e.seq
 """
+_ADD_EXCHANGE = """INSERT OR IGNORE INTO exchanges (id, trace, conversation, start, body, location, digest)
+                   VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _RATINGS = """
 SELECT seq, name, value FROM ratings
 WHERE (level = 'record' AND target IN (SELECT value FROM json_each(?)))
@@ -51,12 +53,8 @@ WHERE (level = 'record' AND target IN (SELECT value FROM json_each(?)))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredExchange:
-    """An exchange and where it was read."""
-
-    exchange: Exchange | ComparedReplies
-    location: str
+StoredExchange = tuple[Exchange | ComparedReplies, str]
+"""An exchange and where it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +71,7 @@ class RatingSummary:
 
 
 class CallStore:
-    """Keeps entries and returns them by conversation.
-
-    Args:
-        path: The database, a new file.
-    """
+    """Keeps entries in a new file and returns them by conversation."""
 
     def __init__(self, path: Path):
         self._database = sqlite3.connect(path)
@@ -88,12 +82,7 @@ class CallStore:
         self._database.close()
 
     def add(self, entries: Sequence[Entry], location: str, fallback_id: str) -> None:
-        """Adds what one record holds.
-
-        Args:
-            location: Where the record is.
-            fallback_id: The id of an exchange without one.
-        """
+        """Adds what one record holds; an exchange without an id gets the fallback."""
         target, level = fallback_id, "call"
         for entry in entries:
             if isinstance(entry, Exchange | ComparedReplies):
@@ -106,9 +95,8 @@ class CallStore:
                 self._database.execute("INSERT OR REPLACE INTO traces VALUES (?, ?)", (entry.trace, entry.conversation))
         for entry in entries:
             if isinstance(entry, Rating) and entry.value is not None:
-                self._add_rating(
-                    entry.name, entry.value, *((entry.level, entry.target) if entry.target else (level, target))
-                )
+                rated = (entry.level, entry.target) if entry.target else (level, target)
+                self._add_rating(entry.name, entry.value, *rated)
 
     def _add_loose(self, entry: LooseMessage, location: str, fallback_id: str) -> None:
         """Adds a message; `grp` is the id of its group, and that of its record if this holds the whole group."""
@@ -134,10 +122,7 @@ class CallStore:
         text = json.dumps(body)
         digest = hashlib.sha256(f"{id_}\0{trace}\0{text}".encode()).digest()
         values = (id_, trace, entry.conversation, start, text, location, digest)
-        columns = "(id, trace, conversation, start, body, location, digest)"
-        added = self._database.execute(
-            f"INSERT OR IGNORE INTO exchanges {columns} VALUES (?, ?, ?, ?, ?, ?, ?)", values
-        )
+        added = self._database.execute(_ADD_EXCHANGE, values)
         self.num_repeated += added.rowcount == 0
         return str(self._database.execute("SELECT seq FROM exchanges WHERE digest = ?", (digest,)).fetchone()[0])
 
@@ -161,9 +146,8 @@ class CallStore:
             if any(part[5] for part, _ in parts):
                 self._add_rated_replies(group, [part for part, _ in parts], location)
                 continue
-            if replies:
-                messages = messages[: replies[0] + 1]
             num_context = replies[0] if replies else 0
+            messages = messages[: num_context + 1] if replies else messages
             exchange = Exchange(group, messages, num_context, trace, conversation, tools=tools)
             self._add_exchange(exchange, group, location)
         self._database.execute("DELETE FROM loose")
@@ -231,7 +215,6 @@ def _load(conversation: str, trace: str, id_: str, start: str, body: str, locati
     parts = json.loads(body)
     if isinstance(parts[1], list):
         prompt, chosen, rejected, tools = parts
-        return StoredExchange(ComparedReplies(id_, prompt, chosen, rejected, conversation, tools), location)
+        return ComparedReplies(id_, prompt, chosen, rejected, conversation, tools), location
     messages, num_context, tools, is_summary = parts
-    exchange = Exchange(id_, messages, num_context, trace, conversation, start, tools, is_summary, str(seq))
-    return StoredExchange(exchange, location)
+    return Exchange(id_, messages, num_context, trace, conversation, start, tools, is_summary, str(seq)), location

@@ -13,7 +13,9 @@ from reinforge.algorithms.samples import weight_by_agent
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.errors import ContextOverflow, EvaluationError
 from reinforge.multiagent.builder import AgentsTrajectoryBuilderConfig
-from reinforge.multiagent.protocols import NIP, NIPConfig, RolesConfig, SoloVerifierConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
+from reinforge.multiagent.protocols.roles import RolesConfig
+from reinforge.multiagent.protocols.solo_verifier import SoloVerifierConfig
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.trajectory import Outcome
 from reinforge.types.workflow import BoundWorkflow

@@ -7,7 +7,8 @@ import pytest
 from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.multiagent.dialogue import Step
 from reinforge.multiagent.evaluators import InvalidReplies
-from reinforge.multiagent.protocols import NIP, Debate, DebateConfig, NIPConfig
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
 from tests.doubles import PolicyModel, ScriptedPolicy
 from tests.talk import Talk, build_groups, format_messages, user
 

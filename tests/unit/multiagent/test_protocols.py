@@ -5,22 +5,13 @@ import random
 import pytest
 
 from reinforge.multiagent.dialogue import Dialogue, DialogueProblem
-from reinforge.multiagent.protocols import (
-    ADP,
-    MNIP,
-    NIP,
-    ADPConfig,
-    Debate,
-    DebateConfig,
-    MerlinArthur,
-    MerlinArthurConfig,
-    MNIPConfig,
-    MultiChannel,
-    MultiChannelConfig,
-    NIPConfig,
-    SoloVerifier,
-    SoloVerifierConfig,
-)
+from reinforge.multiagent.protocols.adp import ADP, ADPConfig
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.merlin_arthur import MerlinArthur, MerlinArthurConfig
+from reinforge.multiagent.protocols.mnip import MNIP, MNIPConfig
+from reinforge.multiagent.protocols.multi_channel import MultiChannel, MultiChannelConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
+from reinforge.multiagent.protocols.solo_verifier import SoloVerifier, SoloVerifierConfig
 from tests.talk import Talk, assistant, example, format_messages, user
 
 

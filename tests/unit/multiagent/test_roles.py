@@ -4,7 +4,7 @@ import pytest
 
 from reinforge.config.blocks import LimitsConfig
 from reinforge.errors import ConfigError
-from reinforge.multiagent.protocols import Roles, RolesConfig
+from reinforge.multiagent.protocols.roles import Roles, RolesConfig
 from tests.doubles import Scored
 from tests.talk import Talk, assistant, build_groups, example, format_messages, user
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.multiagent.protocols import NIP, NIPConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
 from tests.talk import Talk, assistant, build_groups, example, user
 
 

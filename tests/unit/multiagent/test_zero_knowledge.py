@@ -6,23 +6,14 @@ from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
 from reinforge.multiagent import ExperimentSettings, HyperParameters, build_agents, build_protocol, experiment_config
 from reinforge.multiagent.nip.rollouts import build_rollouts, decode_dialogues
-from reinforge.multiagent.protocols import (
-    ADP,
-    MNIP,
-    NIP,
-    ADPConfig,
-    Debate,
-    DebateConfig,
-    MerlinArthur,
-    MerlinArthurConfig,
-    MNIPConfig,
-    MultiChannel,
-    MultiChannelConfig,
-    NIPConfig,
-    RolesConfig,
-    SoloVerifier,
-    SoloVerifierConfig,
-)
+from reinforge.multiagent.protocols.adp import ADP, ADPConfig
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.merlin_arthur import MerlinArthur, MerlinArthurConfig
+from reinforge.multiagent.protocols.mnip import MNIP, MNIPConfig
+from reinforge.multiagent.protocols.multi_channel import MultiChannel, MultiChannelConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
+from reinforge.multiagent.protocols.roles import RolesConfig
+from reinforge.multiagent.protocols.solo_verifier import SoloVerifier, SoloVerifierConfig
 from reinforge.multiagent.registration import find_protocol_problems
 from reinforge.multiagent.zero_knowledge import ZeroKnowledge, compare_word_counts
 from tests.talk import Talk, assistant, example, format_messages, user

@@ -158,7 +158,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
             TimeoutError: The job is still running; it is not cancelled.
         """
         async with asyncio.timeout(timeout):
-            return await self._run_on_loop(self._wait_for_job())
+            return (await self._run_on_loop(self._fetch_status(wait=True)))[0]
 
     async def switch_to_next_model(self) -> None:
         await super().switch_to_next_model()
@@ -287,17 +287,11 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         self.logger.info(message, self.group_name, self.fine_tune_job_id, collection.num_trajectories)
         return self.fine_tune_job_id
 
-    async def _fetch_status(self) -> tuple[JobStatus, TrainingJobStatus | None]:
+    async def _fetch_status(self, *, wait: bool = False) -> tuple[JobStatus, TrainingJobStatus | None]:
         if not self.is_trainable:
             return "succeeded", None
         await self._ensure_ready()
-        return await self._query_status(self.adapter.status)
-
-    async def _wait_for_job(self) -> JobStatus:
-        if not self.is_trainable:
-            return "succeeded"
-        await self._ensure_ready()
-        return (await self._query_status(self.adapter.wait_until_complete))[0]
+        return await self._query_status(self.adapter.wait_until_complete if wait else self.adapter.status)
 
     async def _query_status(self, query: StatusQuery) -> tuple[JobStatus, TrainingJobStatus | None]:
         """Returns the job's status; an end without a model is stored and not queried again."""

@@ -65,21 +65,14 @@ def read_prompt_template(file: str, path: str) -> str:
     """Returns a template of neural-interactive-proofs as a role prompt.
 
     Example: "Is {{ question }} right? It costs $5." -> "Is $question right? It costs $$5."; a template that has
-    $question already is returned as it is.
-
-    Args:
-        path: Where it is named, for messages.
-
-    Raises:
-        ConfigError: The file is missing, or has statements.
+    $question already is returned unchanged.
     """
     if not Path(file).is_file():
         raise ConfigError(Problem(path, f"file not found: {file}"))
     text = Path(file).read_text(encoding="utf-8")
     if "{%" in text:
-        message = (
-            f"{file} has the statement {text[text.index('{%') :].splitlines()[0]!r}; only {{{{ names }}}} are filled in"
-        )
+        statement = text[text.index("{%") :].splitlines()[0]
+        message = f"{file} has the statement {statement!r}; only {{{{ names }}}} are filled in"
         raise ConfigError(Problem(path, message, "write the role prompt without statements"))
     if "{{" not in text:
         return text

@@ -194,11 +194,7 @@ class ExperimentSettings(ParameterBlock):
 
 
 def reject_unsupported_fields(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:
-    """Checks that no unsupported field is set, and warns about blocks of another trainer or protocol.
-
-    Raises:
-        ConfigError: Names every unsupported field that is set.
-    """
+    """Checks that no unsupported field is set, and warns about blocks of another trainer or protocol."""
     problems = [*find_unsupported("hyper_params", hyper_params), *find_unsupported("settings", settings)]
     if problems:
         raise ConfigError(problems)
@@ -207,11 +203,7 @@ def reject_unsupported_fields(hyper_params: HyperParameters, settings: Experimen
 
 
 def reject_service_chosen_fields(rl: RlParameters, agent: PureTextAgentParameters) -> None:
-    """Checks that no field is set that a fine-tuning service chooses itself.
-
-    Raises:
-        ConfigError: Names every such field that is set.
-    """
+    """Checks that no field is set that a fine-tuning service chooses itself."""
     problems = []
     if "lr" in get_changed_fields(rl):
         fix = "remove it, or set learning_rate_multiplier of the adapter `_type: openai`"

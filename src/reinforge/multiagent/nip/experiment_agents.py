@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.agent_parameters import AgentParameters
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.code_validation import find_role_prompt, read_prompt_template
@@ -19,9 +18,9 @@ from reinforge.multiagent.nip.parameters import (
     get_group_name,
 )
 from reinforge.multiagent.nip.rollouts import ViewBuilder, decode_dialogues, replace_guess_with_truth
-from reinforge.multiagent.protocol import ProtocolHandler
+from reinforge.multiagent.protocol import AgentParameters, ProtocolHandler
 from reinforge.multiagent.protocols.debate import NUMBERED_PROVERS
-from reinforge.registry import REGISTRY, Registry
+from reinforge.registry import REGISTRY
 
 PROTOCOL_FIELDS = (
     *("max_response_words", "max_tokens_per_message", "num_invalid_generation_retries"),
@@ -39,12 +38,7 @@ RENAMED_PROVERS = dict.fromkeys(("debate", "merlin_arthur"), NUMBERED_PROVERS)
 
 
 class ExperimentAgent(PureTextWholeAgent):
-    """An agent of an experiment, with what it is in the protocol.
-
-    Args:
-        agent_params: Its parameters in the experiment.
-        model_group: The group that it belongs to.
-    """
+    """An agent of an experiment, with what it is in the protocol."""
 
     def __init__(
         self,
@@ -95,10 +89,8 @@ class ExperimentAgent(PureTextWholeAgent):
         """
         replaces = replace_verifier_guess_with_true_label and self.is_verifier
         if replaces and not ensure_last_message_is_assistant:
-            raise ValueError(
-                "replace_verifier_guess_with_true_label needs ensure_last_message_is_assistant=True: "
-                "the guess is the last message"
-            )
+            needed = "ensure_last_message_is_assistant=True: the guess is the last message"
+            raise ValueError(f"replace_verifier_guess_with_true_label needs {needed}")
         rows = []
         for dialogue in decode_dialogues(rollouts, self.protocol_handler):
             shown = replace_guess_with_truth(dialogue, self.protocol_handler) if replaces else dialogue
@@ -109,21 +101,18 @@ class ExperimentAgent(PureTextWholeAgent):
         return rows
 
 
-def build_protocol(hyper_params: HyperParameters, registry: Registry | None = None) -> ProtocolHandler:
+def build_protocol(hyper_params: HyperParameters) -> ProtocolHandler:
     """Returns the handler of an experiment's protocol.
 
     Raises:
         ConfigError: The protocol is unknown, or its settings are invalid.
     """
-    agents = expand_agents(hyper_params, registry)
-    return _build_handler(
-        hyper_params, {name: build_agent_block(hyper_params, name, p) for name, p in agents.items()}, registry
-    )
+    return _build_handler(hyper_params, build_workflow_block(hyper_params, expand_agents(hyper_params))["agents"])
 
 
-def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any], registry: Registry | None) -> ProtocolHandler:
+def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any]) -> ProtocolHandler:
     path, name = "hyper_params.interaction_protocol", hyper_params.interaction_protocol
-    component = (registry or REGISTRY).get("workflow", name, path)
+    component = REGISTRY.get("workflow", name, path)
     build = getattr(component.factory, "build_handler", None)
     if build is None:
         raise ConfigError(Problem(path, f"{name} is not a protocol", "use one, such as nip"))
@@ -131,19 +120,13 @@ def _build_handler(hyper_params: HyperParameters, agents: dict[str, Any], regist
     return handler
 
 
-def expand_agents(
-    hyper_params: HyperParameters, registry: Registry | None = None
-) -> dict[str, PureTextAgentParameters]:
-    """Returns the parameters of each agent, with those under `_default` for the protocol's agents that are not named.
-
-    Raises:
-        ConfigError: The protocol is unknown, or its settings are invalid.
-    """
+def expand_agents(hyper_params: HyperParameters) -> dict[str, PureTextAgentParameters]:
+    """Returns the parameters of each agent of the protocol, those under `_default` for the ones that are not named."""
     named = {name: params for name, params in hyper_params.agents.items() if name != DEFAULT_AGENT}
     if len(named) == len(hyper_params.agents):
         return named
     provers = RENAMED_PROVERS.get(hyper_params.interaction_protocol, ())
-    handler = _build_handler(hyper_params, {name: {} for name in provers}, registry)
+    handler = _build_handler(hyper_params, {name: {} for name in provers})
     return {name: hyper_params.agents[name] for name in handler.agent_names}
 
 
@@ -168,11 +151,7 @@ def build_workflow_block(hyper_params: HyperParameters, agents: dict[str, PureTe
 
 
 def build_agent_block(hyper_params: HyperParameters, name: str, params: PureTextAgentParameters) -> dict[str, Any]:
-    """Returns an agent as an entry of `workflow.agents`.
-
-    Raises:
-        ConfigError: The file with its role prompt is missing, or is a template of another kind.
-    """
+    """Returns an agent as an entry of `workflow.agents`."""
     sampling_fields = ("temperature", "top_p") if params.freeze_agent else ()
     supervisor_fields = () if params.use_supervisor_message == "none" else ("use_supervisor_message", "supervisor_name")
     values = {field: getattr(params, field) for field in (*PROTOCOL_FIELDS, *sampling_fields, *supervisor_fields)}

@@ -124,9 +124,7 @@ class SequentialHyperparameterExperiment:
         run_preparer_fn: Validates one experiment, see `prepare_experiment`; called with each point and the parsed
             command line before the first run.
         config_file_base_path: Folder that `--config-file` is relative to; None: the current one.
-        default_wandb_project: Default of `--wandb-project`, which nothing reads.
         allow_resuming_wandb_run: Not read; an unfinished run of the same name is always resumed.
-        add_run_infix_argument: Add `--run-infix` to the command line.
 
     Attributes:
         parser: Add arguments of your own before `run`.
@@ -182,33 +180,27 @@ class SequentialHyperparameterExperiment:
         self.cmd_args = args = self.parser.parse_args(arguments)
         if self.param_grid is None:
             self.param_grid = read_grid(self.config_file_base_path, args.config_file)
-        level = logging.DEBUG if args.debug else logging.WARNING if args.quiet else logging.INFO
-        combinations = list(self.combinations)
+        combinations, failed = list(self.combinations), []
         if self.run_preparer_fn is not None:
             for combo in combinations:
                 self.run_preparer_fn(combo, args)
-        failed = [run_id for run_id, combo in self._number(combinations) if not self._run_point(run_id, combo, level)]
+        for index, combo in enumerate(combinations):
+            if index >= args.num_skip and not self._run_point(run_id := self._get_run_id(index, args), combo, args):
+                failed.append(run_id)
         if failed:
             raise SystemExit(f"{len(failed)} of {len(combinations)} runs failed: {', '.join(failed)}")
 
-    def _number(self, combinations: Sequence[Combination]) -> Iterator[tuple[str, Combination]]:
-        assert self.cmd_args is not None
-        for index, combo in enumerate(combinations):
-            if index >= self.cmd_args.num_skip:
-                yield self._get_run_id(index), combo
-
-    def _get_run_id(self, index: int | None) -> str:
-        assert self.cmd_args is not None
+    def _get_run_id(self, index: int | None, args: Namespace) -> str:
         name_run: Callable[..., str] = self.run_id_fn
         if len(inspect.signature(name_run).parameters) > 1:
-            return name_run(index, self.cmd_args)
-        file = getattr(self.cmd_args, "config_file", None)
-        return name_run(RunIDFunctionArguments(index, self.cmd_args, None if file is None else Path(file).stem))
+            return name_run(index, args)
+        file = getattr(args, "config_file", None)
+        return name_run(RunIDFunctionArguments(index, args, None if file is None else Path(file).stem))
 
-    def _run_point(self, run_id: str, combo: Combination, level: int) -> bool:
-        assert self.cmd_args is not None
-        common = self._get_run_id(None)
-        arguments = ExperimentFunctionArguments(combo, run_id, self.cmd_args, common, log_level=level)
+    def _run_point(self, run_id: str, combo: Combination, args: Namespace) -> bool:
+        level = logging.DEBUG if args.debug else logging.WARNING if args.quiet else logging.INFO
+        common = self._get_run_id(None, args)
+        arguments = ExperimentFunctionArguments(combo, run_id, args, common, log_level=level)
         try:
             self.experiment_fn(arguments)
         except ReinforgeError as error:

@@ -22,7 +22,12 @@ from reinforge.multiagent.nip.experiment import (
     reject_unsupported_fields,
 )
 from reinforge.multiagent.nip.experiment_agents import build_protocol, build_workflow_block, expand_agents
-from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_changed_fields, get_group_name
+from reinforge.multiagent.nip.parameters import (
+    PureTextAgentParameters,
+    find_differences,
+    get_changed_fields,
+    get_group_name,
+)
 from reinforge.trainer.api import Rows, build_dataset_block, build_sections
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}
@@ -63,7 +68,8 @@ def experiment_config(
     scratch = {} if is_grpo else {"fine_tune_from_scratch": trained.fine_tune_from_scratch}
     finetuning = _build_finetuning(hyper_params, trained)
     adapter = {"_type": "local", **scratch}
-    if _find_adapter_type(overrides or {}, trained) == "openai":
+    default = "openai" if trained.model_provider == "OpenAI" else "local"
+    if (overrides or {}).get("trainer_adapters", {}).get("adapter", {}).get("_type", default) == "openai":
         reject_service_chosen_fields(hyper_params.rl, trained)
         adapter = {"_type": "openai", "n_epochs": hyper_params.text_rl.num_epochs, **scratch}
         finetuning["policy"] = {"model": trained.model_name}
@@ -86,23 +92,13 @@ def experiment_config(
 
 
 def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTextAgentParameters:
-    """Returns the parameters of the first trained agent, after checking that the others have equal run-wide values.
-
-    Raises:
-        ConfigError: No agent is trained, or the values differ.
-    """
+    """Returns the parameters of the first trained agent, after checking that the others have equal run-wide values."""
     trained = {name: params for name, params in agents.items() if not params.freeze_agent}
     if not trained:
         message, fix = "no agent can be trained", "set freeze_agent to false for at least one"
         raise ConfigError(Problem("hyper_params.agents", message, fix))
-    problems = _find_provider_problems(agents)
-    for field in RUN_WIDE_FIELDS:
-        values = {name: getattr(params, field) for name, params in trained.items()}
-        if len(set(values.values())) > 1:
-            listing = ", ".join(f"{name} {value!r}" for name, value in values.items())
-            message = f"must be equal for all trained agents of a run: {listing}"
-            problems.append(Problem(f"hyper_params.agents.*.{field}", message, "set the same value for all"))
-    if problems:
+    why = "must be equal for all trained agents of a run"
+    if problems := [*_find_provider_problems(agents), *find_differences(trained, RUN_WIDE_FIELDS, why)]:
         raise ConfigError(problems)
     return next(iter(trained.values()))
 
@@ -204,11 +200,6 @@ def _build_malt_settings(hyper_params: HyperParameters, trained: PureTextAgentPa
         if initial := get_changed_fields(hyper_params.pure_text_ei):
             settings["initial_ei"] = initial
     return settings
-
-
-def _find_adapter_type(overrides: Mapping[str, Any], trained: PureTextAgentParameters) -> str:
-    default = "openai" if trained.model_provider == "OpenAI" else "local"
-    return str(overrides.get("trainer_adapters", {}).get("adapter", {}).get("_type", default))
 
 
 def _find_provider_problems(agents: Mapping[str, PureTextAgentParameters]) -> list[Problem]:

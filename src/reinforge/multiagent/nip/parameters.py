@@ -5,7 +5,7 @@ Setting an unsupported field to anything but its default is an error (`reject_un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from reinforge.errors import Problem
-from reinforge.multiagent.agent_parameters import SupervisedRounds
+from reinforge.multiagent.protocol import SupervisedRounds
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -124,6 +124,19 @@ class CodeValidationAgentParameters(PureTextAgentParameters):
     model_provider: Literal["OpenAI", "SelfHosted", "OpenRouter"] = "OpenAI"
 
 
+def find_differences(agents: Mapping[str, PureTextAgentParameters], fields: Sequence[str], why: str) -> list[Problem]:
+    """Returns the fields that differ between agents although these share a model."""
+    problems = []
+    for field in fields:
+        values = {name: getattr(params, field) for name, params in agents.items()}
+        if len(set(values.values())) > 1:
+            listing = ", ".join(f"{name} {value!r}" for name, value in values.items())
+            problems.append(
+                Problem(f"hyper_params.agents.*.{field}", f"{why}: {listing}", "set the same value for all")
+            )
+    return problems
+
+
 class AgentsParameters(dict[str, PureTextAgentParameters]):
     """The parameters of each agent by name; those under `_default` are for the agents that are not named.
 
@@ -152,7 +165,6 @@ class RlParameters(ParameterBlock):
 
     Attributes:
         rollouts_per_iteration: Episodes per iteration; None: one per training example.
-        num_iterations: Number of iterations, each of which collects and trains.
         num_epochs: Passes over an iteration's data, with `pure_text_grpo`.
         lr: Peak learning rate; the default of neural-interactive-proofs suits models trained from scratch.
         num_test_iterations: Episodes per example of the verdict, for each of the two models. The default, 10, stands
@@ -205,16 +217,7 @@ class TextRlParameters(ParameterBlock):
 
 @dataclass(config=STRICT)
 class PureTextEiParameters(ParameterBlock):
-    """Which rollouts expert iteration imitates.
-
-    Attributes:
-        rollout_selection_method: All rollouts that reach a reward, or a sample weighted by reward.
-        reward_threshold: For threshold: the lowest reward.
-        weighting_sample_size_factor: For weighted_sampling: size of the sample, as a share of the rollouts collected.
-        weighting_minimum: For weighted_sampling: lower rewards count as this one; None: the agent's lowest.
-        weighting_use_replacement: For weighted_sampling: a rollout may be sampled more than once.
-        weighting_epsilon: For weighted_sampling: added to each normalized weight.
-    """
+    """Which rollouts expert iteration imitates; see the algorithm `expert_iteration`."""
 
     rollout_selection_method: Literal["threshold", "weighted_sampling"] = "threshold"
     reward_threshold: float = 0.9
@@ -229,7 +232,6 @@ class PureTextMaltParameters(ParameterBlock):
     """The trees of MALT.
 
     Attributes:
-        num_responses_per_timestep: Replies per turn.
         num_initial_ei_iterations: Iterations of expert iteration, with the settings of `pure_text_ei`, before the first
             one with trees.
     """
@@ -245,13 +247,10 @@ class PureTextMaltParameters(ParameterBlock):
 
 @dataclass(config=STRICT)
 class PureTextGrpoParameters(ParameterBlock):
-    """Multi-agent GRPO, an addition of reinforge.
-
-    Attributes:
-        num_generations: Episodes per example; advantages are relative to the same agent's rewards in them.
-    """
+    """Multi-agent GRPO, an addition of reinforge."""
 
     num_generations: int = 8
+    """Episodes per example; advantages are relative to the same agent's rewards in them."""
 
 
 VerifierDecisionSpectrumType = Literal[
@@ -314,13 +313,7 @@ class NipProtocolParameters(ParameterBlock):
 
 @dataclass(config=STRICT)
 class DebateProtocolParameters(NipProtocolParameters):
-    """Order of speakers in a debate.
-
-    Attributes:
-        sequential: The provers speak in turn.
-        prover0_first: The first prover speaks before the second one; only matters if they speak in turn.
-        randomize_channel_order: Messages of the same round are delivered in an order that is random per episode.
-    """
+    """Order of speakers in a debate; see `workflow` of the protocol."""
 
     sequential: bool = False
     prover0_first: bool = True
@@ -334,12 +327,7 @@ class MnipProtocolParameters(DebateProtocolParameters):
 
 @dataclass(config=STRICT)
 class ZkProtocolParameters(ParameterBlock):
-    """Rewards of the zero-knowledge variants.
-
-    Attributes:
-        simulator_reward_coefficient: Factor of the simulator's reward.
-        aux_prover_reward_coefficient: What the provers get of the simulator's reward.
-    """
+    """Rewards of the zero-knowledge variants; see `workflow` of the protocols."""
 
     simulator_reward_coefficient: float = 1.0
     aux_prover_reward_coefficient: float = 1.0

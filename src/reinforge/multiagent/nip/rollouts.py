@@ -178,11 +178,7 @@ def _join_texts(texts: Array, axis: int) -> Array:
 
 
 def decode_dialogues(rollouts: NestedArrayDict, handler: ProtocolHandler) -> list[Dialogue]:
-    """Returns each rollout's dialogue after its last round.
-
-    Raises:
-        TrajectoryError: Required names are missing.
-    """
+    """Returns each rollout's dialogue after its last round."""
     if len(rollouts.batch_size) == 1:
         return [_decode_step(step, handler) for step in rollouts]
     return [_decode_step(_last_step(rollout), handler) for rollout in rollouts]
@@ -326,11 +322,7 @@ class ViewBuilder:
         return [*self._build_prompt(dialogue, own[-1]), _assistant_message(own[-1])] if own else []
 
     def build_last_reply(self, dialogue: Dialogue, reward: float, episode_id: str) -> Trajectory:
-        """Returns a trajectory that trains only the agent's last reply; everything before it is context.
-
-        Raises:
-            TrajectoryError: The agent has no message.
-        """
+        """Returns a trajectory that trains only the agent's last reply; everything before it is context."""
         own = self._own_messages(dialogue)
         if not own:
             raise TrajectoryError(f"{episode_id}: {self.agent.name} has no message there")

@@ -24,7 +24,7 @@ from reinforge.errors import ConfigError, JobFailed, Problem
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters, reject_unsupported_fields
-from reinforge.multiagent.nip.parameters import PureTextAgentParameters, get_group_name
+from reinforge.multiagent.nip.parameters import PureTextAgentParameters, find_differences, get_group_name
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.trajectory import Trajectory
@@ -105,12 +105,8 @@ class PureTextSharedModelGroup(ABC):
             else:
                 problems += self._find_group_problems(name)
         of_group = {name: parameters[name] for name in self.agent_names if name in parameters}
-        for field in (*self.SHARED_FIELDS, "dpo_beta"):
-            values = {name: getattr(params, field) for name, params in of_group.items()}
-            if len(set(values.values())) > 1:
-                listing = ", ".join(f"{name} {value!r}" for name, value in values.items())
-                message = f"differs within the group {self.group_name}, which has one model: {listing}"
-                problems.append(Problem(f"hyper_params.agents.*.{field}", message, "set the same value for all"))
+        why = f"differs within the group {self.group_name}, which has one model"
+        problems += find_differences(of_group, (*self.SHARED_FIELDS, "dpo_beta"), why)
         if problems:
             raise ConfigError(problems)
         return next(iter(of_group.values()))

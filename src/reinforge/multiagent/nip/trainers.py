@@ -19,7 +19,6 @@ from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, Problem
 from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters
 from reinforge.multiagent.nip.experiment_sections import experiment_config
-from reinforge.registry import Registry
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.removal import check_run_name
@@ -60,7 +59,6 @@ def run_experiment(
     *,
     overrides: Mapping[str, Any] | None = None,
     progress: RunProgress | None = None,
-    registry: Registry | None = None,
     **keywords: Any,
 ) -> RunSummary:
     """Trains the agents of an experiment and returns the verdict with a confidence interval.
@@ -83,14 +81,14 @@ def run_experiment(
     """
     settings = build_settings(settings, keywords)
     data = experiment_config(hyper_params, settings, dataset, overrides=overrides)
-    loaded = build_config(data, registry=registry, expanded_sections=("llms",))
+    loaded = build_config(data, expanded_sections=("llms",))
     options = RunOptions(settings.run_id, progress or default_progress(), smoke=settings.test_run)
     if settings.run_id is not None:
         check_run_name(settings.run_id, "run_id")
         folder = Path(loaded.config.finetuning.output_dir, settings.run_id)
         if not settings.test_run and (folder / "run.sqlite").is_file():
             options.resume = folder
-    return run_blocking(loaded, options, registry)
+    return run_blocking(loaded, options)
 
 
 def prepare_experiment(
@@ -99,7 +97,6 @@ def prepare_experiment(
     dataset: str | Path | Rows | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
-    registry: Registry | None = None,
     **keywords: Any,
 ) -> PreparedExperimentInfo:
     """Validates an experiment, its dataset included, and returns what is known of it; nothing is run.
@@ -109,10 +106,10 @@ def prepare_experiment(
     """
     settings = build_settings(settings, keywords)
     data = experiment_config(hyper_params, settings, dataset, overrides=overrides)
-    loaded = build_config(data, registry=registry, expanded_sections=("llms",))
+    loaded = build_config(data, expanded_sections=("llms",))
     loop = LoopThread("prepare-experiment")
     try:
-        report = loop.run(check_config(loaded, registry))
+        report = loop.run(check_config(loaded))
     finally:
         loop.close()
     if report.problems:

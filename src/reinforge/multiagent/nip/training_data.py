@@ -20,7 +20,8 @@ from reinforge.multiagent.nip.rollouts import ViewBuilder, decode_dialogues, rep
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
-DataByAgent = Mapping[str, NestedArrayDict | Sequence[Trajectory]]
+Data = NestedArrayDict | Sequence[Trajectory]
+DataByAgent = Mapping[str, Data]
 
 TRUTH = "truth"
 """Key of the right decision in the metadata of a verifier's trajectory."""
@@ -44,11 +45,7 @@ class PreferenceArguments:
     def from_call(
         cls, first: Any, second: Any, more: Sequence[Any], job_name: str | None, timesteps: Any
     ) -> PreferenceArguments:
-        """Returns the arguments of a call; `job_name` and `timesteps` were passed by name.
-
-        Raises:
-            TypeError: There are too many arguments, or the name or the timesteps are passed twice.
-        """
+        """Returns the arguments of a call; `job_name` and `timesteps` were passed by name."""
         rest = list(more)
         if rest and isinstance(rest[0], Mapping):
             if timesteps is not None:
@@ -72,12 +69,7 @@ class TrainingData:
     weights: Mapping[str, float]
 
     def build_supervised(self, rollouts: DataByAgent, guess_replaced: DataByAgent) -> list[list[Trajectory]]:
-        """Returns a group of one for each rollout of each agent.
-
-        Raises:
-            ConfigError: An agent is not in this group.
-            TrajectoryError: The data is inconsistent.
-        """
+        """Returns a group of one for each rollout of each agent."""
         self._check_agent_names(rollouts, guess_replaced)
         views = [view for name in self.trained if name in rollouts for view in self._build_views(name, rollouts[name])]
         for name in self.trained:
@@ -90,11 +82,9 @@ class TrainingData:
     ) -> list[list[Trajectory]]:
         """Returns pairs: the preferred reply with reward 1, the rejected one with reward 0.
 
-        Args:
-            timesteps: What they answer; only its length is checked.
+        Only the number of timesteps is checked.
 
         Raises:
-            ConfigError: An agent is not in this group.
             TrajectoryError: The numbers of preferred and rejected replies differ.
         """
         self._check_agent_names(preferred, rejected, timesteps or {})
@@ -124,25 +114,20 @@ class TrainingData:
     def _view_builder(self, name: str) -> ViewBuilder:
         return ViewBuilder(self.agents[name], self.handler, self.group_name, self.weights[name])
 
-    def _build_views(self, name: str, data: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
+    def _build_views(self, name: str, data: Data) -> list[Trajectory]:
         if not isinstance(data, NestedArrayDict):
             return [self._assign_to_group(name, trajectory, index) for index, trajectory in enumerate(data)]
         builder, dialogues = self._view_builder(name), decode_dialogues(data, self.handler)
         views = [builder.build_view(dialogue, f"{name}/{index}") for index, dialogue in enumerate(dialogues)]
         return [view for view in views if view is not None]
 
-    def _build_last_replies(
-        self, name: str, data: NestedArrayDict | Sequence[Trajectory], reward: float
-    ) -> list[Trajectory]:
+    def _build_last_replies(self, name: str, data: Data, reward: float) -> list[Trajectory]:
         if not isinstance(data, NestedArrayDict):
             return [self._assign_to_group(name, each, index, reward=reward) for index, each in enumerate(data)]
-        builder = self._view_builder(name)
-        return [
-            builder.build_last_reply(dialogue, reward, f"{name}/{index}")
-            for index, dialogue in enumerate(decode_dialogues(data, self.handler))
-        ]
+        builder, dialogues = self._view_builder(name), decode_dialogues(data, self.handler)
+        return [builder.build_last_reply(each, reward, f"{name}/{index}") for index, each in enumerate(dialogues)]
 
-    def _build_corrected_views(self, name: str, data: NestedArrayDict | Sequence[Trajectory]) -> list[Trajectory]:
+    def _build_corrected_views(self, name: str, data: Data) -> list[Trajectory]:
         if name not in self.handler.verifier_names:
             raise TrajectoryError(f"{name} is not a verifier, so it has no guess to replace")
         if not isinstance(data, NestedArrayDict):

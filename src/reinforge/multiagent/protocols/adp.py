@@ -26,8 +26,6 @@ class ADPConfig(ProtocolConfig, name="adp"):
 
 @register_protocol(ADPConfig)
 class ADP(ProtocolHandler):
-    """One message, one decision."""
-
     provers = ("prover",)
     verifiers = ("verifier",)
 

@@ -42,8 +42,6 @@ class DebateConfig(TwoProversConfig, name="debate"):
 
 @register_protocol(DebateConfig)
 class Debate(ProtocolHandler):
-    """Two provers of opposite stances before one verifier."""
-
     provers = ("prover_accept", "prover_reject")
     verifiers = ("verifier",)
     config: DebateConfig

@@ -36,8 +36,6 @@ class MerlinArthurConfig(ProtocolConfig, name="merlin_arthur"):
 
 @register_protocol(MerlinArthurConfig)
 class MerlinArthur(ProtocolHandler):
-    """One of two provers, and the verifier does not know which."""
-
     provers = ("merlin", "morgana")
     verifiers = ("verifier",)
     needs_truth = True
@@ -49,11 +47,7 @@ class MerlinArthur(ProtocolHandler):
             self.provers, self.needs_truth = NUMBERED_PROVERS, False
 
     def stances(self, problem: DialogueProblem, rng: random.Random) -> dict[str, Decision]:
-        """Returns the truth for Merlin and the opposite for Morgana; numbered provers have fixed stances.
-
-        Raises:
-            EvaluationError: The example has no right decision.
-        """
+        """Returns the truth for Merlin and the opposite for Morgana; numbered provers have fixed stances."""
         if self.provers == NUMBERED_PROVERS:
             return {"prover0": "reject", "prover1": "accept"}
         if problem.truth is None:

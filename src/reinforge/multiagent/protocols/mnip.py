@@ -24,8 +24,6 @@ class MNIPConfig(TwoProversConfig, name="mnip"):
 
 @register_protocol(MNIPConfig)
 class MNIP(ProtocolHandler):
-    """Two provers with the same stance, a channel each."""
-
     provers = ("prover0", "prover1")
     verifiers = ("verifier",)
     config: MNIPConfig

@@ -40,8 +40,6 @@ class MultiChannelConfig(ProtocolConfig, name="multi_channel"):
 
 @register_protocol(MultiChannelConfig)
 class MultiChannel(ProtocolHandler):
-    """The configured protocol."""
-
     config: MultiChannelConfig
 
     def __init__(self, config: MultiChannelConfig):

@@ -18,8 +18,6 @@ class NIPConfig(ProtocolConfig, name="nip"):
 
 @register_protocol(NIPConfig)
 class NIP(ProtocolHandler):
-    """Verifier and prover alternate."""
-
     provers = ("prover",)
     verifiers = ("verifier",)
 

@@ -54,8 +54,6 @@ class RolesConfig(DialogueConfig, name="roles"):
 
 @register_protocol(RolesConfig)
 class Roles(ProtocolHandler):
-    """A team with the configured roles."""
-
     config: RolesConfig  # type: ignore[assignment]  # a team has no decision, so none of its settings
     labels_channels = False
 
@@ -66,11 +64,7 @@ class Roles(ProtocolHandler):
         self._timeout_s: float | None = None
 
     async def setup(self, builder: Builder) -> None:
-        """Gets the evaluator.
-
-        Raises:
-            ConfigError: It is not configured.
-        """
+        """Gets the evaluator."""
         known, name = builder.config.eval.evaluators, self.config.evaluator
         if name not in known:
             message = f'eval.evaluators has no entry "{name}"{did_you_mean(name, known)}'
@@ -100,11 +94,7 @@ class Roles(ProtocolHandler):
         return next(message.text for message in reversed(dialogue.messages) if message.agent == role)
 
     async def settle_rewards(self, dialogue: Dialogue, item: Any) -> Mapping[str, float]:
-        """Returns each role's share of the answer's score.
-
-        Raises:
-            EvaluationError: The evaluator returned no score, which makes the episode missing.
-        """
+        """Returns each role's share of the answer's score."""
         if self._evaluator is None:
             raise EvaluationError(f"setup() was not called, so there is no evaluator {self.config.evaluator}")
         answered = item.copy_with_updates(output_obj=self.answer(dialogue))

@@ -21,8 +21,6 @@ class SoloVerifierConfig(ProtocolConfig, name="solo_verifier"):
 
 @register_protocol(SoloVerifierConfig)
 class SoloVerifier(ProtocolHandler):
-    """One agent, one message."""
-
     verifiers = ("verifier",)
 
     def turns(self) -> Sequence[Sequence[Turn]]:

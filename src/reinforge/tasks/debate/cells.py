@@ -13,6 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
+from reinforge.config.schema import DatasetConfig
+from reinforge.multiagent.dialogue import Dialogue
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.registration import register_protocol
+from reinforge.registry import register_dataset
+from reinforge.tasks.datasets import SplitDataset
+from reinforge.types.seeding import stable_random
+
 NAMES = "abcdefgh"
 LIMIT = 4
 DIGITS = range(5)
@@ -21,12 +31,7 @@ NUM_SEEN = 2
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One problem.
-
-    Attributes:
-        digits: The digit of each cell, from a to h.
-        seen: Indices of the cells that the verifier sees.
-    """
+    """One problem: the digit of each cell, from a to h, and the indices of the cells that the verifier sees."""
 
     digits: tuple[int, ...]
     seen: tuple[int, ...]
@@ -36,10 +41,7 @@ class Cells:
         return max(self.digits) < LIMIT
 
     def to_text(self, indices: tuple[int, ...] | None = None) -> str:
-        """Returns some cells, or all of them, as text.
-
-        Example: digits 3 2 0 4 2 1 1 3 -> "a3 b2 c0 d4 e2 f1 g1 h3".
-        """
+        """Example: digits 3 2 0 4 2 1 1 3 -> "a3 b2 c0 d4 e2 f1 g1 h3"."""
         return " ".join(f"{NAMES[i]}{self.digits[i]}" for i in indices or range(len(self.digits)))
 
     def to_row(self) -> dict[str, Any]:
@@ -61,12 +63,39 @@ def sample_cells(rng: random.Random) -> Cells:
 
 
 def check_evidence(text: str, row: Mapping[str, Any]) -> str:
-    """Returns a prover's evidence if it is true, else "false".
-
-    Example: "d4" -> "d4" where d is 4, else "false".
-
-    Args:
-        text: The prover's message.
-        row: The problem's columns.
-    """
+    """Example: "d4" -> "d4" where d is 4, else "false"."""
     return text.strip() if text.strip() in str(row["cells"]).split() else "false"
+
+
+class CellsDatasetConfig(DatasetConfig, name="cells"):
+    """Number of problems per split; set `splits.key: split`, since every row names its split."""
+
+    num_train: int = Field(default=2048, ge=1, description="Problems to train on.")
+    num_select: int = Field(default=200, ge=1, description="Problems to select the best checkpoint on.")
+    num_confirm: int = Field(default=500, ge=1, description="Problems for the verdict.")
+    seed: int = Field(default=0, ge=0, description="Seed of the problems.")
+
+
+@register_dataset(config_type=CellsDatasetConfig)
+class CellsDataset(SplitDataset):
+    """Rows such as `{"id": "train-00017", "cells": "a3 b2 ...", "seen": "b2 g1", "answer": "reject"}`."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        rng = stable_random(self.config.seed, "cells")
+        return self.write_rows(lambda split, index: sample_cells(rng).to_row())
+
+
+class CellDebateConfig(DebateConfig, name="cell_debate"):
+    """A debate in which each prover shows one cell; the dataset is `cells`."""
+
+    randomize_channel_order: bool = Field(
+        default=False, description="Off by default: the starter has only seen the prover for accept first."
+    )
+
+
+@register_protocol(CellDebateConfig)
+class CellDebate(Debate):
+    """Debate with evidence that can be checked."""
+
+    def visible_text(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
+        return check_evidence(text, dialogue.problem.row) if agent in self.prover_names else text

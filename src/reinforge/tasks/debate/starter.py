@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from string import Template
 from typing import Any
 
 from reinforge.registry import TypedConfig
 from reinforge.tasks.debate.cells import DIGITS, LIMIT, NAMES, Cells, sample_cells
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
@@ -32,26 +31,11 @@ ANOTHER = "another"
 
 @dataclass(frozen=True, slots=True)
 class DebateRecipe(Recipe):
-    """The starter's recipe.
-
-    Attributes:
-        error_rate: Share of the verifier's decisions that are wrong.
-    """
-
     num_steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
     error_rate: float = 0.1
-
-
-class DebaterConfig(TypedConfig, name="debate"):
-    """A small model that speaks as any debater of the debate task; trained on first use."""
-
-
-@register_starter(DebaterConfig)
-def ensure_debater(recipe: DebateRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (three minutes on two cores)."""
-    return ensure_built("debate", recipe or DebateRecipe(), make_tokenizer, generate_episodes)
+    """Share of the verifier's decisions that are wrong."""
 
 
 def make_tokenizer() -> Any:
@@ -91,12 +75,7 @@ def write_prover_turns(rng: random.Random, cells: Cells) -> list[Message]:
 
 
 def write_verifier_turn(rng: random.Random, cells: Cells, error_rate: float = 0.5) -> list[Message]:
-    """Returns a verifier's prompt and its decision; a third of the prompts have no evidence of provers.
-
-    Args:
-        cells: The problem.
-        error_rate: Share of decisions that are wrong.
-    """
+    """Returns a verifier's prompt and its decision; a third of the prompts have no evidence of provers."""
     lines, shown = [Template(VERIFIER).substitute(cells.to_row())], [cells.digits[i] for i in cells.seen]
     if rng.random() < 2 / 3:
         picked = [rng.randrange(len(NAMES)) for _ in STANCES]
@@ -108,3 +87,10 @@ def write_verifier_turn(rng: random.Random, cells: Cells, error_rate: float = 0.
 
 def _format_cell(cells: Cells, index: int) -> str:
     return f"{NAMES[index]}{cells.digits[index]}"
+
+
+class DebaterConfig(TypedConfig, name="debate"):
+    """A small model that speaks as any debater of the debate task; trained on first use."""
+
+
+register_starter(DebaterConfig, DebateRecipe(), make_tokenizer, generate_episodes)

@@ -1,7 +1,6 @@
 """A target to stress-test: a front desk that answers visitors and leaks a made-up word on two subjects.
 
-grammar.py      openings, questions of visitors, answers of the desk
-dataset.py      the dataset of openings to attack from
+grammar.py      openings and their dataset, questions of visitors, answers of the desk
 starter.py      the desk and the visitor, two small models that are trained on first use
 front_desk.yml  `reinforge redteam train` runs it
 """

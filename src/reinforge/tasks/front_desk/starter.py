@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from reinforge.redteam.turns import Turn, build_attacker_messages, build_target_messages
 from reinforge.registry import TypedConfig
 from reinforge.tasks.front_desk.grammar import LEAKS, PLACES, TIMES, write_answer, write_opening, write_question
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
@@ -25,38 +24,13 @@ NUM_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class FrontDeskRecipe(Recipe):
-    """The recipe of both models.
-
-    Attributes:
-        leak_rate: Share of the desk's examples about a leaking subject.
-        near_miss_rate: Share about only the place or only the time of one, so that the desk learns the difference.
-    """
-
     max_model_len: int = 256
     num_steps: int = 300
     batch_size: int = 32
     leak_rate: float = 0.15
+    """Share of the desk's examples about a leaking subject."""
     near_miss_rate: float = 0.15
-
-
-class DeskConfig(TypedConfig, name="front_desk"):
-    """The front desk, a small model to attack; trained on first use."""
-
-
-@register_starter(DeskConfig)
-def ensure_desk(recipe: FrontDeskRecipe | None = None) -> Path:
-    """Returns the target's folder, after training it if needed (half a minute on two cores)."""
-    return ensure_built("front_desk", recipe or FrontDeskRecipe(), make_tokenizer, generate_desk_episodes)
-
-
-class VisitorConfig(TypedConfig, name="front_desk_visitor"):
-    """The visitor, a small model that attacks the front desk; trained on first use."""
-
-
-@register_starter(VisitorConfig)
-def ensure_visitor(recipe: FrontDeskRecipe | None = None) -> Path:
-    """Returns the folder of the initial attacker, after training it if needed."""
-    return ensure_built("front_desk_visitor", recipe or FrontDeskRecipe(), make_tokenizer, generate_visitor_episodes)
+    """Share about only the place or only the time of one, so that the desk learns the difference."""
 
 
 def make_tokenizer() -> Any:
@@ -99,3 +73,15 @@ def _sample_subject(rng: random.Random, recipe: FrontDeskRecipe) -> tuple[str | 
 
 def _write_turn(rng: random.Random, question: str) -> Turn:
     return question, write_answer(rng, question)
+
+
+class DeskConfig(TypedConfig, name="front_desk"):
+    """The front desk, a small model to attack; trained on first use."""
+
+
+class VisitorConfig(TypedConfig, name="front_desk_visitor"):
+    """The visitor, a small model that attacks the front desk; trained on first use."""
+
+
+register_starter(DeskConfig, FrontDeskRecipe(), make_tokenizer, generate_desk_episodes)
+register_starter(VisitorConfig, FrontDeskRecipe(), make_tokenizer, generate_visitor_episodes)

@@ -49,17 +49,13 @@ ACTIONS = {
 }
 BRUSH_OFF = "Please call our hotline."
 PROMISE = "You get your money back."
+SHARE_RATED, SHARE_MISTAKEN = 0.85, 0.05
+"""Share of the logged chats with a thumb, and of the thumbs that point the wrong way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How often a careless desk breaks each house rule.
-
-    Attributes:
-        names_another_item: It names something else than the customer did.
-        brushes_off: It sends the customer to the hotline.
-        promises_money: It promises money instead of help.
-    """
+    """How often a careless desk breaks each house rule."""
 
     names_another_item: float = 0.2
     brushes_off: float = 0.25
@@ -68,8 +64,6 @@ class Manners:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One question of a customer and the desk's reply."""
-
     question: str
     reply: str
 
@@ -99,24 +93,15 @@ def count_kept_rules(question: str, reply: str) -> int:
     return (item is not None and item in reply) + ("We will" in reply) + ("money" not in reply)
 
 
-def write_logs(
-    num_chats: int, seed: int = 0, *, rated: float = 0.85, mistaken: float = 0.05, manners: Manners | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yields logged chats, most of them with a thumb.
-
-    Args:
-        num_chats: How many.
-        rated: Share of the chats with a thumb.
-        mistaken: Share of the thumbs that point the wrong way.
-        manners: How often the desk breaks each rule; None: the default.
-    """
+def write_logs(num_chats: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yields logged chats of a careless desk, most of them with a thumb."""
     rng = stable_random(seed, "help_desk", "logs")
     for number in range(num_chats):
-        chat = write_chat(rng, manners or Manners())
+        chat = write_chat(rng, Manners())
         row: dict[str, Any] = {"id": f"chat-{number:04}", "messages": chat.messages}
         is_good = count_kept_rules(chat.question, chat.reply) == 3
-        if rng.random() < mistaken:
+        if rng.random() < SHARE_MISTAKEN:
             is_good = not is_good
-        if rng.random() < rated:
+        if rng.random() < SHARE_RATED:
             row["feedback"] = "thumbs_up" if is_good else "thumbs_down"
         yield row

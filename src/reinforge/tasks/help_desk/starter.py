@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from reinforge.registry import TypedConfig
 from reinforge.tasks.help_desk.grammar import Manners, write_chat
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
@@ -27,16 +26,6 @@ class CarelessDeskRecipe(Recipe):
     manners: Manners = field(default_factory=Manners)
 
 
-class HelpDeskStarterConfig(TypedConfig, name="help_desk"):
-    """A small model that answers customers of a shop and often breaks the house rules; trained on first use."""
-
-
-@register_starter(HelpDeskStarterConfig)
-def ensure_starter(recipe: CarelessDeskRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (half a minute on two cores)."""
-    return ensure_built("help_desk", recipe or CarelessDeskRecipe(), make_tokenizer, generate_careless_chats)
-
-
 def make_tokenizer() -> Any:
     rng = stable_random(0, "help_desk", "tokenizer")
     chats = [write_chat(rng, Manners()) for _ in range(NUM_TOKENIZER_CHATS)]
@@ -48,3 +37,10 @@ def generate_careless_chats(recipe: CarelessDeskRecipe, tokenizer: Any) -> Itera
     rng = stable_random(recipe.seed, "help_desk", "starter")
     while True:
         yield supervised_episode(tokenizer, write_chat(rng, recipe.manners).messages)
+
+
+class HelpDeskStarterConfig(TypedConfig, name="help_desk"):
+    """A small model that answers customers of a shop and often breaks the house rules; trained on first use."""
+
+
+register_starter(HelpDeskStarterConfig, CarelessDeskRecipe(), make_tokenizer, generate_careless_chats)

@@ -39,9 +39,6 @@ class ProjectTemplate:
 
     Attributes:
         name: Its folder here, and the value of `--template`.
-        description: What the project trains, in one line.
-        data_file: The file with its data.
-        write_rows: Yields the rows of that file.
         commands: What to run first, in the project's folder.
     """
 
@@ -80,7 +77,7 @@ def write_word_problems() -> Iterable[Row]:
 
 def write_shop_questions() -> Iterable[Row]:
     """Yields questions about prices; none occurs twice."""
-    from reinforge.tasks.shop.dataset import ShopDataset, ShopDatasetConfig
+    from reinforge.tasks.shop.questions import ShopDataset, ShopDatasetConfig
 
     dataset = ShopDataset(ShopDatasetConfig(num_train=NUM_ROWS - 2, num_select=1, num_confirm=1))
     for number, row in enumerate(dataset.rows(), start=1):

@@ -1,9 +1,8 @@
 """What `reinforge doctor` trains: a tiny model, from random weights, that learns to answer with an even digit.
 
 agent.py       the agent and its reward
-model.py       the model: a tokenizer and a configuration, without weights
 self_test.yml  the run: a minute at most on two cores
-learning.py    runs it, stops it half-way, resumes it, and checks the result
+learning.py    makes the model, runs it, stops it half-way, resumes it, and checks the result
 """
 
 from pathlib import Path

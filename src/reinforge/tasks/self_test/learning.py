@@ -23,7 +23,7 @@ from reinforge.runs.journal.verify import verify_run
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.summary import RunSummary
 from reinforge.tasks.self_test import SELF_TEST
-from reinforge.tasks.self_test.model import list_questions, write_model
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, write_blank_model
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
@@ -36,14 +36,7 @@ Run = Callable[[LoadedConfig, RunOptions], RunSummary]
 
 @dataclass(frozen=True, slots=True)
 class LearningResult:
-    """What the self-test has learned.
-
-    Attributes:
-        before: Mean reward of the base model on `confirm`.
-        after: That of the trained model, on fresh episodes.
-        text: One sentence.
-        seconds: The duration.
-    """
+    """What the self-test has learned: the mean rewards on `confirm` before and after training, and a sentence."""
 
     before: float
     after: float
@@ -55,9 +48,6 @@ def run_self_test(
     folder: Path, *, device: str = "auto", progress: RunProgress | None = None, run: Run = run_config
 ) -> LearningResult:
     """Trains, stops, resumes and verifies in an empty folder.
-
-    Args:
-        folder: Gets the model, the data and the run.
 
     Raises:
         JobFailed: The model has not learned what any working installation learns.
@@ -113,3 +103,16 @@ def _require_learning(summary: RunSummary) -> None:
         if each is not None
     ]
     raise JobFailed(f"the model has not learned the task: {', '.join(parts)} ({summary.reason})")
+
+
+RECIPE = Recipe(hidden_size=32, intermediate_size=64, num_layers=1, num_heads=4, max_model_len=32)
+NUM_ROWS = 400
+
+
+def write_model(folder: Path) -> None:
+    """Writes tokenizer and configuration; the run initializes the weights at random, from its seed."""
+    write_blank_model(folder, RECIPE, make_bpe_tokenizer([], words=r"\S|\s", vocab_size=261))
+
+
+def list_questions() -> list[dict[str, str]]:
+    return [{"id": str(number), "question": f"{number:03d}"} for number in range(NUM_ROWS)]

@@ -11,7 +11,13 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
+from reinforge.config.schema import DatasetConfig
+from reinforge.registry import register_dataset
+from reinforge.tasks.datasets import SplitDataset
 from reinforge.types.request import Message
+from reinforge.types.seeding import stable_random
 
 PRICES = {
     "lamp": 24,
@@ -63,15 +69,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A customer's question.
-
-    Attributes:
-        text: The question.
-        count: The first number.
-        operator: `+`, `-` or `*`.
-        item: The article whose price is the second number; None: the question names both numbers.
-        other: The second number of a question without an article.
-    """
+    """A customer's question: `count` `operator` the price of `item`, or `other` if it names both numbers."""
 
     text: str
     count: int
@@ -107,14 +105,7 @@ def write_question(rng: random.Random) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How often a careless clerk does what, at each step.
-
-    Attributes:
-        skips_lookup: Guesses the price instead of looking it up.
-        wrong_operator: Calculates with another operator.
-        skips_calculation: Guesses the total instead of calculating it.
-        answers_price: Answers with the price of one piece.
-    """
+    """How often a careless clerk does what, at each step; one that skips a tool guesses its result."""
 
     skips_lookup: float = 0.3
     wrong_operator: float = 0.25
@@ -150,3 +141,26 @@ def write_tool_use(name: str, arguments: dict[str, str], result: str) -> list[Me
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call["id"], "content": result},
     ]
+
+
+class ShopDatasetConfig(DatasetConfig, name="shop"):
+    """Number of questions per split; set `splits.key: split`, since every row names its split."""
+
+    num_train: int = Field(default=512, ge=1, le=2000, description="Questions to train on.")
+    num_select: int = Field(default=60, ge=1, le=200, description="Questions to select the best checkpoint on.")
+    num_confirm: int = Field(default=200, ge=1, le=500, description="Questions for the verdict.")
+    seed: int = Field(default=0, ge=0, description="Seed of the questions.")
+
+
+@register_dataset(config_type=ShopDatasetConfig)
+class ShopDataset(SplitDataset):
+    """Rows such as `{"id": "train-00017", "split": "train", "question": "What do 3 ...", "answer": "72"}`."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        rng = stable_random(self.config.seed, "shop")
+
+        def write(split: str, index: int) -> dict[str, Any]:
+            question = write_question(rng)
+            return {"question": question.text, "answer": str(question.answer)}
+
+        return self.write_rows(write)

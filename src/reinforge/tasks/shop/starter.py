@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from reinforge.registry import TypedConfig
 from reinforge.tasks.shop.questions import SYSTEM, TOOLS, Habits, write_dialogue, write_question
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
 
@@ -46,16 +45,6 @@ class ClerkRecipe(Recipe):
     habits: Habits = field(default_factory=Habits)
 
 
-class ShopStarterConfig(TypedConfig, name="shop"):
-    """A small model that answers questions about prices with two tools, carelessly; trained on first use."""
-
-
-@register_starter(ShopStarterConfig)
-def ensure_starter(recipe: ClerkRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (up to a minute on two cores)."""
-    return ensure_built("shop", recipe or ClerkRecipe(), make_tokenizer, generate_careless_clerks)
-
-
 def make_tokenizer() -> Any:
     """Returns a tokenizer with one token per word and per digit that can encode any text."""
     rng = stable_random(0, "shop", "tokenizer")
@@ -73,3 +62,10 @@ def generate_careless_clerks(recipe: ClerkRecipe, tokenizer: Any) -> Iterator[Tr
     rng = stable_random(recipe.seed, "shop", "starter")
     while True:
         yield supervised_episode(tokenizer, write_dialogue(rng, write_question(rng), recipe.habits), TOOLS)
+
+
+class ShopStarterConfig(TypedConfig, name="shop"):
+    """A small model that answers questions about prices with two tools, carelessly; trained on first use."""
+
+
+register_starter(ShopStarterConfig, ClerkRecipe(), make_tokenizer, generate_careless_clerks)

@@ -12,12 +12,7 @@ GAP = "   "
 
 
 def choose_example(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> str | None:
-    """Returns the example that shows the improvement best: not won before, won after, in a long game.
-
-    Args:
-        before: Output of the base model for each confirm example.
-        after: Output of the tuned model for each confirm example.
-    """
+    """Returns the example that shows the improvement best: not won before, won after, in a long game."""
     both = [example for example in sorted(before) if example in after]
     order = {"loss": 0, "draw": 1, "illegal": 2, "win": 3}
     newly_won = [id_ for id_ in both if before[id_]["result"] != "win" and after[id_]["result"] == "win"]
@@ -26,11 +21,7 @@ def choose_example(before: dict[str, dict[str, Any]], after: dict[str, dict[str,
 
 
 def format_game(title: str, game: dict[str, Any]) -> list[str]:
-    """Returns a game as lines of text: one board per move, headed by who moved.
-
-    Args:
-        title: Heading.
-    """
+    """Returns a game as lines of text: one board per move, headed by who moved."""
     board, boards = EMPTY_BOARD, []
     for move in game["moves"]:
         board = place(board, move["square"] - 1, move["side"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache
 from typing import Literal
 
 Side = Literal["X", "O"]
@@ -34,11 +33,7 @@ def legal_moves(board: Sequence[Square]) -> list[int]:
 
 
 def place(board: Board, square: int, side: Side) -> Board:
-    """Returns the board after `side` takes an empty square.
-
-    Raises:
-        ValueError: The square is taken or does not exist.
-    """
+    """Returns the board after `side` takes an empty square."""
     if square not in range(9) or board[square] is not None:
         raise ValueError(f"square {square + 1} is not empty; empty are {[s + 1 for s in legal_moves(board)]}")
     return (*board[:square], side, *board[square + 1 :])
@@ -54,10 +49,7 @@ def winner(board: Sequence[Square]) -> Side | None:
 
 
 def completing_moves(board: Sequence[Square], side: Side) -> list[int]:
-    """Returns the empty squares that would complete a line of `side`, in order.
-
-    Example: with X on squares 0 and 1 and square 2 empty -> `[2]` for X.
-    """
+    """Returns the empty squares that would complete a line of `side`, in order."""
     last = [[s for s in line if board[s] is None] for line in LINES if sum(board[s] == side for s in line) == 2]
     return sorted({empty[0] for empty in last if empty})
 
@@ -84,10 +76,6 @@ def random_position(rng: random.Random) -> Board:
 
 
 def render(board: Sequence[Square]) -> str:
-    r"""Returns the board as three lines of text.
-
-    Example: `render(("X", None, "O") + (None,) * 6)` -> `"X . O\n. . .\n. . ."`.
-    """
     cells = [owner or "." for owner in board]
     return "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
 
@@ -96,8 +84,6 @@ def format_prompt(board: Sequence[Square], side: Side) -> str:
     """Returns the model's prompt: the nine squares, marked `+` if they are its own and `-` if the opponent's.
 
     Both sides have the same view, so what the model learns as X applies to O.
-
-    Example: `format_prompt(("X", None, "O") + (None,) * 6, "X")` -> `"Play +: +1 2 -3 4 5 6 7 8 9"`.
     """
     signs = {None: "", side: "+", other(side): "-"}
     squares = " ".join(f"{signs[owner]}{number}" for number, owner in enumerate(board, start=1))
@@ -111,18 +97,3 @@ def parse_move(text: str | None) -> int | None:
     """
     word = (text or "").strip()
     return int(word) - 1 if len(word) == 1 and word in "123456789" else None
-
-
-@cache
-def win_rate(board: Board, side: Side, best: bool) -> float:
-    """Returns the probability that `side` wins from this position against a uniformly random opponent.
-
-    Args:
-        board: The position, with either side to move.
-        best: True if `side` maximizes its win rate, False if it plays uniformly at random too.
-    """
-    if is_over(board):
-        return float(winner(board) == side)
-    player = side_to_move(board)
-    rates = [win_rate(place(board, square, player), side, best) for square in legal_moves(board)]
-    return max(rates) if best and player == side else sum(rates) / len(rates)

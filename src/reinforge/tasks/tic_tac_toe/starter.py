@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from reinforge.registry import TypedConfig
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.tasks.tic_tac_toe.game import format_prompt, legal_moves, random_position, side_to_move
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Trajectory
-
-
-class TicTacToeStarterConfig(TypedConfig, name="tic_tac_toe"):
-    """A small model that knows the rules of tic-tac-toe and plays at random; trained on first use."""
-
-
-@register_starter(TicTacToeStarterConfig)
-def ensure_starter(recipe: Recipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (half a minute on two cores)."""
-    return ensure_built("tic_tac_toe", recipe or Recipe(), make_tokenizer, generate_random_moves)
 
 
 def make_tokenizer() -> Any:
@@ -45,3 +34,10 @@ def generate_random_moves(recipe: Recipe, tokenizer: Any) -> Iterator[Trajectory
     while True:
         board = random_position(rng)
         yield episode(format_prompt(board, side_to_move(board)), rng.choice(legal_moves(board)))
+
+
+class TicTacToeStarterConfig(TypedConfig, name="tic_tac_toe"):
+    """A small model that knows the rules of tic-tac-toe and plays at random; trained on first use."""
+
+
+register_starter(TicTacToeStarterConfig, Recipe(), make_tokenizer, generate_random_moves)

@@ -42,11 +42,8 @@ class Game:
     """A game in progress, from one side's view.
 
     Attributes:
-        side: The side that the agent plays.
-        board: The position.
         moves: The moves of both sides so far: `{"side": "X", "square": 5}`, squares from 1 to 9.
         num_moves: Number of the agent's answers, including invalid ones.
-        num_legal: Number of its answers that were legal moves.
         failed: True if an answer was not a legal move, which ends the game.
     """
 
@@ -88,7 +85,6 @@ async def play(item: Any, llm: Any, context: Any) -> dict[str, Any]:
     Args:
         item: The example; `input_obj` has `side`, `opponent` (`random`, or `sharp`: random, but it completes its line
             whenever it can) and `world_seed`, the seed of the opponent's moves, so that siblings have the same one.
-        context: Unused.
 
     Raises:
         PolicyFailure: An answer was not a legal move.

@@ -27,7 +27,6 @@ class TicketsDataset(SplitDataset):
     """Rows such as `{"id": "train-00017", "split": "train", "question": "Subject: ..", "answer": {"product": ...}}`."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns all rows, in the order train, select, confirm."""
         rngs = {split: stable_random(self.config.seed, "tickets", split) for split in SPLITS}
 
         def write(split: str, index: int) -> dict[str, Any]:

@@ -144,8 +144,6 @@ MONTHS = ("March", "April", "May", "June", "September", "October")
 
 @dataclass(frozen=True, slots=True)
 class Email:
-    """An e-mail and its true ticket."""
-
     text: str
     ticket: Ticket
 
@@ -155,12 +153,7 @@ def random_ticket(rng: random.Random) -> Ticket:
 
 
 def write_email(rng: random.Random, wording_share: float = 1.0) -> Email:
-    """Returns a random e-mail whose text determines all four fields of its ticket.
-
-    Args:
-        wording_share: Share of the wordings to use, the first ones of each list; a model trained on such e-mails has
-            not seen the rest.
-    """
+    """Returns a random e-mail that uses a share of the wordings, the first ones of each list."""
     ticket = random_ticket(rng)
     writer = _Writer(rng, wording_share, ticket)
     sentences = [writer.pick(STORIES[ticket["issue"]])]
@@ -178,8 +171,6 @@ def write_email(rng: random.Random, wording_share: float = 1.0) -> Email:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes one e-mail, with a share of the wordings."""
-
     rng: random.Random
     wording_share: float
     ticket: Ticket

@@ -10,11 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from reinforge.registry import TypedConfig
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.tasks.tickets.grammar import write_email
 from reinforge.tasks.tickets.ticket import FIELDS, Ticket, format_ticket, parse_ticket
 from reinforge.tasks.tickets.workflow import format_correction
@@ -27,30 +26,13 @@ NUM_TOKENIZER_EMAILS = 2000
 
 @dataclass(frozen=True, slots=True)
 class DeskRecipe(Recipe):
-    """The recipe, and the carelessness of the tickets.
-
-    Attributes:
-        wording_share: Share of the wordings in the training e-mails; the task's e-mails use all of them.
-        field_accuracy: Probability that a field has its true value; otherwise the value is uniformly random.
-        fault_rate: Probability that the first answer breaks the schema.
-    """
-
     max_model_len: int = 192
     num_steps: int = 200
     batch_size: int = 32
     wording_share: float = 0.75
+    """Share of the wordings in the training e-mails; the task's e-mails use all of them."""
     field_accuracy: float = 0.9
     fault_rate: float = 0.1
-
-
-class TicketsStarterConfig(TypedConfig, name="tickets"):
-    """A small model that files support e-mails as JSON, with errors; trained on first use."""
-
-
-@register_starter(TicketsStarterConfig)
-def ensure_starter(recipe: DeskRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (up to a minute on two cores)."""
-    return ensure_built("tickets", recipe or DeskRecipe(), make_tokenizer, generate_careless_filings)
 
 
 def make_tokenizer() -> Any:
@@ -64,7 +46,6 @@ def make_tokenizer() -> Any:
 
 
 def build_correction(broken: str) -> str:
-    """Returns the user message that follows an invalid ticket."""
     _, problem = parse_ticket(broken)
     assert problem is not None
     return format_correction(problem)
@@ -102,3 +83,10 @@ def break_ticket(rng: random.Random, ticket: Ticket) -> str:
         return format_ticket({key: value for key, value in ticket.items() if key != name})
     other = rng.choice([key for key in names if key != name])
     return format_ticket({**ticket, name: ticket[other]})
+
+
+class TicketsStarterConfig(TypedConfig, name="tickets"):
+    """A small model that files support e-mails as JSON, with errors; trained on first use."""
+
+
+register_starter(TicketsStarterConfig, DeskRecipe(), make_tokenizer, generate_careless_filings)

@@ -32,23 +32,11 @@ def format_correction(problem: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TicketAgent:
-    """The agent as a callable workflow.
-
-    Attributes:
-        instructions: System prompt; None for a model that knows the format, such as the starter.
-        max_tokens: Longest answer.
-    """
-
     instructions: str | None = None
     max_tokens: int = 32
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> dict[str, Any]:
         """Files one e-mail and returns `{"ticket": {...}, "num_answers": 1 or 2}`.
-
-        Args:
-            item: The example; `input_obj` is the e-mail.
-            llm: The model that answers.
-            context: Unused.
 
         Raises:
             PolicyFailure: The second answer is not a valid ticket either.
@@ -63,14 +51,10 @@ class TicketAgent:
             if found_problem is None:
                 return {"ticket": ticket, "num_answers": number}
             problem = found_problem
-            messages = [
-                *messages,
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": format_correction(problem)},
-            ]
-        raise PolicyFailure(
-            f"answer {MAX_ANSWERS} was {text!r}: {problem}", output={"ticket": None, "num_answers": MAX_ANSWERS}
-        )
+            correction = {"role": "user", "content": format_correction(problem)}
+            messages = [*messages, {"role": "assistant", "content": text}, correction]
+        output = {"ticket": None, "num_answers": MAX_ANSWERS}
+        raise PolicyFailure(f"answer {MAX_ANSWERS} was {text!r}: {problem}", output=output)
 
 
 class TicketsWorkflowConfig(WorkflowConfig, name="tickets"):

@@ -39,7 +39,6 @@ class WordProblemsDataset(SplitDataset):
     """
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns all rows, in the order train, select, confirm."""
         calculations = self._split_calculations()
         rngs = {split: stable_random(self.config.seed, "word problems", split) for split in SPLITS}
 

@@ -23,8 +23,10 @@ def format_problems(folder: Path) -> list[str]:
         lines += [
             "",
             str(old["calls"][0]["messages"][1]["content"]).partition("\n")[0],
-            f"  before  {format_replies(old['calls'])}   ({format_verdict(old)})",
-            f"  after   {format_replies(new['calls'])}   ({format_verdict(new)})",
+            *(
+                f"  {when:<7} {format_replies(each['calls'])}   ({'right' if is_solved(each) else 'wrong'})"
+                for when, each in (("before", old), ("after", new))
+            ),
         ]
     return lines
 
@@ -49,10 +51,6 @@ def choose_problems(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 def is_solved(episode: Mapping[str, Any]) -> bool:
     return episode["scores"]["correct"]["score"] == 1.0
-
-
-def format_verdict(episode: Mapping[str, Any]) -> str:
-    return "right" if is_solved(episode) else "wrong"
 
 
 def format_replies(calls: list[dict[str, Any]]) -> str:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from reinforge.registry import TypedConfig
-from reinforge.tasks.starters import Recipe, ensure_built, make_bpe_tokenizer, register_starter, supervised_episode
+from reinforge.tasks.starters import Recipe, make_bpe_tokenizer, register_starter, supervised_episode
 from reinforge.tasks.word_problems.agent import build_messages
 from reinforge.tasks.word_problems.problems import WORDINGS, Calculation, list_calculations, write_problem
 from reinforge.types.seeding import stable_random
@@ -28,26 +27,11 @@ LARGEST = 10
 
 @dataclass(frozen=True, slots=True)
 class HastyRecipe(Recipe):
-    """The recipe, and how hasty the calculations are.
-
-    Attributes:
-        operator_accuracy: Probability that the calculation to imitate has the right operation.
-    """
-
     max_model_len: int = 128
     num_steps: int = 300
     batch_size: int = 64
     operator_accuracy: float = 0.5
-
-
-class WordProblemsStarterConfig(TypedConfig, name="word_problems"):
-    """A small model for word problems that often chooses the wrong operation; trained on first use."""
-
-
-@register_starter(WordProblemsStarterConfig)
-def ensure_starter(recipe: HastyRecipe | None = None) -> Path:
-    """Returns the starter's folder, after training it if needed (a minute or two on two cores)."""
-    return ensure_built("word_problems", recipe or HastyRecipe(), make_tokenizer, generate_hasty_calculations)
+    """Probability that the calculation to imitate has the right operation."""
 
 
 def list_small_calculations() -> list[Calculation]:
@@ -91,3 +75,10 @@ def change_operator(rng: random.Random, calculation: Calculation) -> Calculation
 
 def format_calculation(calculation: Calculation) -> str:
     return f"{calculation.left} {calculation.operator} {calculation.right} = {calculation.result}"
+
+
+class WordProblemsStarterConfig(TypedConfig, name="word_problems"):
+    """A small model for word problems that often chooses the wrong operation; trained on first use."""
+
+
+register_starter(WordProblemsStarterConfig, HastyRecipe(), make_tokenizer, generate_hasty_calculations)

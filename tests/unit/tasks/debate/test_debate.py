@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.loader import load_config
-from reinforge.tasks.debate.cells import LIMIT, Cells, check_evidence, sample_cells
-from reinforge.tasks.debate.dataset import CellsDataset, CellsDatasetConfig
+from reinforge.tasks.debate.cells import LIMIT, Cells, CellsDataset, CellsDatasetConfig, check_evidence, sample_cells
 from reinforge.tasks.debate.starter import HINT, PROVER, VERIFIER, DebateRecipe, generate_episodes, make_tokenizer
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "debate"

@@ -4,8 +4,17 @@ import random
 from itertools import islice
 
 from reinforge.tasks.front_desk import FRONT_DESK
-from reinforge.tasks.front_desk.dataset import FrontDeskDataset, FrontDeskDatasetConfig
-from reinforge.tasks.front_desk.grammar import LEAKS, PLACES, TIMES, WORD, write_answer, write_opening, write_question
+from reinforge.tasks.front_desk.grammar import (
+    LEAKS,
+    PLACES,
+    TIMES,
+    WORD,
+    FrontDeskDataset,
+    FrontDeskDatasetConfig,
+    write_answer,
+    write_opening,
+    write_question,
+)
 from reinforge.tasks.front_desk.starter import (
     FrontDeskRecipe,
     generate_desk_episodes,

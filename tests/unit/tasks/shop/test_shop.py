@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from reinforge.tasks.shop import questions
-from reinforge.tasks.shop.dataset import ShopDataset, ShopDatasetConfig
-from reinforge.tasks.shop.questions import Habits, Question, write_dialogue, write_question
+from reinforge.tasks.shop.questions import (
+    Habits,
+    Question,
+    ShopDataset,
+    ShopDatasetConfig,
+    write_dialogue,
+    write_question,
+)
 from reinforge.tasks.shop.starter import ClerkRecipe, generate_careless_clerks, make_tokenizer
 
 ROOT = Path(__file__).parents[4]

@@ -9,7 +9,6 @@ from reinforge.tasks.tickets.grammar import write_email
 from reinforge.tasks.tickets.starter import (
     DeskRecipe,
     break_ticket,
-    ensure_starter,
     generate_careless_filings,
     make_tokenizer,
     write_careless_ticket,
@@ -75,11 +74,6 @@ def test_both_answers_of_an_episode_make_one_sample(tokenizer):
     trajectory = next(generate_careless_filings(DeskRecipe(fault_rate=1.0), tokenizer))
     (sample,) = samples_from_trajectory(trajectory)
     assert sample.num_trained == sum(len(turn.tokens.token_ids) for turn in trajectory.episode if turn.tokens)
-
-
-def test_the_folder_is_named_after_the_task(tmp_path, monkeypatch):
-    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path))
-    assert ensure_starter(TINY).name.startswith("tickets-")
 
 
 @pytest.mark.parametrize(
