@@ -102,8 +102,8 @@ def run_work(work: Coroutine[Any, Any, T], loaded: LoadedConfig) -> T:
 class Command(GroupedCommand):
     """A command with `--debug`; an error in it ends the process with a message and an exit code."""
 
-    def __init__(self, *args: Any, params: Sequence[click.Parameter], **attributes: Any):
-        super().__init__(*args, params=[*params, DEBUG_OPTION], **attributes)
+    def __init__(self, name: str | None, *, params: Sequence[click.Parameter], **attributes: Any):
+        super().__init__(name, params=[*params, DEBUG_OPTION], **attributes)
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.pop("debug")

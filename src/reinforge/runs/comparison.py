@@ -23,6 +23,7 @@ from reinforge.evaluation.statistics import (
     summarize,
 )
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.runs.episodes import ComparedExample
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
 from reinforge.runs.run_folder import RunOverview, read_config, read_overview
@@ -40,8 +41,6 @@ class ComparedMetric:
     """One evaluator on the trained models of two runs.
 
     Attributes:
-        metric: Its name.
-        first, second: Mean of each run.
         difference: Second minus first.
     """
 
@@ -51,32 +50,11 @@ class ComparedMetric:
     difference: Improvement
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedExample:
-    """One example in both runs.
-
-    Attributes:
-        example_id: The example.
-        first, second: Mean reward, or mean of the verdict's metric, of its episodes in each run.
-        keys: The key of its first episode in each run.
-    """
-
-    example_id: str
-    first: float
-    second: float
-    keys: tuple[str, str]
-
-    @property
-    def change(self) -> float:
-        return self.second - self.first
-
-
 @dataclass
 class RunComparison:
     """Two runs side by side.
 
     Attributes:
-        first, second: The runs.
         split: The examples: `confirm` or `select`.
         is_paired: Both ran on the same examples.
         pairing: What was compared and how, in a sentence.
@@ -113,10 +91,6 @@ class RunComparison:
         if high < 0:
             return f"{first} is better in {metric}: {found.difference}."
         return f"No difference in {metric} was shown: its 95 % interval {found.difference} includes 0."
-
-    def count_examples(self) -> tuple[int, int, int]:
-        changes = [example.change for example in self.examples]
-        return sum(each > 0 for each in changes), sum(each == 0 for each in changes), sum(each < 0 for each in changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the comparison, ready for JSON."""
@@ -173,10 +147,7 @@ class _Arm:
 
 
 def compare_runs(first: Path, second: Path) -> RunComparison:
-    """Returns two runs side by side.
-
-    Args:
-        second: Folder of the other run; differences are second minus first.
+    """Returns two runs side by side; differences are second minus first.
 
     Raises:
         ConfigError: Both are the same run, or one has no evaluated episodes.
@@ -195,7 +166,8 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         found.examples = _compare_examples(found.metrics[0].metric, arms)
     found.notes = _list_notes(found, arms)
     try:
-        found.changes = _find_changes(found.first, found.second)
+        before, after = (read_regular_file(each / "config.yml", MAX_RECORD_BYTES).decode() for each in (first, second))
+        found.changes = compare_configs(before, after)
     except (OSError, ValueError, ReinforgeError) as error:
         found.notes.append(f"The configurations cannot be compared: {error}")
     if scoring := _find_scoring_changes(found):
@@ -289,7 +261,7 @@ def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample
         ComparedExample(example, first[example], second[example], (keys[0][example], keys[1][example]))
         for example in first.keys() & second.keys()
     ]
-    return sorted(examples, key=lambda example: (-example.change, example.example_id))
+    return sorted(examples, key=ComparedExample.rank)
 
 
 def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
@@ -354,16 +326,8 @@ def _find_scoring_changes(found: RunComparison) -> list[str]:
 
 
 def _list_texts(value: Any) -> set[str]:
-    """Returns every text in a configuration block."""
+    """Returns every string in a configuration block."""
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
         return {text for part in parts for text in _list_texts(part)}
     return {value} if isinstance(value, str) else set()
-
-
-def _find_changes(first: RunOverview, second: RunOverview) -> list[Change]:
-    """Returns the settings that differ; those of the older run may have been written by an older release."""
-    before, after = (read_regular_file(run.folder / "config.yml", MAX_RECORD_BYTES).decode() for run in (first, second))
-    if (first.started_s or 0) <= (second.started_s or 0):
-        return compare_configs(before, after)
-    return [Change(change.path, change.new, change.old) for change in compare_configs(after, before)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from reinforge.config.document import ABSENT
 from reinforge.evaluation.statistics import format_interval
-from reinforge.files import to_json
-from reinforge.runs.comparison import ComparedExample, RunComparison
+from reinforge.runs.comparison import RunComparison
+from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
 from reinforge.runs.page.charts import Line, Point, draw_chart
 from reinforge.runs.page.elements import Content, build, build_table
+from reinforge.runs.page.sections import format_setting
 from reinforge.runs.run_folder import RunOverview
 from reinforge.view.documents import build_anchor, build_document, build_run_path
 from reinforge.view.episode_pages import build_episode_link
@@ -72,10 +72,9 @@ def _list_points(run: RunOverview) -> list[Point]:
 def _build_examples(found: RunComparison, names: tuple[str, str]) -> Element | None:
     if not found.examples:
         return None
-    better, same, worse = found.count_examples()
+    better, same, worse = count_changes(found.examples)
     text = f"{better:,} examples score higher in {names[1]}, {same:,} the same, {worse:,} lower."
-    up = [example for example in found.examples if example.change > 0][:MAX_EXAMPLES]
-    down = [example for example in reversed(found.examples) if example.change < 0][:MAX_EXAMPLES]
+    up, down = choose_changed(found.examples, MAX_EXAMPLES)
     tables = [
         build_table(("example", *names, "change"), (_build_example(example, names) for example in examples), title)
         for title, examples in ((f"Higher in {names[1]}", up), (f"Lower in {names[1]}", down))
@@ -94,12 +93,8 @@ def _build_example(example: ComparedExample, names: tuple[str, str]) -> tuple[Co
 
 
 def _build_settings(found: RunComparison, names: tuple[str, str]) -> Element:
-    rows = [(change.path, _format_value(change.old), _format_value(change.new)) for change in found.changes]
+    rows = [(change.path, format_setting(change.old), format_setting(change.new)) for change in found.changes]
     heading = build("h2", "Settings that differ")
     if not rows:
         return build("section", heading, build("p", "None."), id="settings")
     return build("section", heading, build_table(("setting", *names), rows, "Settings that differ"), id="settings")
-
-
-def _format_value(value: object) -> str:
-    return "" if value is ABSENT else to_json(value)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from reinforge.config.document import ABSENT
-from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import to_json
+from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
 from reinforge.runs.page.charts import Line, Point, draw_chart
 from reinforge.runs.page.chats import ChatStyle, build_chat
-from reinforge.runs.page.content import ChangedExample, EpisodeGroup, PageContent
+from reinforge.runs.page.content import MAX_EXAMPLES, EpisodeGroup, PageContent
 from reinforge.runs.page.elements import Content, build, build_details, build_table
 from reinforge.runs.rows import MISSING, EpisodeHead, EpochMetrics, fill_gaps
 from reinforge.types.evaluation import MetricSummary
@@ -19,13 +19,7 @@ from reinforge.types.evaluation import MetricSummary
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric of the training jobs that gets a chart of its own.
-
-    Attributes:
-        key: Its name in `training_metrics.jsonl`.
-        title: What it is.
-        meaning: How to read it.
-    """
+    """A metric of the training jobs that gets a chart of its own; `key` is its name in `training_metrics.jsonl`."""
 
     key: str
     title: str
@@ -72,7 +66,13 @@ def build_rewards(content: PageContent) -> Element:
         Line("validation reward (select)", "validation", select),
     ]
     rows = [
-        (change.metric, change.split, _format_mean(change.before), _format_mean(change.after), _format_change(change))
+        (
+            change.metric,
+            change.split,
+            _format_mean(change.before),
+            _format_mean(change.after),
+            "" if change.improvement is None else str(change.improvement),
+        )
         for change in content.summary.evaluators
     ]
     header = ("evaluator", "split", "base model", "trained model", "change, 95 % interval")
@@ -87,10 +87,6 @@ def build_rewards(content: PageContent) -> Element:
 
 def _format_mean(summary: MetricSummary | None) -> str:
     return "" if summary is None else format_interval(summary.mean, summary.ci_low, summary.ci_high)
-
-
-def _format_change(change: MetricChange) -> str:
-    return "" if change.improvement is None else str(change.improvement)
 
 
 def build_measures(content: PageContent) -> Element | None:
@@ -115,11 +111,11 @@ def build_examples(content: PageContent) -> Element | None:
     """Returns what changed on the examples of the verdict; None: there was no verdict."""
     if not content.examples:
         return None
-    better, worse = content.list_flipped()
-    counts = [sum(test(example.change) for example in content.examples) for test in (_is_up, _is_zero, _is_down)]
+    better, worse = choose_changed(content.examples, MAX_EXAMPLES)
+    up, same, down = count_changes(content.examples)
     text = (
-        f'Of {len(content.examples):,} confirm examples, {counts[0]:,} score higher in "{content.metric}" than with '
-        f"the base model, {counts[1]:,} the same and {counts[2]:,} lower."
+        f'Of {len(content.examples):,} confirm examples, {up:,} score higher in "{content.metric}" than with '
+        f"the base model, {same:,} the same and {down:,} lower."
     )
     return build(
         "section",
@@ -131,19 +127,7 @@ def build_examples(content: PageContent) -> Element | None:
     )
 
 
-def _is_up(change: float) -> bool:
-    return change > 0
-
-
-def _is_zero(change: float) -> bool:
-    return change == 0
-
-
-def _is_down(change: float) -> bool:
-    return change < 0
-
-
-def _build_changes(content: PageContent, title: str, examples: list[ChangedExample]) -> list[Element]:
+def _build_changes(content: PageContent, title: str, examples: list[ComparedExample]) -> list[Element]:
     if not examples:
         return []
     parts = [build("h3", title)]
@@ -152,7 +136,7 @@ def _build_changes(content: PageContent, title: str, examples: list[ChangedExamp
             build("div", build("h4", name), _build_episode(content, key))
             for name, key in zip(("base model", "trained model"), example.keys, strict=True)
         ]
-        head = f"{example.example_id}: {example.before:.3g} to {example.after:.3g}"
+        head = f"{example.example_id}: {example.first:.3g} to {example.second:.3g}"
         parts.append(build_details(head, build("div", arms, class_="side")))
     return parts
 
@@ -225,12 +209,8 @@ def build_outcomes(content: PageContent) -> Element:
 
 
 def build_settings(content: PageContent, command: str) -> Element:
-    """Returns the settings that differ from their default, all settings, and how to run it again.
-
-    Args:
-        command: The command that runs it again.
-    """
-    rows = [(change.path, _format_value(change.new), _format_value(change.old)) for change in content.settings]
+    """Returns the settings that differ from their default, all settings, and the command that runs it again."""
+    rows = [(change.path, format_setting(change.new), format_setting(change.old)) for change in content.settings]
     return build(
         "section",
         build("h2", "Settings"),
@@ -242,5 +222,5 @@ def build_settings(content: PageContent, command: str) -> Element:
     )
 
 
-def _format_value(value: object) -> str:
+def format_setting(value: object) -> str:
     return "" if value is ABSENT else to_json(value)
