@@ -42,8 +42,6 @@ def run_and_exit(
     """Runs something, prints and returns its summary, or ends the process with the exit code of the failure.
 
     Args:
-        run: The work.
-        debug: Print the traceback of a failure.
         require_improvement: Exit with code 3 if the model was not promoted.
         at_end: Returns lines to print after the summary.
     """

@@ -38,11 +38,7 @@ CLUSTERS = "clusters"
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """One evaluator on the trained models of two runs.
-
-    Attributes:
-        difference: Second minus first.
-    """
+    """One evaluator on the trained models of two runs; the difference is second minus first."""
 
     metric: str
     first: MetricSummary

@@ -45,13 +45,7 @@ def find_display() -> Display | None:
 
 
 class NotebookProgress(PlainProgress):
-    """Shows a run in one output: its name, the latest lines, and what it is doing now.
-
-    Args:
-        display: Shows and replaces outputs.
-        every_s: Seconds between two updates of the output.
-        clock: Returns seconds.
-    """
+    """Shows a run in one output: its name, the latest lines, and what it is doing now."""
 
     def __init__(self, display: Display, every_s: float = 0.5, clock: Clock = time.monotonic):
         super().__init__(io.StringIO(), every_s, clock)

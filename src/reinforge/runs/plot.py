@@ -46,15 +46,11 @@ def draw_reward_plot(
     title: str,
     confirm: Mapping[str, MetricSummary | None] | None = None,
 ) -> None:
-    """Writes the plot of a run as a PNG of 1000 x 600 pixels. Can be called from any thread.
+    """Writes the plot of a run as a PNG of 1000 x 600 pixels, whole or not at all. Can be called from any thread.
 
     Args:
-        path: The file; it is replaced as a whole.
         validation_history: One row per validation; epoch -1 is the baseline.
         confirm: The arms of the verdict, `base` and `tuned`.
-
-    Raises:
-        StorageError: The file cannot be written.
     """
     figure = build_reward_figure(reward_history, validation_history, title, confirm)
     unfinished = path.with_name(f".{path.name}.unfinished")

@@ -152,12 +152,7 @@ class _Counters:
 
 
 class PlainProgress:
-    """Writes plain lines, for a stream that is not a terminal.
-
-    Args:
-        stream: None: standard error.
-        every_s: Seconds between two progress lines.
-    """
+    """Writes plain lines, to standard error or another stream that is not a terminal."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = 5.0, clock: Clock = time.monotonic):
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
@@ -294,9 +289,7 @@ def default_progress(
 ) -> RunProgress:
     """Returns the display that fits a stream: live on a terminal, plain lines elsewhere and under CI or TERM=dumb.
 
-    Args:
-        stream: Where to draw; None: standard error, so that standard output stays free for results.
-        environment: Where `CI`, `TERM` and `NO_COLOR` are read; None: the process's environment.
+    The default is standard error, so that standard output stays free for results.
     """
     stream = stream if stream is not None else sys.stderr
     environment = environment if environment is not None else os.environ

@@ -30,15 +30,7 @@ VALIDATIONS = ("BASELINE", "VALIDATE")
 
 
 class TrackedProgress:
-    """Shows a run on its display and sends its metrics to trackers.
-
-    Args:
-        display: What the user sees.
-        trackers: Trackers by name.
-        run: The run.
-        journal: The run's journal; keeps what was sent.
-        clock: Returns seconds since the Unix epoch.
-    """
+    """Shows a run on its display and sends its metrics to trackers; the journal keeps what was sent."""
 
     def __init__(
         self,
@@ -236,11 +228,7 @@ def _divide(count: int | None, total: int | None) -> float | None:
 
 @dataclass
 class StepCount:
-    """Counts the optimizer steps of a run, epoch by epoch; a job of a backend that reports none counts as one step.
-
-    Attributes:
-        steps: Steps so far.
-    """
+    """Counts the optimizer steps of a run, epoch by epoch; a job of a backend that reports none counts as one step."""
 
     steps: int = 0
 
@@ -274,9 +262,6 @@ class TrackerSender:
     resumed sends no point twice, and loses at most the one that it was sending.
 
     Args:
-        name: Name of the tracker in the configuration.
-        tracker: The tracker.
-        run: The run.
         sent: Last step of each metric that earlier processes recorded as sent.
         record: Records the last steps on disk before it returns.
     """
@@ -293,12 +278,7 @@ class TrackerSender:
         self._queue.put(point)
 
     def finish(self, status: str, timeout_s: float) -> bool:
-        """Waits until everything is sent and the run is closed; returns False if that takes longer.
-
-        Args:
-            status: How the run ended.
-            timeout_s: How long to wait; what is left then may not be sent.
-        """
+        """Waits until everything is sent and the run is closed; returns False if that takes longer."""
         self._queue.put(status)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -37,11 +37,7 @@ class MLflowConfig(TrackerConfig, name="mlflow"):
 
 
 class MLflowTracker(Tracker):
-    """Writes into one MLflow run, which a resumed run finds by its tag.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes into one MLflow run, which a resumed run finds by its tag."""
 
     def __init__(self, config: MLflowConfig):
         self.config = config

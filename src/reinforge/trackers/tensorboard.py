@@ -28,11 +28,7 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
 
 
 class TensorBoardTracker(Tracker):
-    """Writes event files; a resumed run writes them anew from its record.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes event files; a resumed run writes them anew from its record."""
 
     def __init__(self, config: TensorBoardConfig):
         self.config = config

@@ -23,11 +23,7 @@ class TrackioConfig(TrackerConfig, name="trackio"):
 
 
 class TrackioTracker(Tracker):
-    """Writes into one Trackio run on this machine, whose id is the key of the run.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes into one Trackio run on this machine, whose id is the key of the run."""
 
     def __init__(self, config: TrackioConfig):
         self.config = config

@@ -44,22 +44,14 @@ class WandbConfig(TrackerConfig, name="wandb"):
 
 
 class WandbTracker(Tracker):
-    """Writes into one W&B run, whose id is the key of the run.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes into one W&B run, whose id is the key of the run."""
 
     def __init__(self, config: WandbConfig):
         self.config = config
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Opens the W&B run; W&B cannot tell which steps it has.
-
-        Raises:
-            BackendError: There is no login.
-        """
+        """Opens the W&B run; W&B cannot tell which steps it has."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 

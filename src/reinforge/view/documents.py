@@ -16,12 +16,7 @@ Trail = Sequence[tuple[str, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How a page learns that it is out of date.
-
-    Attributes:
-        path: Address that returns the version; `/events` below it sends each change.
-        version: The version that the page shows.
-    """
+    """How a page learns that it is out of date: `path` returns the version, `/events` below it sends each change."""
 
     path: str
     version: str
@@ -45,14 +40,7 @@ def build_run_path(name: str, page: str = "") -> str:
 
 
 def build_document(title: str, content: Sequence[Content], *, trail: Trail, live: Live | None = None) -> Element:
-    """Returns a page.
-
-    Args:
-        title: Its heading, and the title of its tab.
-        content: Its sections.
-        trail: The pages in its navigation.
-        live: How it learns of changes; None: it does not.
-    """
+    """Returns a page with a title and the pages in its navigation; `live`: how it learns of changes."""
     head = build(
         "head",
         build("meta", charset="utf-8"),

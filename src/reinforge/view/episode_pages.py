@@ -20,13 +20,7 @@ HEADER = ("episode", "phase", "epoch", "example", "sample", "outcome", "reward",
 
 
 def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offset: int, live: Live) -> Element:
-    """Returns the list of a run's episodes with its filters.
-
-    Args:
-        name: The run.
-        offset: The first row that the page itself holds.
-        live: How the page learns of changes.
-    """
+    """Returns the list of a run's episodes with its filters; the page itself holds the rows from `offset` on."""
     found = table.select(query)
     path = build_run_path(name, "episodes")
     rows = found[offset : offset + FIRST_ROWS]
@@ -114,15 +108,7 @@ def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -
 def build_episode_page(
     name: str, episode: ListedEpisode, row: EpisodeRow, table: EpisodeTable, style: ChatStyle, query: EpisodeQuery
 ) -> Element:
-    """Returns one episode as a chat, beside the episodes that it was compared with.
-
-    Args:
-        name: The run.
-        episode: What the list shows of it.
-        row: What it holds.
-        style: How its replies are split and coloured.
-        query: The list that it was chosen from.
-    """
+    """Returns one episode as a chat, beside the episodes that it was compared with and the list it was chosen from."""
     raw = build_anchor("JSON", build_link(build_run_path(name, "episode.json"), key=episode.key))
     back = build_anchor("list", build_link(build_run_path(name, "episodes"), **query.as_dict()))
     chat = build_chat(row, style)

@@ -26,13 +26,11 @@ _Group = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQuery:
-    """Which episodes to list, and how; the same in the address of the page.
+    """Which episodes to list, and how; the same in the address of the page. Empty or None: all.
 
     Attributes:
-        phase: Only this phase; empty: all.
-        epoch: Only this epoch; None: all.
-        outcome: Only this outcome; empty: all; `failed`: all but `ok`.
-        example: Only examples whose id contains this text.
+        outcome: `failed`: all but `ok`.
+        example: Only examples whose id contains this string.
         order: One of `ORDERS`.
     """
 
@@ -44,11 +42,7 @@ class EpisodeQuery:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> EpisodeQuery:
-        """Returns the query of an address.
-
-        Raises:
-            ValueError: A value is none that is allowed.
-        """
+        """Returns the query of an address; a `ValueError` names a value that is not allowed."""
         order = given.get("order") or "oldest"
         if order not in ORDERS:
             raise ValueError(f'order: found "{order}", expected one of {", ".join(ORDERS)}')
@@ -67,11 +61,7 @@ class EpisodeQuery:
 
 
 class EpisodeTable:
-    """Every episode of a run, without its messages.
-
-    Args:
-        folder: The run folder.
-    """
+    """Every episode of a run, without its messages."""
 
     def __init__(self, folder: Path):
         self._reader = JournalReader(folder)
@@ -87,11 +77,7 @@ class EpisodeTable:
         self.phases: Counter[str] = Counter()
 
     def update(self) -> None:
-        """Reads what was recorded since the last time.
-
-        Raises:
-            StorageError: The journal cannot be read.
-        """
+        """Reads what was recorded since the last time."""
         extent = self._reader.find_extent()
         if extent == self._extent:
             return

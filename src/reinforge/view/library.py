@@ -50,11 +50,7 @@ class _ReadRun:
 
 
 class _Recent(OrderedDict[Path, T], Generic[T]):
-    """Keeps what was used last.
-
-    Args:
-        most: How many to keep.
-    """
+    """Keeps what was used last."""
 
     def __init__(self, most: int):
         super().__init__()
@@ -70,11 +66,7 @@ class _Recent(OrderedDict[Path, T], Generic[T]):
 
 
 class RunLibrary:
-    """Reads the runs of a folder; for one thread at a time.
-
-    Args:
-        output_dir: Folder of the run folders.
-    """
+    """Reads the runs of a folder; for one thread at a time."""
 
     def __init__(self, output_dir: Path):
         self.output_dir = output_dir.expanduser()
@@ -136,11 +128,7 @@ class RunLibrary:
         return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
 
     def read_table(self, folder: Path) -> EpisodeTable:
-        """Returns the list of a run's episodes, up to date.
-
-        Raises:
-            StorageError: The journal cannot be read.
-        """
+        """Returns the list of a run's episodes, up to date."""
         table = self._tables.find(folder, lambda: EpisodeTable(folder))
         table.update()
         return table

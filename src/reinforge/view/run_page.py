@@ -21,11 +21,7 @@ from reinforge.view.episode_table import EpisodeTable
 
 
 def build_trail(name: str, page: str) -> Trail:
-    """Returns the navigation of a run's pages.
-
-    Args:
-        page: The page itself: `overview`, `episodes`, or empty for one below them.
-    """
+    """Returns the navigation of a run's pages; `page` is `overview`, `episodes`, or empty for one below them."""
     return [
         ("Runs", "/"),
         (name, build_run_path(name) if page != "overview" else None),
@@ -34,16 +30,7 @@ def build_trail(name: str, page: str) -> Trail:
 
 
 def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, live: Live) -> Element:
-    """Returns the page of a run.
-
-    Args:
-        overview: The run at a glance; its journal can be read.
-        activity: What it is doing; empty: it does not run.
-        live: How the page learns of changes.
-
-    Raises:
-        StorageError: The journal cannot be read.
-    """
+    """Returns the page of a run whose journal can be read, with what it is doing now."""
     content, name = read_figures(overview), overview.folder.name
     parts: list[Content] = [
         _build_activity(overview, activity),
@@ -144,13 +131,7 @@ HEADER = ("compare", "run", "status", "method", "model", "epochs", "reward", "ve
 def build_run_list(
     output_dir: Path, runs: Sequence[tuple[RunOverview, Mapping[str, Any]]], search: str, live: Live
 ) -> Element:
-    """Returns the list of the runs of a folder.
-
-    Args:
-        runs: Its runs with their configurations, the latest one first.
-        search: Only runs whose row contains this text.
-        live: How the page learns of changes.
-    """
+    """Returns the list of the runs of a folder with their configurations, of which a search shows some."""
     rows = [_build_row_of_any(run, config) for run, config in runs]
     found = [row for text, row in rows if search.lower() in text.lower()]
     if not runs:

@@ -49,14 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_port(wanted: int | None, default: int) -> int:
-    """Returns a free port.
-
-    Args:
-        wanted: The port to use; None: `default`, or any other if that is taken.
-
-    Raises:
-        ConfigError: The wanted port is taken.
-    """
+    """Returns the wanted port, which must be free; without one `default`, or any other if that is taken."""
     port = default if wanted is None else wanted
     try:
         with socket.create_server((LOOPBACK, port)) as listener:
@@ -72,12 +65,8 @@ class ViewServer:
     """Serves the runs of a folder; an async context manager.
 
     Args:
-        output_dir: Folder of the run folders.
-        port: The TCP port; 0: the operating system chooses.
+        port: 0: the operating system chooses.
         poll_s: Seconds between two looks at the files of an open page's run.
-
-    Attributes:
-        port: The TCP port.
     """
 
     def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S):

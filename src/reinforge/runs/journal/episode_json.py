@@ -47,11 +47,7 @@ def dump_episode(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def parse_episode(data: dict[str, Any], item: EvalInputItem) -> EpisodeRecord:
-    """Returns an episode from what `dump_episode` wrote; the data of its marks comes back as plain JSON values.
-
-    Args:
-        item: Its example.
-    """
+    """Returns an episode of an example; the data of its marks comes back as plain JSON values."""
     key = EpisodeKey(data["phase"], data["epoch"], data["example_id"], data["generation"], data["round"])
     return EpisodeRecord(
         key,

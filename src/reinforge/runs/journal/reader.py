@@ -174,11 +174,7 @@ class JournalReader:
         return [key for (key,) in self._rows(f"SELECT key FROM episodes{where} LIMIT ?", (*values, limit))]
 
     def dialogues(self, phase: str, epoch: int | None = None, limit: int | None = None) -> list[EpisodeRow]:
-        """Returns the episodes of multi-agent protocols, in the order of their keys.
-
-        Args:
-            limit: At most this many; None: all.
-        """
+        """Returns the episodes of multi-agent protocols, in the order of their keys."""
         where, values = _build_filter(phase, epoch)
         tail = f"{where} AND {_IS_DIALOGUE} ORDER BY epoch, example_id, generation, round LIMIT ?"
         rows = self._read("episodes", tail, (*values, -1 if limit is None else limit))
@@ -198,14 +194,7 @@ class JournalReader:
     def _read(
         self, table: str, tail: str = "", parameters: tuple[Any, ...] = (), *, parse: bool = True
     ) -> list[dict[str, Any]]:
-        """Returns rows of a table by column, each compared with its checksum.
-
-        Args:
-            parse: Return the columns that hold JSON as values, not as text.
-
-        Raises:
-            DamagedJournal: A row is damaged.
-        """
+        """Returns rows by column, each compared with its checksum; `parse` turns columns that hold JSON into values."""
         names = list(read_columns()[table])
         if self.is_empty():
             return []

@@ -60,9 +60,6 @@ def create_tables(db: sqlite3.Connection, database: Path | None = None) -> None:
     Args:
         db: A connection in autocommit mode.
         database: The SQLite file, for messages; None: it is in memory.
-
-    Raises:
-        ConfigError: The journal has another format.
     """
     (found,) = db.execute("PRAGMA user_version").fetchone()
     if found == 0:
@@ -127,12 +124,7 @@ def insert_row(db: sqlite3.Connection, table: str, *, keep_existing: bool = Fals
 
 
 def update_rows(db: sqlite3.Connection, table: str, changes: dict[str, Any], where: str, **parameters: Any) -> None:
-    """Changes columns of the rows that a condition selects, and their checksums.
-
-    Args:
-        changes: New values by column; not that of the key.
-        parameters: Values of the condition.
-    """
+    """Changes columns, but not the key, of the rows that a condition with parameters selects, and their checksums."""
     names = list(read_columns()[table])
     for row in db.execute(f"SELECT {', '.join(names)} FROM {table} WHERE {where}", parameters).fetchall():
         insert_row(db, table, **{**dict(zip(names, row, strict=True)), **changes})
@@ -169,15 +161,12 @@ class CheckedRow:
 def check_rows(
     db: sqlite3.Connection, table: str, *, backwards: bool = False, newest: int | None = None
 ) -> Iterator[CheckedRow]:
-    """Yields every row of a table with what is wrong with it.
+    """Yields every row of a table with what is wrong with it, until a page cannot be read.
 
     Args:
         db: A connection of its own; what it returns for text is changed.
         backwards: From the last key on, which reaches the rows behind a page that cannot be read.
-        newest: Only so many rows, those that were written last; the table must have row ids. None: all.
-
-    Raises:
-        sqlite3.DatabaseError: A page cannot be read.
+        newest: Only so many rows, those that were written last; None: all.
     """
     db.text_factory = bytearray  # text that is no longer UTF-8 must be readable too; a blob stays `bytes`
     names = list(read_columns()[table])

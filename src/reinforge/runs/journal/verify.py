@@ -41,14 +41,7 @@ NOT_NEEDED = "not needed"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem in a run folder.
-
-    Attributes:
-        what: File or folder, relative to the run folder, or an entry of the journal.
-        problem: What was found.
-        fix: What repairs it, or why it does not matter, as one sentence.
-        is_damage: False: a harmless leftover.
-    """
+    """One problem in a run folder; `is_damage` is False for a harmless leftover."""
 
     what: str
     problem: str
@@ -61,9 +54,7 @@ class Verification:
     """The result of checking a run folder.
 
     Attributes:
-        overview: The run.
         checked: What was checked -> what was found intact.
-        findings: Every problem.
         resume: Where `--resume` resumes; None: it restarts from the beginning, or the run cannot be resumed.
     """
 

@@ -15,13 +15,7 @@ NUM_TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value of a line.
-
-    Attributes:
-        epoch: Its epoch; -1 is the base model.
-        value: The value; None: unknown.
-        low, high: Its 95 % interval; None: unknown.
-    """
+    """One value of a line; epoch -1 is the base model, None is unknown, `low` and `high` are the 95 % interval."""
 
     epoch: float
     value: float | None
@@ -43,11 +37,8 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: What it shows; part of the legend.
         style: Class of the style sheet.
-        points: Its values, by epoch.
         is_band: Draw the intervals as a band, not as whiskers.
-        is_joined: Join the points by a line.
     """
 
     name: str
@@ -100,13 +91,7 @@ def choose_ticks(low: float, high: float) -> list[float]:
 
 
 def draw_chart(title: str, lines: Sequence[Line], *, width: int = 720, height: int = 260) -> Element:
-    """Returns a chart of lines over the epochs, with its legend.
-
-    Args:
-        title: What it shows, for readers of screens.
-        lines: Its lines; the first is drawn below the others.
-        width: Width in units of the drawing; the page scales it.
-    """
+    """Returns a chart of lines over the epochs, with its legend; the first line is drawn below the others."""
     scale = _Scale(lines, width, height, 52)
     svg = build("svg", viewBox=f"0 0 {width} {height}", role="img", aria_label=title, class_="chart")
     svg.extend(_draw_axes(scale))

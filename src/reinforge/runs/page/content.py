@@ -48,16 +48,12 @@ class PageContent:
     """Everything that the page shows.
 
     Attributes:
-        summary: How it ended, or what is known of a run that has not.
         metric: The evaluator of the verdict; empty: there was none.
         examples: Every example of the verdict, the most improved first.
         groups: Some groups of the last epoch, those with the widest spread first.
         chosen: Titles and the episodes below them.
-        rows: Every episode that is shown, by key.
         baselines: Mean reward of the group of each shown training episode, by key.
         outcomes: Outcome, reason and count, the commonest first.
-        settings: Settings that differ from their default.
-        is_running: A process works on the run, so more is to come.
     """
 
     overview: RunOverview
@@ -79,11 +75,7 @@ class PageContent:
 
 
 def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent:
-    """Returns what the page of a run shows; `summary` is read from the folder if it is None.
-
-    Raises:
-        StorageError: The journal cannot be read.
-    """
+    """Returns what the page of a run shows; `summary` is read from the folder if it is None."""
     content, reader, config = read_figures(read_overview(folder), summary), JournalReader(folder), read_config(folder)
     content.outcomes = reader.count_outcomes()[:MAX_REASONS]
     content.texts = TokenTexts.find(folder, config)
@@ -96,11 +88,7 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
 
 
 def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> PageContent:
-    """Returns the figures and settings that the page of a run shows, without its episodes.
-
-    Raises:
-        StorageError: The journal cannot be read.
-    """
+    """Returns the figures and settings that the page of a run shows, without its episodes."""
     folder, reader = overview.folder, JournalReader(overview.folder)
     validations = reader.validations()
     shown = summary or overview.summary or summarize_killed_run(folder, validations, read_config(folder))

@@ -19,10 +19,9 @@ def build(tag: str, *content: Content | Iterable[Content], **attributes: Any) ->
     """Returns an element.
 
     Args:
-        tag: Its name, such as `p`.
-        content: Its parts in order; None is left out. Text is shown as it is, with control characters made visible
-            and secrets hidden.
-        attributes: Its attributes; `class_` stands for `class`, `_` in a name for `-`, None leaves one out.
+        content: Its parts in order; None is left out. Strings have their control characters made visible and secrets
+            hidden.
+        attributes: `class_` stands for `class`, `_` in a name for `-`, None leaves one out.
     """
     element = Element(tag)
     for name, value in attributes.items():
@@ -48,13 +47,7 @@ def _append(element: Element, part: Content) -> None:
 
 
 def build_table(header: Sequence[str], rows: Iterable[Sequence[Content]], caption: str) -> Element:
-    """Returns a table; cells whose text is a number are aligned by the style sheet.
-
-    Args:
-        header: Names of the columns.
-        rows: One cell per column.
-        caption: What the table shows, for readers of screens.
-    """
+    """Returns a table; the caption is for readers of screens. The style sheet aligns cells that are numbers."""
     return build(
         "div",
         build(

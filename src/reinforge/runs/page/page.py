@@ -32,14 +32,10 @@ COLOURS = {
 
 
 def write_page(folder: Path, summary: RunSummary | None = None, path: Path | None = None) -> Path:
-    """Writes the page of a run and returns its path.
+    """Writes the page of a run, `report.html` in its folder or `path`, and returns its path.
 
     Args:
         summary: How the run ended; None: read it from the folder.
-        path: The file; None: `report.html` in the run folder.
-
-    Raises:
-        StorageError: The journal cannot be read, or the file cannot be written.
     """
     target = path or folder / PAGE
     replace_file(target, to_html(build_page(read_content(folder, summary))))
