@@ -59,7 +59,6 @@ def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:
 
 
 def parse_existing_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """Returns a file argument as a path; a missing file is a usage error."""
     if value is None:
         return None
     path = Path(value)

@@ -105,7 +105,6 @@ def find_failure(stream: io.TextIOWrapper | None) -> OSError | None:
 
 
 def read_exit_code(leaving: SystemExit) -> int:
-    """Returns the exit code of a SystemExit; text is printed, as Python does."""
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     print_error(str(leaving.code))

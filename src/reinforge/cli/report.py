@@ -62,7 +62,6 @@ def run_and_exit(
 
 @contextmanager
 def exit_on_error(*, as_json: bool, debug: bool) -> Iterator[None]:
-    """Prints an error and ends the process with its exit code."""
     try:
         yield
     except ReinforgeError as error:
@@ -110,7 +109,6 @@ class Command(GroupedCommand):
 
 
 def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
-    """Prints what went wrong and what to do, and ends the process."""
     if debug:
         say("".join(traceback.format_exception(error)), err=True)
     if as_json:

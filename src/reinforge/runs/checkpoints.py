@@ -75,7 +75,6 @@ class Checkpoints:
         return self.run / name
 
     def find_damage(self, name: str) -> str | None:
-        """Returns what is wrong with a checkpoint; None: nothing."""
         return find_damage(self.run / name)
 
     def read_state(self, name: str) -> dict[str, Any] | None:
@@ -87,7 +86,6 @@ class Checkpoints:
         return found if isinstance(found, dict) and found else None
 
     def remove_except(self, kept: Collection[str]) -> list[str]:
-        """Removes all other checkpoints; returns their names."""
         dropped = [name for name in self.names() if name not in kept]
         for name in dropped:
             remove_folder(self.run / name)

@@ -71,7 +71,6 @@ class RunComparison:
     notes: list[str] = field(default_factory=list)
 
     def conclude(self) -> str:
-        """Returns which run's model is better in the first metric, or that no difference was shown."""
         if not self.metrics:
             return "The two runs have no score in common."
         found = self.metrics[0]
@@ -89,7 +88,6 @@ class RunComparison:
         return f"No difference in {metric} was shown: its 95 % interval {found.difference} includes 0."
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the comparison, ready for JSON."""
         return {
             "first": self.first.as_dict(),
             "second": self.second.as_dict(),
@@ -213,7 +211,6 @@ def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, s
 
 
 def _list_metrics(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
-    """Returns the evaluators that both have, the one of the verdict first."""
     names = [list(dict.fromkeys(name for head in arm.heads for name in head.scores)) for arm in arms]
     shared = [name for name in names[0] if name in names[1]]
     tuned = [run.summary.confirm_tuned for run in (found.second, found.first) if run.summary is not None]
@@ -235,7 +232,6 @@ def _get_block(config: Any, *path: str) -> dict[str, Any]:
 
 
 def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> ComparedMetric | None:
-    """Returns one metric of both runs; None: too few examples have a score."""
     scores = [arm.read_scores(metric) for arm in arms]
     if found.is_paired:
         ids = scores[0].keys() & scores[1].keys()
@@ -261,7 +257,6 @@ def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample
 
 
 def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
-    """Returns what to know of the examples and the runs before the figures are believed."""
     notes = []
     if found.split == SELECT:
         notes.append(
@@ -292,7 +287,6 @@ def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
 
 
 def _find_changed_code(found: RunComparison) -> list[str]:
-    """Returns the Python files and functions of the user that both runs recorded, and that differ."""
     recorded: list[dict[str, str]] = []
     for run in (found.first, found.second):
         provenance = (run.record.facts.get("provenance") if run.record is not None else None) or {}
@@ -322,7 +316,6 @@ def _find_scoring_changes(found: RunComparison) -> list[str]:
 
 
 def _list_texts(value: Any) -> set[str]:
-    """Returns every string in a configuration block."""
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
         return {text for part in parts for text in _list_texts(part)}

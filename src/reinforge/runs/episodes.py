@@ -50,12 +50,10 @@ class ComparedExample:
         return self.second - self.first
 
     def rank(self) -> tuple[float, str]:
-        """Sorts the most improved first."""
         return (-self.change, self.example_id)
 
 
 def count_changes(examples: Sequence[ComparedExample]) -> tuple[int, int, int]:
-    """Returns how many examples score higher, the same, and lower."""
     changes = [example.change for example in examples]
     return sum(each > 0 for each in changes), sum(each == 0 for each in changes), sum(each < 0 for each in changes)
 

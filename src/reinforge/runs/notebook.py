@@ -60,12 +60,10 @@ class NotebookProgress(PlainProgress):
         self._draw()
 
     def close(self) -> None:
-        """Shows the last lines, without what the run was doing."""
         self._is_closed = True
         self._draw()
 
     def show_summary(self, summary: RunSummary) -> None:
-        """Shows how the run ended, with the plot of its rewards if there is one."""
         text = "\n".join(summary.closing_lines(color=False))
         plot = summary.folder / PLOT
         content = _format_block(text)
@@ -105,8 +103,7 @@ class NotebookProgress(PlainProgress):
             self._display = _show_nothing
 
 
-def _show_nothing(bundle: dict[str, str], *, raw: bool, display_id: str, update: bool) -> None:
-    """Shows nothing."""
+def _show_nothing(bundle: dict[str, str], *, raw: bool, display_id: str, update: bool) -> None: ...
 
 
 def _format_block(text: str) -> str:

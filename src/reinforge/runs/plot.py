@@ -161,7 +161,6 @@ def _draw_confirm(axes: Any, confirm: Mapping[str, MetricSummary | None] | None,
 
 
 def _draw_stages(axes: Any, rows: Sequence[EpochMetrics]) -> None:
-    """Draws a line before the first epoch of each stage of a pipeline, with the stage's name at its top."""
     firsts: dict[str, int] = {}
     for row in rows:
         if row.stage is not None:

@@ -348,7 +348,6 @@ def format_size(count: int) -> str:
 
 
 def find_run_folders(output_dir: Path) -> list[Path]:
-    """Returns the run folders in a folder, by name."""
     paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
     return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
 

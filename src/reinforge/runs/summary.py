@@ -89,7 +89,6 @@ class RunSummary:
     stages: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what `summary.json` holds."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         plain = {name: value.as_dict() if hasattr(value, "as_dict") else value for name, value in values.items()}
         versions = [version.as_dict() for version in self.policy_versions]
@@ -109,7 +108,6 @@ class RunSummary:
 
     @property
     def is_incomplete(self) -> bool:
-        """True if the run did not reach its end."""
         return self.status != "completed"
 
     def record_best_so_far(self, baseline: ValidationRow, best: ValidationRow, metric: str) -> None:
@@ -168,7 +166,6 @@ class RunSummary:
         return [*page, "report.md", *(["reward_plot.png"] if can_draw_plots() else [])]
 
     def _list_results(self) -> list[tuple[str, str]]:
-        """Returns the rewards, the verdict and the best checkpoint."""
         reason = " ".join(self.reason.split())
         verdict = {True: "yes", False: "no", None: "no verdict"}[self.promoted]
         pairs = [("reward", self._format_reward())]
@@ -210,7 +207,6 @@ class RunSummary:
         return [("did", ", ".join(did)), ("next", "run it without --smoke; figures of two examples say nothing")]
 
     def closing_lines(self, color: bool) -> list[str]:
-        """Returns the last lines of a run on the terminal."""
         tone = (
             "green" if self.promoted and self.status == "completed" else "red" if self.status == "failed" else "yellow"
         )

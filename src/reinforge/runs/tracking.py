@@ -61,7 +61,6 @@ class TrackedProgress:
         self.display.start(run_id, folder, num_epochs, settings)
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Shows the stage, and measures how long the one before it took."""
         self._end_stage()
         self._stage = stage
         self.display.stage(epoch, stage, total)
@@ -71,7 +70,6 @@ class TrackedProgress:
         self.display.episode(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Shows the epoch and sends its metrics, with the seconds of its stages."""
         self.display.epoch_done(metrics)
         self._end_stage()
         times = {stage: seconds for stage, seconds in self._times.items() if stage not in VALIDATIONS}
@@ -79,14 +77,12 @@ class TrackedProgress:
         self._times.clear()
 
     def validation(self, row: ValidationRow) -> None:
-        """Shows the validation and sends its metrics."""
         self.display.validation(row)
         self._end_stage()
         times = {stage: self._times.pop(stage) for stage in VALIDATIONS if stage in self._times}
         self._send_validation(row, name_times(times))
 
     def note(self, text: str) -> None:
-        """Shows a message."""
         self.display.note(text)
 
     def finish(self, summary: RunSummary) -> None:
@@ -196,7 +192,6 @@ def name_validation_metrics(row: ValidationRow) -> dict[str, float]:
 
 
 def name_results(summary: RunSummary) -> dict[str, float]:
-    """Returns the figures of the verdict, by their names on a dashboard; empty: there is none."""
     if summary.improvement is None:
         return {}
     arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
@@ -289,7 +284,6 @@ class TrackerSender:
         return failure or None
 
     def _work(self) -> None:
-        """Runs in the thread."""
         try:
             known = self.tracker.start(self.run)
         except Exception as error:  # noqa: BLE001  a dashboard may raise anything, and the run goes on

@@ -97,7 +97,6 @@ def format_transcripts(found: dict[str, Any], format_: str) -> str:
 def _build_branches(
     output: dict[str, Any], path: Sequence[int], step_rewards: dict[str, float]
 ) -> list[dict[str, Any]]:
-    """Returns the alternatives that follow a path, each with its own alternatives."""
     depth = len(path)
     below = [each["path"] for each in (*output["messages"], *output["branches"]) if each["path"][:depth] == path]
     found = []

@@ -58,6 +58,5 @@ class TensorBoardTracker(Tracker):
 
 @register_tracker(config_type=TensorBoardConfig)
 async def tensorboard(config: TensorBoardConfig, builder: Builder) -> AsyncIterator[TensorBoardTracker]:
-    """Yields the tracker."""
     require_package("tensorboardX", "tensorboard")
     yield TensorBoardTracker(config)

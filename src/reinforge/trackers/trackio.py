@@ -70,6 +70,5 @@ class TrackioTracker(Tracker):
 
 @register_tracker(config_type=TrackioConfig)
 async def trackio(config: TrackioConfig, builder: Builder) -> AsyncIterator[TrackioTracker]:
-    """Yields the tracker."""
     require_package("trackio", "trackio")
     yield TrackioTracker(config)

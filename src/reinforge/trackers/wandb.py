@@ -34,7 +34,6 @@ class WandbConfig(TrackerConfig, name="wandb"):
 
     @property
     def is_offline(self) -> bool:
-        """True if nothing is uploaded."""
         return (self.mode or os.environ.get("WANDB_MODE", "online")) in ("offline", "dryrun", "disabled")
 
     @property
@@ -76,7 +75,6 @@ class WandbTracker(Tracker):
         self._run.define_metric("*", step_metric=STEP)
 
     def log(self, point: MetricPoint) -> None:
-        """Sends the metrics as one row of the history."""
         self._run.log({**point.metrics, STEP: point.step})
 
     def finish(self, status: str) -> None:
@@ -86,6 +84,5 @@ class WandbTracker(Tracker):
 
 @register_tracker(config_type=WandbConfig)
 async def wandb(config: WandbConfig, builder: Builder) -> AsyncIterator[WandbTracker]:
-    """Yields the tracker."""
     require_package("wandb", "wandb")
     yield WandbTracker(config)

@@ -71,5 +71,4 @@ def build_document(title: str, content: Sequence[Content], *, trail: Trail, live
 
 
 def build_problem(title: str, text: str) -> Element:
-    """Returns a page that says what is wrong and what to do."""
     return build_document(title, [build("p", text)], trail=[("Runs", "/")])

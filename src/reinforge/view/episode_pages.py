@@ -140,7 +140,6 @@ def _build_neighbours(name: str, episode: ListedEpisode, table: EpisodeTable, qu
 
 
 def _build_group(name: str, episode: ListedEpisode, table: EpisodeTable) -> Element | None:
-    """Returns the siblings with their rewards; None: there are none."""
     siblings = table.list_siblings(episode)
     if len(siblings) < 2:
         return None
@@ -157,7 +156,6 @@ def _build_group(name: str, episode: ListedEpisode, table: EpisodeTable) -> Elem
 
 
 def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Element | None:
-    """Returns the same example at other times of the run; None: it ran only once."""
     others = table.list_others(episode)
     if not others:
         return None

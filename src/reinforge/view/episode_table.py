@@ -54,7 +54,6 @@ class EpisodeQuery:
         return cls(given.get("phase", ""), number, given.get("outcome", ""), given.get("example", ""), order)
 
     def as_dict(self) -> dict[str, str]:
-        """Returns what an address holds; defaults are left out."""
         values = {"phase": self.phase, "epoch": "" if self.epoch is None else str(self.epoch), "outcome": self.outcome}
         values |= {"example": self.example, "order": "" if self.order == "oldest" else self.order}
         return {name: value for name, value in values.items() if value}
@@ -77,7 +76,6 @@ class EpisodeTable:
         self.phases: Counter[str] = Counter()
 
     def update(self) -> None:
-        """Reads what was recorded since the last time."""
         extent = self._reader.find_extent()
         if extent == self._extent:
             return
@@ -169,7 +167,6 @@ class EpisodeTable:
 
 
 def format_number(value: float | None) -> str:
-    """Returns a number with four digits; nothing if it is unknown."""
     return "" if value is None else f"{value:.4g}"
 
 

@@ -87,7 +87,6 @@ class RunLibrary:
             return None
 
     def list_overviews(self) -> list[RunOverview]:
-        """Returns every run, the latest one first."""
         folders = find_run_folders(self.output_dir)
         for kept in (self._runs, self._configs, self._watched):
             for gone in kept.keys() - set(folders):
@@ -96,7 +95,6 @@ class RunLibrary:
         return sorted(found, key=lambda run: (-(run.started_s or 0.0), run.folder.name))
 
     def read_overview(self, folder: Path) -> RunOverview:
-        """Returns a run at a glance; one that cannot be read is `damaged`, with the reason."""
         return self._read(folder).overview
 
     def read_activity(self, folder: Path) -> str:
@@ -104,7 +102,6 @@ class RunLibrary:
         return self._read(folder).activity
 
     def read_config(self, folder: Path) -> dict[str, Any]:
-        """Returns the resolved configuration of a run; empty where it cannot be read."""
         version = _measure_file(folder / CONFIG)
         known = self._configs.get(folder)
         if known is None or known[0] != version:
@@ -128,7 +125,6 @@ class RunLibrary:
         return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
 
     def read_table(self, folder: Path) -> EpisodeTable:
-        """Returns the list of a run's episodes, up to date."""
         table = self._tables.find(folder, lambda: EpisodeTable(folder))
         table.update()
         return table

@@ -46,7 +46,6 @@ def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, li
 
 
 def _build_activity(overview: RunOverview, activity: str) -> Element:
-    """Returns what the run is doing now, or how to resume it."""
     links: list[Content] = [build_anchor("All episodes", build_run_path(overview.folder.name, "episodes"))]
     if (overview.folder / PAGE).is_file():
         report = build_anchor("Report to share", build_run_path(overview.folder.name, PAGE))
@@ -64,7 +63,6 @@ def _build_activity(overview: RunOverview, activity: str) -> Element:
 
 
 def _build_outcomes(name: str, table: EpisodeTable) -> Element:
-    """Returns how many episodes ended in which way, each a link to them."""
     path = build_run_path(name, "episodes")
     rows: list[tuple[Content, ...]] = [
         (
@@ -93,7 +91,6 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
 
 
 def _build_times(overview: RunOverview) -> Element | None:
-    """Returns where the time went; None: the run has not ended."""
     times = overview.summary.wall_time_s if overview.summary is not None else {}
     total = sum(times.values())
     if not total:
@@ -112,7 +109,6 @@ def _build_times(overview: RunOverview) -> Element | None:
 
 
 def _build_timeline(overview: RunOverview) -> Element | None:
-    """Returns what happened, the newest first."""
     if overview.record is None:
         return None
     events = build_timeline(overview.record, is_running=overview.owner is not None)
@@ -164,7 +160,6 @@ def _build_search(search: str) -> Element:
 
 
 def _list_texts(run: RunOverview, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the cells of text: status, method, model, epochs, verdict."""
     method, model = describe_method(config)
     resumed = max(0, len(run.record.sessions) - 1) if run.record is not None else 0
     epochs = run.epochs if run.record is not None else ""
@@ -178,7 +173,6 @@ def _list_texts(run: RunOverview, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def describe_method(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the algorithm and the model of a run's configuration; empty where it does not say."""
     finetuning = config.get("finetuning") or {}
     algorithm, policy = finetuning.get("algorithm") or {}, finetuning.get("policy") or {}
     method = algorithm.get("_type", "") if isinstance(algorithm, dict) else ""

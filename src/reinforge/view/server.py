@@ -272,7 +272,6 @@ class ViewServer:
         return _write_json({"version": await self._read(self._choose_version(request))})
 
     async def _send_versions(self, request: web.Request) -> web.StreamResponse:
-        """Sends an event for every change until the page is closed."""
         read, known, quiet = self._choose_version(request), request.query.get("version"), 0
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)

@@ -118,7 +118,6 @@ class RunJournal(JournalReader):
         self.flush()
 
     def record_job_submission(self, job_key: str, ref: TrainingJobRef) -> None:
-        """Records the name that the backend gave a job."""
         pending, data = TrainingStatusEnum.PENDING.value, _dump_model(ref)
         changes = {"backend": ref.backend, "status": pending, "at_s": time.time(), "ref": data}
         condition = "job_key = :known AND status = :before"
@@ -160,7 +159,6 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: update_rows(db, "policy_versions", changes, condition, removed=checkpoint))
 
     def forget_checkpoints_except(self, kept: Sequence[str]) -> None:
-        """Records that only these checkpoints exist."""
         names = {f"kept_{number}": name for number, name in enumerate(kept)}
         condition = f"checkpoint NOT IN ({', '.join(f':{name}' for name in names)})"
         self._writer.put(lambda db: update_rows(db, "policy_versions", {"checkpoint": None}, condition, **names))
@@ -217,7 +215,6 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: update_rows(db, "sessions", changes, newest))
 
     def _note_damage(self) -> None:
-        """Makes the next resume check every row."""
         note_damage(self.folder)
 
     def _insert(self, table: str, **values: Any) -> None:

@@ -65,7 +65,6 @@ class JournalReader:
         return {row["key"]: row["value"] for row in self._read("run")}
 
     def sessions(self) -> list[Session]:
-        """Returns every process that worked on the run, the first one first."""
         return [Session(**row) for row in self._read("sessions", "ORDER BY id")]
 
     def stages(self) -> list[StageRow]:
@@ -87,7 +86,6 @@ class JournalReader:
         return [ValidationRow.from_dict(row["data"]) for row in self._read("validations", "ORDER BY epoch")]
 
     def policy_versions(self) -> list[PolicyVersion]:
-        """Returns every version of the weights, the oldest first."""
         rows = self._read("policy_versions", "ORDER BY version")
         return [
             PolicyVersion(row["version"], row["fingerprint"], row["num_updates"], row["checkpoint"]) for row in rows
@@ -144,7 +142,6 @@ class JournalReader:
         return [head for head in heads if head.epoch == last]
 
     def find_extent(self) -> EpisodeExtent:
-        """Returns how far the recorded episodes reach."""
         last = "coalesce(max(started_s), 0.0) FROM sessions"
         parts = ("count(*) FROM episodes", "coalesce(max(rowid), 0) FROM episodes", last)
         rows = self._rows(f"SELECT {', '.join(f'(SELECT {part})' for part in parts)}")
@@ -225,7 +222,7 @@ class JournalReader:
                 raise
 
     def _note_damage(self) -> None:
-        """Does nothing: who only reads a run changes nothing."""
+        """Does nothing: a reader changes nothing."""
 
 
 class DamagedJournal(StorageError):

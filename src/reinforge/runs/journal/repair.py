@@ -291,7 +291,6 @@ def _decode(value: Any) -> Any:
 
 
 def _find_epochs(values: dict[str, Any]) -> set[int]:
-    """Returns the epochs that a damaged row may be of: its key, and what its data says."""
     found = {values["epoch"]}
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         found.add(json.loads(values["data"])["epoch"])
@@ -299,7 +298,6 @@ def _find_epochs(values: dict[str, Any]) -> set[int]:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of an export that have an epoch; none where it cannot be read."""
     try:
         found = read_lines(path) if path.suffix == ".jsonl" else json.loads(read_regular_file(path, MAX_RECORD_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -49,7 +49,6 @@ _CONVERT = {"TEXT": str, "INTEGER": int, "REAL": float}
 
 
 def describe_format(database: Path, found: int) -> str:
-    """Returns why a journal of another format cannot be read, and what to do about it."""
     fix = "upgrade reinforge" if found > SCHEMA_VERSION else "start a new run"
     return f"{database} has format {found}, and this reinforge reads format {SCHEMA_VERSION}: {fix}"
 
@@ -69,7 +68,6 @@ def create_tables(db: sqlite3.Connection, database: Path | None = None) -> None:
 
 
 def read_tables(db: sqlite3.Connection) -> dict[str, str]:
-    """Returns the SQL of every table and index of a journal, by name."""
     return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
 
 

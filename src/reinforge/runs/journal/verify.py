@@ -69,7 +69,6 @@ class Verification:
         return not any(finding.is_damage for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the result, ready for JSON."""
         return {
             "sound": self.is_sound,
             "checked": self.checked,
@@ -80,7 +79,6 @@ class Verification:
 
 
 def verify_run(folder: Path) -> Verification:
-    """Returns what is wrong in a run folder; reads every byte that has a checksum."""
     return _Verifier(folder).run()
 
 
@@ -98,7 +96,6 @@ class _Verifier:
         }
 
     def run(self) -> Verification:
-        """Returns the result of every check."""
         self._check_database()
         if self.record is not None and self.result.overview.resume_command is not None:
             is_usable = lambda name: self._exists(name) and name not in self.damaged  # noqa: E731
@@ -145,7 +142,6 @@ class _Verifier:
             self._report(JOURNAL, overview.reason, fix, is_damage=False)
 
     def _describe_rescue(self, found: JournalCheck) -> str:
-        """Returns what of a damaged journal can be saved, and how."""
         intact = [name for name in self.checkpoints.names() if name not in self.damaged]
         metrics = "training_metrics.jsonl, " if (self.folder / "training_metrics.jsonl").is_file() else ""
         kept = f"{found.num_rows:,} whole rows with {found.num_episodes:,} episodes, {metrics}{len(intact)} checkpoints"
@@ -270,7 +266,6 @@ class _Verifier:
 
 
 def _find_export_problem(path: Path) -> str | None:
-    """Returns what is wrong with an export; None: every line of it can be read."""
     try:
         if path.exists() and (path.is_symlink() or not path.is_file()):
             return "it is not a regular file"

@@ -24,7 +24,6 @@ class Point:
 
     @property
     def is_known(self) -> bool:
-        """True if it can be drawn."""
         return self.value is not None and math.isfinite(self.value)
 
     @property
@@ -69,7 +68,6 @@ class _Scale:
         return round(self.left + 8 + share * (self.right - self.left - 16), 1)
 
     def y(self, value: float) -> float:
-        """Returns the place of a value."""
         low, high = self.ticks[0], self.ticks[-1]
         return round(self.bottom - (value - low) / (high - low) * (self.bottom - self.top), 1)
 
@@ -142,7 +140,6 @@ def _describe(line: Line, point: Point) -> str:
 
 
 def _split_at_gaps(points: Sequence[Point]) -> list[list[Point]]:
-    """Returns the runs of known points between unknown ones."""
     runs: list[list[Point]] = [[]]
     for point in points:
         if point.is_known:

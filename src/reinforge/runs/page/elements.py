@@ -64,10 +64,8 @@ def build_table(header: Sequence[str], rows: Iterable[Sequence[Content]], captio
 
 
 def build_details(summary: Content, *content: Content, **attributes: Any) -> Element:
-    """Returns a part that is folded until the reader opens it."""
     return build("details", build("summary", summary), *content, **attributes)
 
 
 def to_html(root: Element) -> str:
-    """Returns a whole document."""
     return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"

@@ -43,7 +43,6 @@ def write_page(folder: Path, summary: RunSummary | None = None, path: Path | Non
 
 
 def build_page(content: PageContent) -> Element:
-    """Returns the document."""
     parts = {
         "Verdict": sections.build_verdict(content),
         "Reward": sections.build_rewards(content),
@@ -81,7 +80,6 @@ def build_page(content: PageContent) -> Element:
 
 
 def describe_rerun(content: PageContent) -> str:
-    """Returns the command that runs the same configuration again."""
     folder = content.overview.folder
     if is_from_python(folder):
         return "reinforge.finetune(...) with the same agent, dataset and reward"
@@ -101,7 +99,6 @@ def _place_colours(content: PageContent, parts: list[Element | None]) -> list[El
 
 
 def build_colours() -> Element:
-    """Returns the radio buttons that choose what the colours of tokens mean."""
     buttons = []
     for number, (name, text) in enumerate(COLOURS.items()):
         button = build("input", type="radio", name="colour", id=f"by-{name}", checked="" if number == 0 else None)

@@ -39,7 +39,6 @@ MEASURES = (
 
 
 def build_verdict(content: PageContent) -> Element:
-    """Returns how the run ended, in one sentence and a table of facts."""
     summary, overview = content.summary, content.overview
     tone = "good" if summary.promoted and not summary.is_incomplete else "bad" if summary.status == "failed" else "mild"
     facts = [(name, text) for name, text in summary.facts() if text and name not in ("report", "saved", "resume")]
@@ -90,7 +89,6 @@ def _format_mean(summary: MetricSummary | None) -> str:
 
 
 def build_measures(content: PageContent) -> Element | None:
-    """Returns a small chart of each measure that the jobs reported; None: none did."""
     charts = []
     for measure in MEASURES:
         points = [Point(row.epoch, _read_number(row, measure.key)) for row in fill_gaps(content.metrics)]
@@ -142,7 +140,6 @@ def _build_changes(content: PageContent, title: str, examples: list[ComparedExam
 
 
 def build_groups(content: PageContent) -> Element | None:
-    """Returns groups of training episodes side by side, with their relative rewards; None: nothing was collected."""
     if not content.groups:
         return None
     return build(
@@ -209,7 +206,6 @@ def build_outcomes(content: PageContent) -> Element:
 
 
 def build_settings(content: PageContent, command: str) -> Element:
-    """Returns the settings that differ from their default, all settings, and the command that runs it again."""
     rows = [(change.path, format_setting(change.new), format_setting(change.old)) for change in content.settings]
     return build(
         "section",
