@@ -1,4 +1,4 @@
-"""The command line, one file per command; the module of a command is imported when the command is used."""
+"""The command line; the module of a command is imported when the command is used."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ COMMANDS = {
     "init": ("reinforge.tasks.projects.command", "Write a project that trains: agent, data, reward, run.yml, tests."),
     "data": ("reinforge.cli.data", "Import traces and chat logs as rows; validate, describe and clean rows."),
     "check": ("reinforge.cli.check", "Validate configuration, data and rewards without running."),
-    "preflight": ("reinforge.cli.preflight", "Sample, and say whether training can help and what it will take."),
-    "components": ("reinforge.cli.components", "List every `_type` that a configuration can use."),
+    "preflight": (
+        "reinforge.cli.eval",
+        "Sample, and say whether training can help and what it will take.",
+    ),
+    "components": ("reinforge.cli.config", "List every `_type` that a configuration can use."),
     "config": ("reinforge.cli.config", "Show a resolved configuration, or the JSON schema of the file."),
     "eval": ("reinforge.cli.eval", "Evaluate an agent, with its own model or with that of a run."),
     "reward": ("reinforge.cli.reward", "Test what the evaluators of a file let through."),
@@ -33,10 +36,13 @@ COMMANDS = {
     "runs": ("reinforge.cli.runs", "List runs, show what happened to one, compare two, verify or remove one."),
     "view": ("reinforge.view.command", "Show all runs in the browser: live curves, every episode, comparisons."),
     "watch": ("reinforge.cli.watch", "Follow a run in the terminal until it ends."),
-    "report": ("reinforge.cli.page", "Write the page of a run: curves, verdict, episodes, settings."),
+    "report": ("reinforge.cli.watch", "Write the page of a run: curves, verdict, episodes, settings."),
     "redteam": ("reinforge.redteam.command", "Train an attacker against a target, and report how the target fails."),
-    "env": ("reinforge.cli.env", "Print versions and machine for a bug report."),
-    "doctor": ("reinforge.cli.doctor", "Check the installation, and that a tiny model learns on this machine."),
+    "env": ("reinforge.cli.doctor", "Print versions and machine for a bug report."),
+    "doctor": (
+        "reinforge.cli.doctor",
+        "Check the installation, and that a tiny model learns on this machine.",
+    ),
     "demo": ("reinforge.cli.demo", "Train the bundled agent on the CPU of this machine, in minutes."),
 }
 
@@ -87,7 +93,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(COMMANDS[cmd_name][0]).command
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        return getattr(module, f"{cmd_name}_command", None) or module.command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; Ctrl-C exits with the code of a signal at any time, also before a run handles signals."""

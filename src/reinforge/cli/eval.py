@@ -1,9 +1,9 @@
-"""`reinforge eval FILE`: an evaluation without training."""
+"""`reinforge eval FILE`: an evaluation without training; `reinforge preflight FILE`: whether training can help."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,7 @@ from reinforge.cli.options import (
     ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
     JSON,
+    LIMITS,
     OUTPUT,
     OVERRIDE,
     RESULT_JSON_PATH,
@@ -22,8 +23,13 @@ from reinforge.cli.options import (
     option,
     parse_output_file,
 )
-from reinforge.cli.output import say, say_json
+from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.cli.report import Command, load_file, run_work
+
+if TYPE_CHECKING:
+    from reinforge.config.loaded_config import LoadedConfig
+    from reinforge.trainer.preflight.costs import TokenPrice
+
 
 SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
@@ -47,7 +53,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 @OVERRIDE
 @COMPAT
 @JSON
-def command(
+def eval_command(
     file: Path,
     model: str | None,
     split: str | None,
@@ -81,3 +87,103 @@ def command(
         return
     for line in evaluation.format_lines():
         say(line)
+
+
+PRICES = "Prices"
+
+
+@click.command("preflight", cls=Command, context_settings={"show_default": True})
+@CONFIG_FILE
+@option(
+    "examples", metavar="N", type=click.IntRange(min=2), default=20, group=DATA, help="Training examples to sample."
+)
+@option("samples", metavar="N", type=click.IntRange(min=2), default=4, group=DATA, help="Replies to each of them.")
+@ENDPOINT
+@ENDPOINT_TIMEOUT
+@RESULT_JSON_PATH
+@option(
+    "probe_seconds",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    group=LIMITS,
+    help="About how long the probe may validate and train, besides loading the model and sampling.",
+)
+@option(
+    "price",
+    metavar="ENTRY INPUT OUTPUT",
+    type=(str, click.FloatRange(min=0), click.FloatRange(min=0)),
+    multiple=True,
+    group=PRICES,
+    help="Price of a million prompt and a million sampled tokens of an entry of llms. Repeatable.",
+)
+@option(
+    "training_price",
+    metavar="PRICE",
+    type=click.FloatRange(min=0),
+    group=PRICES,
+    help="Price of a million tokens of training, where a service trains.",
+)
+@OVERRIDE
+@COMPAT
+@JSON
+def preflight_command(
+    file: Path,
+    examples: int,
+    samples: int,
+    probe_seconds: float,
+    price: tuple[tuple[str, float, float], ...],
+    training_price: float | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Sample a few training examples and say whether training can help, what it will take, and what to do.
+
+    Runs the agent of the file, scores some answers twice, and trains a little on weights that are thrown away. Prints
+    the base rate with its interval, the share of groups with training signal, the noise of the evaluators, lengths,
+    time, memory, the cost of paid models, the smallest improvement that the verdict can show, and a recommendation with
+    its reason. Changes nothing, and does not touch the `confirm` examples.
+
+    \b
+    Example:
+      reinforge preflight run.yml
+      reinforge preflight run.yml --examples 50 --probe_seconds 120
+      reinforge preflight run.yml --price judge 0.15 0.60 --json
+    """
+    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.trainer.preflight.analysis import preflight
+    from reinforge.trainer.preflight.costs import TokenPrice
+    from reinforge.trainer.preflight.probe import PreflightOptions
+
+    loaded = load_file(file, collect_overrides(flags, ENDPOINT_PATHS), as_json=as_json)
+    prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
+    _refuse_unknown(prices, loaded)
+    options = PreflightOptions(
+        num_examples=examples,
+        num_samples=samples,
+        max_probe_s=probe_seconds,
+        prices=prices,
+        training_price=training_price,
+        progress=SilentProgress() if as_json else PlainProgress(),
+    )
+    report = run_work(preflight(loaded, options), loaded)
+    if as_json:
+        say_json(without_secrets(report.as_dict()))
+        return
+    for line in report.format_lines():
+        say(line)
+
+
+def _refuse_unknown(prices: dict[str, TokenPrice], loaded: LoadedConfig) -> None:
+    from reinforge.errors import ConfigError, Problem, did_you_mean
+
+    llms = loaded.config.llms
+    unknown = [entry for entry in prices if entry not in llms]
+    if unknown:
+        listed = ", ".join(llms) or "none"
+        raise ConfigError(
+            [
+                Problem("--price", f'llms has no entry "{entry}"{did_you_mean(entry, llms) or ";"} it has {listed}')
+                for entry in unknown
+            ]
+        )

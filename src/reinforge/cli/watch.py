@@ -1,4 +1,4 @@
-"""`reinforge watch`: follows a run in the terminal until it ends."""
+"""`reinforge watch` follows a run in the terminal until it ends; `reinforge report` writes its page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.options import OUTPUT_DIR
-from reinforge.cli.output import say, say_as_is
+from reinforge.cli.options import JSON, OUTPUT_DIR, option, parse_output_file
+from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import Command
 
 POLL_S = 1.0
@@ -19,7 +19,7 @@ POLL_S = 1.0
 @click.command("watch", cls=Command, short_help="Follow a run in the terminal until it ends.")
 @click.argument("run", metavar="RUN|last")
 @OUTPUT_DIR
-def command(run: str, output_dir: str) -> None:
+def watch_command(run: str, output_dir: str) -> None:
     """Follow a run in the terminal until it ends: epochs, validations, progress, and the summary.
 
     It only reads the run folder, so stopping it does not stop the run. For a run that has ended it prints all of that
@@ -58,3 +58,33 @@ def _print_end(folder: Path) -> None:
     say(f"{folder.name} {overview.status}" + (f": {overview.reason}" if overview.reason else ""))
     if overview.resume_command:
         say(f"resume with: {overview.resume_command}")
+
+
+@click.command("report", cls=Command, short_help="Write the page of a run: curves, verdict, episodes, settings.")
+@click.argument("run", metavar="RUN|last")
+@option(
+    "output",
+    metavar="FILE",
+    callback=parse_output_file,
+    help="File to write; default: report.html in the run folder.",
+)
+@OUTPUT_DIR
+@JSON
+def report_command(run: str, output: Path | None, output_dir: str, as_json: bool) -> None:
+    """Write the page of a run: one HTML file that opens in a browser and can be sent to a colleague.
+
+    Every run writes its page when it ends; this command writes it again, or while the run goes on.
+
+    \b
+    Example:
+      reinforge report last
+      reinforge report 20260101-120000-ab12 --output result.html
+    """
+    from reinforge.runs.page.page import write_page
+    from reinforge.trainer.resume import find_run
+
+    path = write_page(find_run(run, Path(output_dir)), path=output)
+    if as_json:
+        say_json({"page": str(path)})
+    else:
+        say(str(path))

@@ -39,6 +39,15 @@ def build_run_path(name: str, page: str = "") -> str:
     return f"/runs/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
 
 
+def build_trail(name: str, page: str) -> Trail:
+    """Returns the navigation of a run's pages; `page` is `overview`, `episodes`, or empty for one below them."""
+    return [
+        ("Runs", "/"),
+        (name, build_run_path(name) if page != "overview" else None),
+        ("Episodes", build_run_path(name, "episodes") if page != "episodes" else None),
+    ]
+
+
 def build_document(title: str, content: Sequence[Content], *, trail: Trail, live: Live | None = None) -> Element:
     """Returns a page with a title and the pages in its navigation; `live`: how it learns of changes."""
     head = build(

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
 
 from reinforge.runs.page.chats import ChatStyle, build_chat
-from reinforge.runs.page.elements import Content, build, build_table
-from reinforge.runs.page.page import build_colours
+from reinforge.runs.page.elements import Content, build, build_section, build_table
+from reinforge.runs.page.page import build_colors
 from reinforge.runs.rows import EpisodeRow, ListedEpisode
-from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path
+from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
 from reinforge.view.episode_table import FAILED, ORDERS, EpisodeQuery, EpisodeTable, format_number
-from reinforge.view.run_page import build_trail
 
 FIRST_ROWS = 100
 """Rows that the page itself holds; `view.js` asks for the others."""
@@ -115,14 +114,14 @@ def build_episode_page(
     chat.set("id", "chat")
     content: list[Content] = [
         build("p", _build_neighbours(name, episode, table, query), back, " · ", raw, class_="neighbours"),
-        build_colours(),
+        build_colors(),
         build(
             "div",
             chat,
             build("div", _build_group(name, episode, table), _build_others(name, episode, table)),
             class_="beside",
         ),
-        build("p", "Keys: j or ] opens the next episode, k or [ the previous one, t sets the colours.", class_="note"),
+        build("p", "Keys: j or ] opens the next episode, k or [ the previous one, t sets the colors.", class_="note"),
     ]
     return build_document(f"Example {episode.example_id}", content, trail=build_trail(name, ""))
 
@@ -152,7 +151,7 @@ def _build_group(name: str, episode: ListedEpisode, table: EpisodeTable) -> Elem
         rows.append((link, reward, "" if relative is None else f"{relative:+.3g}"))
     caption = f"{len(siblings)} episodes of this example in {_describe_place(episode)}"
     table_element = build_table(("episode", "reward", "relative reward"), rows, caption)
-    return build("section", build("h2", "Group"), table_element, id="group")
+    return build_section("Group", table_element, id="group")
 
 
 def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Element | None:
@@ -167,7 +166,7 @@ def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Ele
         for each in others[:MAX_OTHERS]
     )
     title = "This example elsewhere in the run"
-    return build("section", build("h2", title), build_table(("when", "reward"), rows, title), id="others")
+    return build_section(title, build_table(("when", "reward"), rows, title), id="others")
 
 
 def _describe_place(episode: ListedEpisode) -> str:
