@@ -158,13 +158,7 @@ def _label(figure: Any, top: Any, bottom: Any, title: str) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     handles = [pair for axes in (top, bottom) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    place = {
-        "loc": "upper left",
-        "bbox_to_anchor": (0.072, 0.94),
-        "ncols": 4,
-        "columnspacing": 1.4,
-        "handlelength": 1.8,
-    }
+    place = {"loc": "upper left", "bbox_to_anchor": (0.072, 0.94), "ncols": 4, "columnspacing": 1.4}
     figure.legend(*zip(*handles, strict=True), **place, handlelength=1.8, frameon=False, fontsize=9, labelcolor=INK)
 
 
