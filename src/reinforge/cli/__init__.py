@@ -76,7 +76,6 @@ class LazyGroup(click.Group):
     """Lists all commands without importing them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the command line as the whole process."""
         given = args[0] if args else kwargs.get("args")
         given = sys.argv[1:] if given is None else given
         work = choose_work(lambda: self.main(*args, **kwargs))

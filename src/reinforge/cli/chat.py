@@ -85,7 +85,6 @@ def command(
 
 
 async def _run_chat(path: str, device: str, system: str | None, sampling: SamplingParams) -> None:
-    """Loads the model and replies line by line."""
     from reinforge.adapters.local import LocalAdapter
     from reinforge.adapters.local_config import LocalAdapterConfig
     from reinforge.algorithms.grpo import GRPO, GRPOConfig
@@ -130,7 +129,6 @@ async def _run_conversation(policy: PolicyServer, opening: list[Message], sampli
 
 
 def _read_line() -> str | None:
-    """Returns the next line of input, or None at its end; shows a prompt on a terminal."""
     if sys.stdin.isatty():
         try:
             return input("> ")

@@ -73,7 +73,6 @@ def command(
 
 
 def _validate(file: Path, loaded: LoadedConfig, reach: Reach, num_samples: int, *, as_json: bool) -> None:
-    """Validates the run, and prints what was found."""
     from reinforge.errors import ConfigError
     from reinforge.trainer.setup.check import check_config
 

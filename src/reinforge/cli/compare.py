@@ -46,6 +46,7 @@ def compare_command(first: str, second: str, output_dir: str, as_json: bool) -> 
 
 def _print_comparison(found: RunComparison) -> None:
     from reinforge.evaluation.statistics import format_interval
+    from reinforge.runs.episodes import count_changes
     from reinforge.runs.run_folder import format_local_time
 
     runs = (found.first, found.second)
@@ -61,7 +62,7 @@ def _print_comparison(found: RunComparison) -> None:
         say_table(rows)
     say(found.conclude())
     if found.examples:
-        better, same, worse = found.count_examples()
+        better, same, worse = count_changes(found.examples)
         say(f"\n{better:,} examples score higher in {runs[1].folder.name}, {same:,} the same, {worse:,} lower")
         changed = [example for example in found.examples if example.change != 0]
         listed = changed if len(changed) <= 2 * MAX_EXAMPLES else [*changed[:MAX_EXAMPLES], *changed[-MAX_EXAMPLES:]]

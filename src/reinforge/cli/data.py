@@ -146,7 +146,6 @@ def dedupe_command(file: Path, output: Path, threshold: float, overwrite: bool, 
 
 
 def _list_left_out(loaded: LoadedRows, left_out: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
-    """Returns place, place of the earlier row, and similarity of each row that was left out."""
     places = [loaded.locations[str(item.id)] for item in loaded.items]
     return [
         {"row": places[index], "repeats": places[earlier], "similarity": similarity}

@@ -68,7 +68,6 @@ def command(output_dir: str, device: str, no_training: bool, as_json: bool, debu
 
 
 def _exit_without_packages(error: ImportError, *, as_json: bool) -> NoReturn:
-    """Says that reinforge itself cannot be imported, and ends the process."""
     text = f"reinforge cannot be imported: {type(error).__name__}: {error}"
     if as_json:
         check = {"name": "packages", "state": "broken", "text": text, "fix": INSTALL_AGAIN}

@@ -148,12 +148,7 @@ def train(
 def find_run_to_resume(
     resume: str, loaded: Any, overrides: list[tuple[str, str]], project_root: str | None = None
 ) -> tuple[Path, Any]:
-    """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own.
-
-    Args:
-        loaded: The configuration of a file; None: none is given.
-        project_root: The folder of the run's Python files, which the user trusts; None: not given.
-    """
+    """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own."""
     from reinforge.config.schema import FinetuneConfig
     from reinforge.trainer.resume import find_run, load_run_config
 

@@ -49,11 +49,9 @@ class GroupedCommand(click.Command):
 
 
 def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Returns the decorator of an option that may be written with underscores or with dashes.
+    """Returns the decorator of an option that may be written with underscores or with dashes, and in short.
 
     Args:
-        name: Without the leading dashes: `run_name` makes `--run_name` and `--run-name`.
-        short: Further names, such as `-o`.
         attributes: Arguments of `click.option`, and `group`, the title of its section on the help page.
     """
     names = dict.fromkeys([*short, f"--{name}", f"--{name.replace('_', '-')}"])
@@ -61,7 +59,6 @@ def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:
 
 
 def parse_existing_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """Returns a file argument as a path; a missing file is a usage error."""
     if value is None:
         return None
     path = Path(value)

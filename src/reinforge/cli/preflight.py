@@ -114,7 +114,6 @@ def command(
 
 
 def _refuse_unknown(prices: dict[str, TokenPrice], loaded: LoadedConfig) -> None:
-    """Refuses a price of a model that the file does not have."""
     from reinforge.errors import ConfigError, Problem, did_you_mean
 
     llms = loaded.config.llms

@@ -24,11 +24,7 @@ OUTPUT, ERRORS = 1, 2
 
 
 class TolerantFile(io.FileIO):
-    """A file that drops what cannot be written, so that a full disk or a closed pipe does not end the work.
-
-    Attributes:
-        failure: The first error; None: everything was written.
-    """
+    """A file that drops what cannot be written, so that a full disk or a closed pipe does not end the work."""
 
     failure: OSError | None = None
 
@@ -46,7 +42,6 @@ def run_process(work: Callable[[], Any], *, keeps_results: bool) -> NoReturn:
     """Runs a command, and ends the process with its exit code and without the processes that it has started.
 
     Args:
-        work: The command; it ends with SystemExit.
         keeps_results: True if the results are in files too, so that losing the output is no failure.
     """
     open_missing_descriptors()
@@ -110,7 +105,6 @@ def find_failure(stream: io.TextIOWrapper | None) -> OSError | None:
 
 
 def read_exit_code(leaving: SystemExit) -> int:
-    """Returns the exit code of a SystemExit; text is printed, as Python does."""
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     print_error(str(leaving.code))
@@ -123,11 +117,7 @@ def print_error(text: str) -> None:
 
 
 def leave(code: int, *, at_once: bool = False) -> NoReturn:
-    """Ends the process: kills what it has started, and does not wait for threads that do not end.
-
-    Args:
-        at_once: Do not wait at all.
-    """
+    """Ends the process: kills what it has started, and does not wait for threads that do not end."""
     from reinforge.rollout.isolation.processes import kill_descendants
 
     for stream in (sys.stdout, sys.stderr):

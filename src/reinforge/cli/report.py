@@ -42,8 +42,6 @@ def run_and_exit(
     """Runs something, prints and returns its summary, or ends the process with the exit code of the failure.
 
     Args:
-        run: The work.
-        debug: Print the traceback of a failure.
         require_improvement: Exit with code 3 if the model was not promoted.
         at_end: Returns lines to print after the summary.
     """
@@ -64,7 +62,6 @@ def run_and_exit(
 
 @contextmanager
 def exit_on_error(*, as_json: bool, debug: bool) -> Iterator[None]:
-    """Prints an error and ends the process with its exit code."""
     try:
         yield
     except ReinforgeError as error:
@@ -102,8 +99,8 @@ def run_work(work: Coroutine[Any, Any, T], loaded: LoadedConfig) -> T:
 class Command(GroupedCommand):
     """A command with `--debug`; an error in it ends the process with a message and an exit code."""
 
-    def __init__(self, *, params: Sequence[click.Parameter], **attributes: Any):
-        super().__init__(params=[*params, DEBUG_OPTION], **attributes)
+    def __init__(self, name: str | None, *, params: Sequence[click.Parameter], **attributes: Any):
+        super().__init__(name, params=[*params, DEBUG_OPTION], **attributes)
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.pop("debug")
@@ -112,7 +109,6 @@ class Command(GroupedCommand):
 
 
 def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
-    """Prints what went wrong and what to do, and ends the process."""
     if debug:
         say("".join(traceback.format_exception(error)), err=True)
     if as_json:

@@ -89,7 +89,6 @@ def _build_row(run: RunOverview) -> tuple[str, ...]:
 
 
 def _format_reward(run: RunOverview) -> str:
-    """Returns the improvement on `confirm` where there was a verdict, else the rewards on `select`."""
     if run.summary is not None and run.summary.smoke and not run.summary.is_incomplete:
         return "smoke test passed"
     if run.summary is not None and run.summary.improvement is not None:

@@ -30,11 +30,7 @@ STATE = Path("training") / "run.json"
 
 
 class Checkpoints:
-    """The folder `checkpoints` of one run.
-
-    Args:
-        run: The run folder.
-    """
+    """The folder `checkpoints` of one run."""
 
     def __init__(self, run: Path):
         self.run, self.folder = run, run / "checkpoints"
@@ -49,16 +45,10 @@ class Checkpoints:
         return sorted(f"checkpoints/{path.name}" for path in self.folder.glob("step-*"))
 
     async def write(self, adapter: TrainerAdapter, version: int, state: dict[str, Any] | None = None) -> str | None:
-        """Writes the current weights as the checkpoint of `version`.
-
-        Args:
-            state: The run's state, which resuming needs.
+        """Writes the current weights and the run's state as the checkpoint of `version`, whole or not at all.
 
         Returns:
             The checkpoint's name; None: the backend does not export its weights.
-
-        Raises:
-            StorageError: It cannot be written; an earlier checkpoint of that name is unchanged.
         """
         target, staged = self.run / self.name(version), make_staging_path(self.folder)
         try:
@@ -78,18 +68,13 @@ class Checkpoints:
         return self.name(version)
 
     def verify(self, name: str) -> Path:
-        """Returns the folder of a checkpoint after comparing every byte with its manifest.
-
-        Raises:
-            StorageError: It is damaged.
-        """
+        """Returns the folder of a checkpoint after comparing every byte with its manifest; raises `StorageError`."""
         reason = self.find_damage(name)
         if reason is not None:
             raise StorageError(f"{self.run / name} is damaged: {reason}")
         return self.run / name
 
     def find_damage(self, name: str) -> str | None:
-        """Returns what is wrong with a checkpoint; None: nothing."""
         return find_damage(self.run / name)
 
     def read_state(self, name: str) -> dict[str, Any] | None:
@@ -101,7 +86,6 @@ class Checkpoints:
         return found if isinstance(found, dict) and found else None
 
     def remove_except(self, kept: Collection[str]) -> list[str]:
-        """Removes all other checkpoints; returns their names."""
         dropped = [name for name in self.names() if name not in kept]
         for name in dropped:
             remove_folder(self.run / name)
@@ -109,11 +93,7 @@ class Checkpoints:
 
 
 def copy_model(checkpoint: Path, target: Path) -> None:
-    """Copies the model of a checkpoint, with all its adapters but without the training state, to `target`.
-
-    Raises:
-        StorageError: It cannot be copied.
-    """
+    """Copies the model of a checkpoint, with all its adapters but without the training state, to `target`."""
     ignored = shutil.ignore_patterns(STATE.parent.name, MANIFEST)
     with storage_boundary(target):
         write_folder(target, lambda staged: shutil.copytree(checkpoint, staged, ignore=ignored))

@@ -23,6 +23,7 @@ from reinforge.evaluation.statistics import (
     summarize,
 )
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.runs.episodes import ComparedExample
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
 from reinforge.runs.run_folder import RunOverview, read_config, read_overview
@@ -37,13 +38,7 @@ CLUSTERS = "clusters"
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """One evaluator on the trained models of two runs.
-
-    Attributes:
-        metric: Its name.
-        first, second: Mean of each run.
-        difference: Second minus first.
-    """
+    """One evaluator on the trained models of two runs; the difference is second minus first."""
 
     metric: str
     first: MetricSummary
@@ -51,32 +46,11 @@ class ComparedMetric:
     difference: Improvement
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedExample:
-    """One example in both runs.
-
-    Attributes:
-        example_id: The example.
-        first, second: Mean reward, or mean of the verdict's metric, of its episodes in each run.
-        keys: The key of its first episode in each run.
-    """
-
-    example_id: str
-    first: float
-    second: float
-    keys: tuple[str, str]
-
-    @property
-    def change(self) -> float:
-        return self.second - self.first
-
-
 @dataclass
 class RunComparison:
     """Two runs side by side.
 
     Attributes:
-        first, second: The runs.
         split: The examples: `confirm` or `select`.
         is_paired: Both ran on the same examples.
         pairing: What was compared and how, in a sentence.
@@ -97,7 +71,6 @@ class RunComparison:
     notes: list[str] = field(default_factory=list)
 
     def conclude(self) -> str:
-        """Returns which run's model is better in the first metric, or that no difference was shown."""
         if not self.metrics:
             return "The two runs have no score in common."
         found = self.metrics[0]
@@ -114,12 +87,7 @@ class RunComparison:
             return f"{first} is better in {metric}: {found.difference}."
         return f"No difference in {metric} was shown: its 95 % interval {found.difference} includes 0."
 
-    def count_examples(self) -> tuple[int, int, int]:
-        changes = [example.change for example in self.examples]
-        return sum(each > 0 for each in changes), sum(each == 0 for each in changes), sum(each < 0 for each in changes)
-
     def as_dict(self) -> dict[str, Any]:
-        """Returns the comparison, ready for JSON."""
         return {
             "first": self.first.as_dict(),
             "second": self.second.as_dict(),
@@ -173,10 +141,7 @@ class _Arm:
 
 
 def compare_runs(first: Path, second: Path) -> RunComparison:
-    """Returns two runs side by side.
-
-    Args:
-        second: Folder of the other run; differences are second minus first.
+    """Returns two runs side by side; differences are second minus first.
 
     Raises:
         ConfigError: Both are the same run, or one has no evaluated episodes.
@@ -195,7 +160,8 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         found.examples = _compare_examples(found.metrics[0].metric, arms)
     found.notes = _list_notes(found, arms)
     try:
-        found.changes = _find_changes(found.first, found.second)
+        before, after = (read_regular_file(each / "config.yml", MAX_RECORD_BYTES).decode() for each in (first, second))
+        found.changes = compare_configs(before, after)
     except (OSError, ValueError, ReinforgeError) as error:
         found.notes.append(f"The configurations cannot be compared: {error}")
     if scoring := _find_scoring_changes(found):
@@ -245,7 +211,6 @@ def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, s
 
 
 def _list_metrics(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
-    """Returns the evaluators that both have, the one of the verdict first."""
     names = [list(dict.fromkeys(name for head in arm.heads for name in head.scores)) for arm in arms]
     shared = [name for name in names[0] if name in names[1]]
     tuned = [run.summary.confirm_tuned for run in (found.second, found.first) if run.summary is not None]
@@ -267,7 +232,6 @@ def _get_block(config: Any, *path: str) -> dict[str, Any]:
 
 
 def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> ComparedMetric | None:
-    """Returns one metric of both runs; None: too few examples have a score."""
     scores = [arm.read_scores(metric) for arm in arms]
     if found.is_paired:
         ids = scores[0].keys() & scores[1].keys()
@@ -289,11 +253,10 @@ def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample
         ComparedExample(example, first[example], second[example], (keys[0][example], keys[1][example]))
         for example in first.keys() & second.keys()
     ]
-    return sorted(examples, key=lambda example: (-example.change, example.example_id))
+    return sorted(examples, key=ComparedExample.rank)
 
 
 def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
-    """Returns what to know of the examples and the runs before the figures are believed."""
     notes = []
     if found.split == SELECT:
         notes.append(
@@ -324,7 +287,6 @@ def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
 
 
 def _find_changed_code(found: RunComparison) -> list[str]:
-    """Returns the Python files and functions of the user that both runs recorded, and that differ."""
     recorded: list[dict[str, str]] = []
     for run in (found.first, found.second):
         provenance = (run.record.facts.get("provenance") if run.record is not None else None) or {}
@@ -354,16 +316,7 @@ def _find_scoring_changes(found: RunComparison) -> list[str]:
 
 
 def _list_texts(value: Any) -> set[str]:
-    """Returns every text in a configuration block."""
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
         return {text for part in parts for text in _list_texts(part)}
     return {value} if isinstance(value, str) else set()
-
-
-def _find_changes(first: RunOverview, second: RunOverview) -> list[Change]:
-    """Returns the settings that differ; those of the older run may have been written by an older release."""
-    before, after = (read_regular_file(run.folder / "config.yml", MAX_RECORD_BYTES).decode() for run in (first, second))
-    if (first.started_s or 0) <= (second.started_s or 0):
-        return compare_configs(before, after)
-    return [Change(change.path, change.new, change.old) for change in compare_configs(after, before)]

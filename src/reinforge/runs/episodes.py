@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ class FoundEpisode:
     Attributes:
         key: Its name, `phase/epoch/round/example/generation`.
         data: As `episode_json.dump_episode` wrote it.
-        number: Its position among the matching episodes, from 0; None: it was found by its key.
-        total: The number of matching episodes.
+        number: Its position among the `total` matching episodes, from 0; None: it was found by its key.
     """
 
     key: str
@@ -31,12 +31,42 @@ class FoundEpisode:
     total: int
 
 
-def find_episode(folder: Path, number_or_key: str, phase: str | None = None, epoch: int | None = None) -> FoundEpisode:
-    """Returns one episode of a run.
+@dataclass(frozen=True, slots=True)
+class ComparedExample:
+    """One example in two runs, or before and after training.
 
-    Args:
-        phase: Count only the episodes of this phase.
-        epoch: Count only the episodes of this epoch.
+    Attributes:
+        first, second: Mean score of its episodes in each.
+        keys: The key of its first episode in each.
+    """
+
+    example_id: str
+    first: float
+    second: float
+    keys: tuple[str, str]
+
+    @property
+    def change(self) -> float:
+        return self.second - self.first
+
+    def rank(self) -> tuple[float, str]:
+        return (-self.change, self.example_id)
+
+
+def count_changes(examples: Sequence[ComparedExample]) -> tuple[int, int, int]:
+    changes = [example.change for example in examples]
+    return sum(each > 0 for each in changes), sum(each == 0 for each in changes), sum(each < 0 for each in changes)
+
+
+def choose_changed(examples: Sequence[ComparedExample], most: int) -> tuple[list[ComparedExample], ...]:
+    """Returns at most so many examples that score higher and that score lower, the largest changes first."""
+    better = [example for example in examples if example.change > 0]
+    worse = [example for example in reversed(examples) if example.change < 0]
+    return better[:most], worse[:most]
+
+
+def find_episode(folder: Path, number_or_key: str, phase: str | None = None, epoch: int | None = None) -> FoundEpisode:
+    """Returns one episode of a run; a number counts only the episodes of `phase` and `epoch`, if they are given.
 
     Raises:
         ConfigError: There is no such episode.

@@ -10,12 +10,7 @@ from reinforge.runs.run_folder import KILLED, RunRecord, describe_position
 
 
 def build_timeline(record: RunRecord, *, is_running: bool) -> list[tuple[float | None, str]]:
-    """Returns what happened, as pairs of time and sentence, in order: the sessions, and the stages of each epoch.
-
-    Args:
-        record: The journal.
-        is_running: True: a process works on the run now, so the last session has not ended.
-    """
+    """Returns what happened, as pairs of time and sentence, in order: the sessions, and the stages of each epoch."""
     events: list[tuple[float | None, str]] = []
     for number, session in enumerate(record.sessions):
         start = session.started_s

@@ -45,13 +45,7 @@ def find_display() -> Display | None:
 
 
 class NotebookProgress(PlainProgress):
-    """Shows a run in one output: its name, the latest lines, and what it is doing now.
-
-    Args:
-        display: Shows and replaces outputs.
-        every_s: Seconds between two updates of the output.
-        clock: Returns seconds.
-    """
+    """Shows a run in one output: its name, the latest lines, and what it is doing now."""
 
     def __init__(self, display: Display, every_s: float = 0.5, clock: Clock = time.monotonic):
         super().__init__(io.StringIO(), every_s, clock)
@@ -66,12 +60,10 @@ class NotebookProgress(PlainProgress):
         self._draw()
 
     def close(self) -> None:
-        """Shows the last lines, without what the run was doing."""
         self._is_closed = True
         self._draw()
 
     def show_summary(self, summary: RunSummary) -> None:
-        """Shows how the run ended, with the plot of its rewards if there is one."""
         text = "\n".join(summary.closing_lines(color=False))
         plot = summary.folder / PLOT
         content = _format_block(text)
@@ -111,8 +103,7 @@ class NotebookProgress(PlainProgress):
             self._display = _show_nothing
 
 
-def _show_nothing(bundle: dict[str, str], *, raw: bool, display_id: str, update: bool) -> None:
-    """Shows nothing."""
+def _show_nothing(bundle: dict[str, str], *, raw: bool, display_id: str, update: bool) -> None: ...
 
 
 def _format_block(text: str) -> str:

@@ -20,15 +20,9 @@ from reinforge.files import make_private
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow, fill_gaps
 from reinforge.types.evaluation import MetricSummary
 
-# Okabe and Ito (2008): distinguishable with any kind of colour vision, and by their lightness in greyscale
-TRAINING, FILTERED, VALIDATION, CONFIRM, CURRICULUM, BARS = (
-    "#0072B2",
-    "#E69F00",
-    "#D55E00",
-    "#009E73",
-    "#7A4A73",
-    "#C8CDD2",
-)
+# Okabe and Ito (2008): distinguishable with any kind of color vision, and by their lightness in grayscale
+TRAINING, FILTERED, VALIDATION, CONFIRM = "#0072B2", "#E69F00", "#D55E00", "#009E73"
+CURRICULUM, BARS = "#7A4A73", "#C8CDD2"
 INK, GRID = "#333333", "#E6E8EB"
 WIDTH, HEIGHT, DPI = 10.0, 6.0, 100
 
@@ -46,15 +40,11 @@ def draw_reward_plot(
     title: str,
     confirm: Mapping[str, MetricSummary | None] | None = None,
 ) -> None:
-    """Writes the plot of a run as a PNG of 1000 x 600 pixels. Can be called from any thread.
+    """Writes the plot of a run as a PNG of 1000 x 600 pixels, whole or not at all. Can be called from any thread.
 
     Args:
-        path: The file; it is replaced as a whole.
         validation_history: One row per validation; epoch -1 is the baseline.
         confirm: The arms of the verdict, `base` and `tuned`.
-
-    Raises:
-        StorageError: The file cannot be written.
     """
     figure = build_reward_figure(reward_history, validation_history, title, confirm)
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -94,39 +84,21 @@ def build_reward_figure(
 
 
 def _draw_training(axes: Any, rows: Sequence[EpochMetrics]) -> None:
-    epochs, (mean, low, high, filtered) = _extract_series(
-        rows, "avg_reward", "ci_low", "ci_high", "filtered_avg_reward"
-    )
+    names = ("avg_reward", "ci_low", "ci_high", "filtered_avg_reward")
+    epochs, (mean, low, high, filtered) = _extract_series(rows, *names)
+    marker = {"marker": "o", "markersize": 4.5 if len(epochs) <= 40 else 2, "markeredgecolor": "none"}
     axes.fill_between(epochs, low, high, color=TRAINING, alpha=0.16, linewidth=0)
     _draw_isolated_intervals(axes, epochs, low, high)
-    axes.plot(epochs, mean, color=TRAINING, linewidth=2, **_marker_style(epochs), label="training reward, all groups")
-    axes.plot(
-        epochs,
-        filtered,
-        color=FILTERED,
-        linewidth=1.6,
-        linestyle=(0, (4, 2)),
-        **_marker_style(epochs),
-        label="training reward, groups kept",
-    )
+    axes.plot(epochs, mean, color=TRAINING, lw=2, **marker, label="training reward, all groups")
+    axes.plot(epochs, filtered, color=FILTERED, lw=1.6, ls=(0, (4, 2)), **marker, label="training reward, groups kept")
 
 
 def _draw_validation(axes: Any, validations: Sequence[ValidationRow]) -> None:
     epochs, (mean, low, high) = _extract_series(validations, "avg_reward", "ci_low", "ci_high")
     axes.plot(epochs, mean, color=VALIDATION, linewidth=1, alpha=0.45)
-    axes.errorbar(
-        epochs,
-        mean,
-        yerr=_measure_whiskers(mean, low, high),
-        fmt="s",
-        markersize=6,
-        color=VALIDATION,
-        markeredgecolor="white",
-        elinewidth=1.5,
-        capsize=3,
-        zorder=4,
-        label="validation reward (select)",
-    )
+    style = {"fmt": "s", "markersize": 6, "color": VALIDATION, "markeredgecolor": "white", "elinewidth": 1.5}
+    label, whiskers = "validation reward (select)", _measure_whiskers(mean, low, high)
+    axes.errorbar(epochs, mean, whiskers, **style, capsize=3, zorder=4, label=label)
     if validations and validations[0].epoch == BASELINE and mean[0] == mean[0]:
         axes.hlines(mean[0], BASELINE, epochs[-1] + 0.5, color=VALIDATION, lw=0.9, ls=":", alpha=0.7, zorder=1)
 
@@ -135,67 +107,41 @@ def _draw_confirm(axes: Any, confirm: Mapping[str, MetricSummary | None] | None,
     """Draws the arms that are known; returns place on the epoch axis -> name."""
     step = _measure_place(last_epoch)
     places: dict[float, str] = {}
-    for arm, marker, fill in (("base", "D", "white"), ("tuned", "D", CONFIRM)):
+    style = {"fmt": "D", "markersize": 8, "color": CONFIRM, "markeredgewidth": 1.8, "elinewidth": 1.8, "capsize": 4}
+    for arm, fill in (("base", "white"), ("tuned", CONFIRM)):
         summary = (confirm or {}).get(arm)
         if summary is None or summary.mean is None:
             continue
         place = last_epoch + step * (1.3 if arm == "base" else 2.3)
         mean, low, high = ([_to_float(value)] for value in (summary.mean, summary.ci_low, summary.ci_high))
-        axes.errorbar(
-            [place],
-            mean,
-            yerr=_measure_whiskers(mean, low, high),
-            fmt=marker,
-            markersize=8,
-            color=CONFIRM,
-            markerfacecolor=fill,
-            markeredgewidth=1.8,
-            elinewidth=1.8,
-            capsize=4,
-            zorder=5,
-            label=f"verdict (confirm), {arm}",
-        )
+        label, whiskers = f"verdict (confirm), {arm}", _measure_whiskers(mean, low, high)
+        axes.errorbar([place], mean, whiskers, **style, markerfacecolor=fill, zorder=5, label=label)
         axes.annotate(f"{mean[0]:.2f}", (place, mean[0]), (9, 0), textcoords="offset points", va="center", color=INK)
         places[place] = arm
     if places:
-        axes.axvspan(
-            last_epoch + 0.75 * step, last_epoch + 3.3 * step, color=CONFIRM, alpha=0.07, linewidth=0, zorder=0
-        )
+        left, right = last_epoch + 0.75 * step, last_epoch + 3.3 * step
+        axes.axvspan(left, right, color=CONFIRM, alpha=0.07, linewidth=0, zorder=0)
     return places
 
 
 def _draw_stages(axes: Any, rows: Sequence[EpochMetrics]) -> None:
-    """Draws a line before the first epoch of each stage of a pipeline, with the stage's name at its top."""
     firsts: dict[str, int] = {}
     for row in rows:
         if row.stage is not None:
             firsts.setdefault(row.stage, row.epoch)
     for name, epoch in firsts.items():
         axes.axvline(epoch - 0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
-        shown = name if len(name) <= 20 else f"{name[:19]}..."
-        axes.text(
-            epoch - 0.45,
-            0.98,
-            shown.replace("$", r"\$"),
-            transform=axes.get_xaxis_transform(),
-            fontsize=8,
-            color=INK,
-            va="top",
-        )
+        shown = (name if len(name) <= 20 else f"{name[:19]}...").replace("$", r"\$")
+        axes.text(epoch - 0.45, 0.98, shown, transform=axes.get_xaxis_transform(), fontsize=8, color=INK, va="top")
 
 
 def _draw_groups(axes: Any, rows: Sequence[EpochMetrics]) -> None:
     epochs, (kept, total, percentile) = _extract_series(rows, "num_groups_kept", "num_groups", "curriculum_percentile")
     shares = [100 * k / n if n else float("nan") for k, n in zip(kept, total, strict=True)]
     axes.bar(epochs, shares, width=0.7, color=BARS, label="share of groups kept")
-    axes.stairs(
-        [100 * share for share in percentile],
-        [epoch - 0.5 for epoch in (*epochs, len(epochs) and epochs[-1] + 1)],
-        baseline=None,
-        color=CURRICULUM,
-        linewidth=2,
-        label="share admitted by the curriculum",
-    )
+    edges = [epoch - 0.5 for epoch in (*epochs, len(epochs) and epochs[-1] + 1)]
+    style = {"color": CURRICULUM, "linewidth": 2, "label": "share admitted by the curriculum"}
+    axes.stairs([100 * share for share in percentile], edges, baseline=None, **style)
 
 
 def _label(figure: Any, top: Any, bottom: Any, title: str) -> None:
@@ -212,18 +158,8 @@ def _label(figure: Any, top: Any, bottom: Any, title: str) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     handles = [pair for axes in (top, bottom) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    figure.legend(
-        [handle for handle, _ in handles],
-        [label for _, label in handles],
-        loc="upper left",
-        bbox_to_anchor=(0.072, 0.94),
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-        columnspacing=1.4,
-        handlelength=1.8,
-        labelcolor=INK,
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (0.072, 0.94), "ncols": 4, "columnspacing": 1.4}
+    figure.legend(*zip(*handles, strict=True), **place, handlelength=1.8, frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _set_epochs(axes: Any, last_epoch: int, *, has_base: bool, places: dict[float, str]) -> None:
@@ -268,7 +204,3 @@ def _measure_whiskers(mean: Sequence[float], low: Sequence[float], high: Sequenc
         [0.0 if end > m else m - end for m, end in zip(mean, low, strict=True)],
         [0.0 if end < m else end - m for m, end in zip(mean, high, strict=True)],
     ]
-
-
-def _marker_style(epochs: Sequence[int]) -> dict[str, Any]:
-    return {"marker": "o", "markersize": 4.5 if len(epochs) <= 40 else 2, "markeredgecolor": "none"}

@@ -61,26 +61,13 @@ class RunProgress(Protocol):
 class SilentProgress:
     """Shows nothing."""
 
-    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Does nothing."""
-
-    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Does nothing."""
-
-    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Does nothing."""
-
-    def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Does nothing."""
-
-    def validation(self, row: ValidationRow) -> None:
-        """Does nothing."""
-
-    def note(self, text: str) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None: ...
+    def stage(self, epoch: int | None, stage: str, total: int | None) -> None: ...
+    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None: ...
+    def epoch_done(self, metrics: EpochMetrics) -> None: ...
+    def validation(self, row: ValidationRow) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -165,13 +152,7 @@ class _Counters:
 
 
 class PlainProgress:
-    """Writes plain lines, for a stream that is not a terminal.
-
-    Args:
-        stream: Where lines go; None: standard error.
-        every_s: Seconds between two progress lines.
-        clock: Returns seconds.
-    """
+    """Writes plain lines, to standard error or another stream that is not a terminal."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = 5.0, clock: Clock = time.monotonic):
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
@@ -202,7 +183,6 @@ class PlainProgress:
         self._write([to_one_line(text)])
 
     def close(self) -> None:
-        """Flushes the stream."""
         self._write([])
 
     def _write_progress_if_due(self) -> None:
@@ -226,11 +206,7 @@ class PlainProgress:
 
 
 class StatusLine(SilentProgress):
-    """Keeps where the run is as one line of text, for a page.
-
-    Args:
-        clock: Returns seconds.
-    """
+    """Keeps where the run is as one line of text, for a page."""
 
     def __init__(self, clock: Clock = time.monotonic):
         self._counters = _Counters(clock)
@@ -245,7 +221,6 @@ class StatusLine(SilentProgress):
         self._counters.add(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Measures the epoch's time, from which the time left follows."""
         self._counters.end_epoch(metrics.epoch)
 
     def __str__(self) -> str:
@@ -253,17 +228,12 @@ class StatusLine(SilentProgress):
         return ": ".join(filter(None, (self._counters.format_position(), ", ".join(self._counters.format_counts()))))
 
 
-class RichProgress:
-    """Draws a live line on a terminal.
-
-    Args:
-        console: Where to draw; None: standard error.
-        clock: Returns seconds.
-    """
+class RichProgress(StatusLine):
+    """Draws a live line on a terminal, or on another `console`."""
 
     def __init__(self, console: Console | None = None, clock: Clock = time.monotonic):
+        super().__init__(clock)
         self._console = console if console is not None else Console(stderr=True, highlight=False)
-        self._counters = _Counters(clock)
         self._live = Live(
             console=self._console,
             get_renderable=self._render,
@@ -275,17 +245,11 @@ class RichProgress:
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         """Shows the run's name, its folder and the settings that took effect, then the live line."""
-        self._counters.num_epochs = num_epochs
+        super().start(run_id, folder, num_epochs, settings)
         self._print(_format_start(run_id, folder), "bold")
         for line in _format_settings(settings):
             self._print(line, "dim")
         self._live.start()
-
-    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        self._counters.begin_stage(epoch, stage, total)
-
-    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        self._counters.add(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
         self._print(_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch(metrics.epoch)))
@@ -325,10 +289,7 @@ def default_progress(
 ) -> RunProgress:
     """Returns the display that fits a stream: live on a terminal, plain lines elsewhere and under CI or TERM=dumb.
 
-    Args:
-        stream: Where to draw; None: standard error, so that standard output stays free for results.
-        environment: Where `CI`, `TERM` and `NO_COLOR` are read; None: the process's environment.
-        clock: Returns seconds.
+    The default is standard error, so that standard output stays free for results.
     """
     stream = stream if stream is not None else sys.stderr
     environment = environment if environment is not None else os.environ

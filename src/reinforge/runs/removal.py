@@ -45,12 +45,7 @@ def find_partial_removals(output_dir: Path) -> list[Path]:
 
 
 def remove_run(folder: Path) -> None:
-    """Removes a run folder, while holding its lock.
-
-    Raises:
-        ConfigError: It is a link.
-        StorageError: A process works on it, or it cannot be removed.
-    """
+    """Removes a run folder, while holding its lock; refuses what `ensure_removable` does."""
     ensure_removable(folder)
     lock = lock_run(folder)
     try:
@@ -60,14 +55,7 @@ def remove_run(folder: Path) -> None:
 
 
 def check_run_name(name: str, argument: str = "--run_name") -> None:
-    """Checks that a name can be that of a run: of its folder, on the command line and in messages.
-
-    Args:
-        argument: Where it came from, for the message.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Raises `ConfigError` if a name cannot be that of a run: of its folder, on the command line and in messages."""
     allowed = "use up to 128 letters (a-z, A-Z), digits, -, _ and dots; the first one a letter or a digit"
     if name in RESERVED_NAMES:
         message = f'"{name}" cannot be the name of a run: it means the run that was started last'
@@ -77,12 +65,7 @@ def check_run_name(name: str, argument: str = "--run_name") -> None:
 
 
 def ensure_removable(folder: Path) -> None:
-    """Checks that a run folder can be removed.
-
-    Raises:
-        ConfigError: It is a link, or holds files that no run has written.
-        StorageError: A process works on it.
-    """
+    """Raises if a run folder cannot be removed: it is a link, holds files that no run has written, or is in use."""
     if folder.is_symlink():
         raise ConfigError(Problem("", f"{folder} is a symbolic link", f"name the folder itself: {folder.resolve()}"))
     foreign = find_foreign_files(folder)

@@ -32,11 +32,7 @@ EVERY_EPOCH = 10**9
 
 
 class JournalClock:
-    """Returns the time of what is replayed, and the present time after that.
-
-    Attributes:
-        at_s: Seconds since the Unix epoch; None: now.
-    """
+    """Returns the time `at_s` of what is replayed, and the present time after that."""
 
     def __init__(self) -> None:
         self.at_s: float | None = None
@@ -47,13 +43,7 @@ class JournalClock:
 
 
 class RunReplay:
-    """Passes what the journal of a run holds on to a display, each thing once.
-
-    Args:
-        folder: The run folder.
-        progress: The display; measures time by `clock`.
-        clock: Set to the time of what is passed on.
-    """
+    """Passes what the journal of a run holds on to a display, each thing once; sets the clock that it measures by."""
 
     def __init__(self, folder: Path, progress: RunProgress, clock: JournalClock):
         self._folder, self._progress, self._clock = folder, progress, clock
@@ -68,11 +58,7 @@ class RunReplay:
         self._last_s: float | None = None
 
     def update(self) -> bool:
-        """Passes on what is new; returns True while a process works on the run.
-
-        Raises:
-            StorageError: The journal cannot be read.
-        """
+        """Passes on what is new; returns True while a process works on the run."""
         is_running = is_in_use(self._folder)  # asked first: what the process writes before it ends is read below
         if not self._has_started:
             planned = read_config(self._folder).get("finetuning", {}).get("num_epochs")

@@ -34,15 +34,7 @@ def write_report(
     reward_history: Sequence[EpochMetrics],
     validation_history: Sequence[ValidationRow],
 ) -> None:
-    """Writes the summary, the plot and a table of the epochs.
-
-    Args:
-        path: The file; the plot is expected in the same folder.
-        validation_history: One row per validation; epoch -1 is the baseline.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
+    """Writes the summary, the plot, which is expected in the same folder, and a table of the epochs."""
     header, rows = _build_epoch_table(reward_history, validation_history)
     table, left_out = _shorten_table(_drop_empty_columns(header, rows))
     lines = [

@@ -43,11 +43,8 @@ class RunRecord:
 
     Attributes:
         facts: As `RunJournal.set_facts` recorded them; empty: the run was stopped before it started.
-        sessions: One per process that worked on it.
-        stages: In the order they ended.
-        jobs: In the order of their epochs.
         validations: The baseline first.
-        versions: The versions of the weights, the oldest first.
+        versions: The oldest first.
         snapshots: The newest first.
     """
 
@@ -82,11 +79,6 @@ class RunRecord:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """Returns what the journal of a run holds.
-
-    Raises:
-        StorageError: It cannot be read, or its format is not the current one.
-    """
     reader = JournalReader(folder)
     if reader.is_empty():
         return RunRecord()
@@ -103,17 +95,13 @@ def read_record(folder: Path) -> RunRecord:
 
 @dataclass
 class RunOverview:
-    """A run at a glance.
+    """A run at a glance; None is what is not known.
 
     Attributes:
-        folder: The run folder; its name is the run's.
         status: See the table at the head of this module.
         reason: Why it ended, or what is wrong with it; may be empty.
-        owner: The process that works on it; None: there is none.
-        epochs_done, num_epochs: Finished and planned epochs; None: not known.
-        started_s: When the first session started, in seconds since the Unix epoch; None: not known.
-        ended_s: When the last session ended; None: it has not, or was killed.
-        num_bytes: Size of the folder.
+        owner: The process that works on it.
+        started_s, ended_s: When the first session started and the last one ended, in seconds since the Unix epoch.
         summary: How the run ended; None: it has not ended, or the summary cannot be read.
         record: The journal; None: it cannot be read.
     """
@@ -289,12 +277,7 @@ def describe_position(epoch: int) -> str:
 
 
 def find_resume_point(folder: Path, record: RunRecord, is_intact: Callable[[str], bool]) -> ResumePoint | None:
-    """Returns where `--resume` resumes, as `resume.choose_snapshot` does; None: it restarts from the beginning.
-
-    Args:
-        record: Its journal.
-        is_intact: Says whether a checkpoint can be used.
-    """
+    """Returns where `--resume` resumes, as `resume.choose_snapshot` does; None: it restarts from the beginning."""
     checkpoints = Checkpoints(folder)
     points = [ResumePoint(row.epoch, row.checkpoint) for row in record.snapshots]
     newest = points[0].epoch if points else BASELINE - 1
@@ -365,7 +348,6 @@ def format_size(count: int) -> str:
 
 
 def find_run_folders(output_dir: Path) -> list[Path]:
-    """Returns the run folders in a folder, by name."""
     paths = output_dir.expanduser().glob(f"*/{JOURNAL}")
     return sorted(path.parent for path in paths if path.is_file() and not path.parent.name.startswith(TRASH))
 

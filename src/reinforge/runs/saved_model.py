@@ -39,11 +39,7 @@ class SavedModel:
 
     @property
     def base(self) -> str:
-        """The base model of the adapters.
-
-        Raises:
-            ConfigError: Their configuration names none.
-        """
+        """The base model of the adapters; a `ConfigError` if they name none."""
         file = Path(self.path) / self.adapters[0] / ADAPTER
         settings = _read_json(file)
         base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
@@ -57,11 +53,7 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
 
     Args:
         name: A run's name or folder, a model's folder, a GGUF file, `pip:NAME`, `bundled:NAME`, or a hub id.
-        output_dir: Folder of the run folders.
         argument: The command line option that it came from, for messages.
-
-    Raises:
-        ConfigError: There is no such model.
     """
     if name.startswith((BUNDLED, PIP)):
         return SavedModel(name)

@@ -89,7 +89,6 @@ class RunSummary:
     stages: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what `summary.json` holds."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         plain = {name: value.as_dict() if hasattr(value, "as_dict") else value for name, value in values.items()}
         versions = [version.as_dict() for version in self.policy_versions]
@@ -109,16 +108,10 @@ class RunSummary:
 
     @property
     def is_incomplete(self) -> bool:
-        """True if the run did not reach its end."""
         return self.status != "completed"
 
     def record_best_so_far(self, baseline: ValidationRow, best: ValidationRow, metric: str) -> None:
-        """Records the best validation of a run that ended early.
-
-        Args:
-            baseline: The validation of the base model.
-            metric: The evaluator of the verdict.
-        """
+        """Records the best validation of a run that ended early, by the evaluator of the verdict."""
         self.baseline = self.baseline or baseline.summaries.get(metric)
         self.best, self.best_epoch = best.summaries.get(metric), best.epoch
         self.checkpoint = best.checkpoint if best.epoch != BASELINE else None
@@ -173,7 +166,6 @@ class RunSummary:
         return [*page, "report.md", *(["reward_plot.png"] if can_draw_plots() else [])]
 
     def _list_results(self) -> list[tuple[str, str]]:
-        """Returns the rewards, the verdict and the best checkpoint."""
         reason = " ".join(self.reason.split())
         verdict = {True: "yes", False: "no", None: "no verdict"}[self.promoted]
         pairs = [("reward", self._format_reward())]
@@ -215,11 +207,6 @@ class RunSummary:
         return [("did", ", ".join(did)), ("next", "run it without --smoke; figures of two examples say nothing")]
 
     def closing_lines(self, color: bool) -> list[str]:
-        """Returns the last lines of a run on the terminal.
-
-        Args:
-            color: Style the headline and the names with ANSI colours.
-        """
         tone = (
             "green" if self.promoted and self.status == "completed" else "red" if self.status == "failed" else "yellow"
         )
@@ -269,22 +256,13 @@ class RunSummary:
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:
-    """Writes `summary.json`, whole or not at all.
-
-    Raises:
-        StorageError: It cannot be written, or holds a number that is not finite, which JSON does not know.
-    """
+    """Writes `summary.json`, whole or not at all; a number that is not finite is a `StorageError`."""
     with storage_boundary(path):
         text = json.dumps(summary.as_dict(), indent=2, allow_nan=False, default=str)
     replace_file(path, text + "\n")
 
 
 def load_summary(folder: Path) -> RunSummary:
-    """Returns the summary of a run that has ended.
-
-    Raises:
-        StorageError: It cannot be read.
-    """
     with boundary(StorageError, f"cannot read {folder / 'summary.json'}"):
         values = json.loads(read_regular_file(folder / "summary.json", MAX_RECORD_BYTES))
         for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
@@ -297,11 +275,7 @@ def load_summary(folder: Path) -> RunSummary:
 
 
 def summarize_killed_run(folder: Path, validations: Sequence[ValidationRow], config: Mapping[str, Any]) -> RunSummary:
-    """Returns what is known of a run whose process was killed before it wrote its summary.
-
-    Args:
-        config: Its resolved configuration; may be empty.
-    """
+    """Returns what is known of a run whose process was killed before it wrote its summary."""
     summary, finetuning = RunSummary(folder.name, "stopped", folder), config.get("finetuning", {})
     gate_metric = (finetuning.get("gate") or {}).get("metric")
     stages = finetuning.get("pipeline") or {}
@@ -340,12 +314,7 @@ def _format_tokens(tokens: dict[str, int], num_updates: int | None) -> str:
 
 
 def format_unscored(summary: MetricSummary, before: str = "") -> str:
-    """Returns `2 unscored: timeout: not finished after 60 s`, or an empty string if every example is scored.
-
-    Args:
-        summary: The mean with its counts.
-        before: What to write before it, if it is not empty.
-    """
+    """Returns `2 unscored: timeout: not finished after 60 s`, or an empty string if every example is scored."""
     if not summary.num_unscored:
         return ""
     reason = f": {summary.unscored_reason}" if summary.unscored_reason else ""

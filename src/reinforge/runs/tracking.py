@@ -30,15 +30,7 @@ VALIDATIONS = ("BASELINE", "VALIDATE")
 
 
 class TrackedProgress:
-    """Shows a run on its display and sends its metrics to trackers.
-
-    Args:
-        display: What the user sees.
-        trackers: Trackers by name.
-        run: The run.
-        journal: The run's journal; keeps what was sent.
-        clock: Returns seconds since the Unix epoch.
-    """
+    """Shows a run on its display and sends its metrics to trackers; the journal keeps what was sent."""
 
     def __init__(
         self,
@@ -69,7 +61,6 @@ class TrackedProgress:
         self.display.start(run_id, folder, num_epochs, settings)
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        """Shows the stage, and measures how long the one before it took."""
         self._end_stage()
         self._stage = stage
         self.display.stage(epoch, stage, total)
@@ -79,7 +70,6 @@ class TrackedProgress:
         self.display.episode(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        """Shows the epoch and sends its metrics, with the seconds of its stages."""
         self.display.epoch_done(metrics)
         self._end_stage()
         times = {stage: seconds for stage, seconds in self._times.items() if stage not in VALIDATIONS}
@@ -87,14 +77,12 @@ class TrackedProgress:
         self._times.clear()
 
     def validation(self, row: ValidationRow) -> None:
-        """Shows the validation and sends its metrics."""
         self.display.validation(row)
         self._end_stage()
         times = {stage: self._times.pop(stage) for stage in VALIDATIONS if stage in self._times}
         self._send_validation(row, name_times(times))
 
     def note(self, text: str) -> None:
-        """Shows a message."""
         self.display.note(text)
 
     def finish(self, summary: RunSummary) -> None:
@@ -204,7 +192,6 @@ def name_validation_metrics(row: ValidationRow) -> dict[str, float]:
 
 
 def name_results(summary: RunSummary) -> dict[str, float]:
-    """Returns the figures of the verdict, by their names on a dashboard; empty: there is none."""
     if summary.improvement is None:
         return {}
     arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
@@ -236,11 +223,7 @@ def _divide(count: int | None, total: int | None) -> float | None:
 
 @dataclass
 class StepCount:
-    """Counts the optimizer steps of a run, epoch by epoch; a job of a backend that reports none counts as one step.
-
-    Attributes:
-        steps: Steps so far.
-    """
+    """Counts the optimizer steps of a run, epoch by epoch; a job of a backend that reports none counts as one step."""
 
     steps: int = 0
 
@@ -274,9 +257,6 @@ class TrackerSender:
     resumed sends no point twice, and loses at most the one that it was sending.
 
     Args:
-        name: Name of the tracker in the configuration.
-        tracker: The tracker.
-        run: The run.
         sent: Last step of each metric that earlier processes recorded as sent.
         record: Records the last steps on disk before it returns.
     """
@@ -293,12 +273,7 @@ class TrackerSender:
         self._queue.put(point)
 
     def finish(self, status: str, timeout_s: float) -> bool:
-        """Waits until everything is sent and the run is closed; returns False if that takes longer.
-
-        Args:
-            status: How the run ended.
-            timeout_s: How long to wait; what is left then may not be sent.
-        """
+        """Waits until everything is sent and the run is closed; returns False if that takes longer."""
         self._queue.put(status)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -309,7 +284,6 @@ class TrackerSender:
         return failure or None
 
     def _work(self) -> None:
-        """Runs in the thread."""
         try:
             known = self.tracker.start(self.run)
         except Exception as error:  # noqa: BLE001  a dashboard may raise anything, and the run goes on

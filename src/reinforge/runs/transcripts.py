@@ -43,11 +43,7 @@ _PREFIXES = {"collect": "epoch", "validate": "validation"}
 
 
 def write_transcripts(folder: Path, stage: str, epoch: int | None, config: TranscriptsConfig) -> Path | None:
-    """Writes the dialogues of a stage to the run folder; returns the file, or None if there were no dialogues.
-
-    Args:
-        config: How many dialogues to write, and in which format.
-    """
+    """Writes the dialogues of a stage to the run folder; returns the file, or None if there were no dialogues."""
     phase = STAGES[stage]
     of_epoch = None if phase.startswith("confirm") else -1 if epoch is None else epoch
     if not JournalReader(folder).has_dialogues(phase, of_epoch, NUM_PROBED):
@@ -64,10 +60,7 @@ def write_transcripts(folder: Path, stage: str, epoch: int | None, config: Trans
 def read_transcripts(folder: Path, phase: str, epoch: int | None = None, limit: int | None = None) -> dict[str, Any]:
     """Returns the transcripts of a phase in the order of their keys, and the number of its episodes.
 
-    Args:
-        phase: `collect`, `validate`, `confirm_base` or `confirm_tuned`.
-        epoch: Only this epoch; -1 is the baseline; None: all.
-        limit: At most this many; None: all. An episode that failed before any agent spoke has no transcript.
+    An episode that failed before any agent spoke has no transcript; epoch -1 is the baseline.
     """
     reader = JournalReader(folder)
     total = reader.count_episodes(phase, epoch)
@@ -77,11 +70,7 @@ def read_transcripts(folder: Path, phase: str, epoch: int | None = None, limit: 
 
 
 def build_transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the readable form of one episode of a protocol.
-
-    Args:
-        data: The episode, as the journal holds it.
-    """
+    """Returns the readable form of one episode of a protocol, as the journal holds it."""
     output = data["output"]
     step_rewards = {mark["call_id"]: mark["step_reward"] for mark in data["marks"] if mark["step_reward"] is not None}
     built: dict[str, Any] = {"episode": key, "protocol": output["protocol"], "outcome": data["outcome"]}
@@ -108,7 +97,6 @@ def format_transcripts(found: dict[str, Any], format_: str) -> str:
 def _build_branches(
     output: dict[str, Any], path: Sequence[int], step_rewards: dict[str, float]
 ) -> list[dict[str, Any]]:
-    """Returns the alternatives that follow a path, each with its own alternatives."""
     depth = len(path)
     below = [each["path"] for each in (*output["messages"], *output["branches"]) if each["path"][:depth] == path]
     found = []

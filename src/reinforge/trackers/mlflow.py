@@ -37,11 +37,7 @@ class MLflowConfig(TrackerConfig, name="mlflow"):
 
 
 class MLflowTracker(Tracker):
-    """Writes into one MLflow run, which a resumed run finds by its tag.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes into one MLflow run, which a resumed run finds by its tag."""
 
     def __init__(self, config: MLflowConfig):
         self.config = config
@@ -68,7 +64,6 @@ class MLflowTracker(Tracker):
         return {name: max(metric.step for metric in history) for name, history in histories.items() if history}
 
     def log(self, point: MetricPoint) -> None:
-        """Sends the metrics in one request."""
         from mlflow.entities import Metric
 
         at_ms = int(point.at_s * 1000)
@@ -100,6 +95,5 @@ def flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 @register_tracker(config_type=MLflowConfig)
 async def mlflow(config: MLflowConfig, builder: Builder) -> AsyncIterator[MLflowTracker]:
-    """Yields the tracker."""
     require_package("mlflow", "mlflow")
     yield MLflowTracker(config)

@@ -28,11 +28,7 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
 
 
 class TensorBoardTracker(Tracker):
-    """Writes event files; a resumed run writes them anew from its record.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes event files; a resumed run writes them anew from its record."""
 
     def __init__(self, config: TensorBoardConfig):
         self.config = config
@@ -62,6 +58,5 @@ class TensorBoardTracker(Tracker):
 
 @register_tracker(config_type=TensorBoardConfig)
 async def tensorboard(config: TensorBoardConfig, builder: Builder) -> AsyncIterator[TensorBoardTracker]:
-    """Yields the tracker."""
     require_package("tensorboardX", "tensorboard")
     yield TensorBoardTracker(config)

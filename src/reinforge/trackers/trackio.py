@@ -23,11 +23,7 @@ class TrackioConfig(TrackerConfig, name="trackio"):
 
 
 class TrackioTracker(Tracker):
-    """Writes into one Trackio run on this machine, whose id is the key of the run.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes into one Trackio run on this machine, whose id is the key of the run."""
 
     def __init__(self, config: TrackioConfig):
         self.config = config
@@ -74,6 +70,5 @@ class TrackioTracker(Tracker):
 
 @register_tracker(config_type=TrackioConfig)
 async def trackio(config: TrackioConfig, builder: Builder) -> AsyncIterator[TrackioTracker]:
-    """Yields the tracker."""
     require_package("trackio", "trackio")
     yield TrackioTracker(config)

@@ -34,7 +34,6 @@ class WandbConfig(TrackerConfig, name="wandb"):
 
     @property
     def is_offline(self) -> bool:
-        """True if nothing is uploaded."""
         return (self.mode or os.environ.get("WANDB_MODE", "online")) in ("offline", "dryrun", "disabled")
 
     @property
@@ -44,22 +43,14 @@ class WandbConfig(TrackerConfig, name="wandb"):
 
 
 class WandbTracker(Tracker):
-    """Writes into one W&B run, whose id is the key of the run.
-
-    Args:
-        config: Its settings.
-    """
+    """Writes into one W&B run, whose id is the key of the run."""
 
     def __init__(self, config: WandbConfig):
         self.config = config
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Opens the W&B run; W&B cannot tell which steps it has.
-
-        Raises:
-            BackendError: There is no login.
-        """
+        """Opens the W&B run; W&B cannot tell which steps it has."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -84,7 +75,6 @@ class WandbTracker(Tracker):
         self._run.define_metric("*", step_metric=STEP)
 
     def log(self, point: MetricPoint) -> None:
-        """Sends the metrics as one row of the history."""
         self._run.log({**point.metrics, STEP: point.step})
 
     def finish(self, status: str) -> None:
@@ -94,6 +84,5 @@ class WandbTracker(Tracker):
 
 @register_tracker(config_type=WandbConfig)
 async def wandb(config: WandbConfig, builder: Builder) -> AsyncIterator[WandbTracker]:
-    """Yields the tracker."""
     require_package("wandb", "wandb")
     yield WandbTracker(config)

@@ -16,12 +16,7 @@ Trail = Sequence[tuple[str, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How a page learns that it is out of date.
-
-    Attributes:
-        path: Address that returns the version; `/events` below it sends each change.
-        version: The version that the page shows.
-    """
+    """How a page learns that it is out of date: `path` returns the version, `/events` below it sends each change."""
 
     path: str
     version: str
@@ -44,15 +39,17 @@ def build_run_path(name: str, page: str = "") -> str:
     return f"/runs/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
 
 
-def build_document(title: str, content: Sequence[Content], *, trail: Trail, live: Live | None = None) -> Element:
-    """Returns a page.
+def build_trail(name: str, page: str) -> Trail:
+    """Returns the navigation of a run's pages; `page` is `overview`, `episodes`, or empty for one below them."""
+    return [
+        ("Runs", "/"),
+        (name, build_run_path(name) if page != "overview" else None),
+        ("Episodes", build_run_path(name, "episodes") if page != "episodes" else None),
+    ]
 
-    Args:
-        title: Its heading, and the title of its tab.
-        content: Its sections.
-        trail: The pages in its navigation.
-        live: How it learns of changes; None: it does not.
-    """
+
+def build_document(title: str, content: Sequence[Content], *, trail: Trail, live: Live | None = None) -> Element:
+    """Returns a page with a title and the pages in its navigation; `live`: how it learns of changes."""
     head = build(
         "head",
         build("meta", charset="utf-8"),
@@ -83,5 +80,4 @@ def build_document(title: str, content: Sequence[Content], *, trail: Trail, live
 
 
 def build_problem(title: str, text: str) -> Element:
-    """Returns a page that says what is wrong and what to do."""
     return build_document(title, [build("p", text)], trail=[("Runs", "/")])

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
 
 from reinforge.runs.page.chats import ChatStyle, build_chat
-from reinforge.runs.page.elements import Content, build, build_table
-from reinforge.runs.page.page import build_colours
+from reinforge.runs.page.elements import Content, build, build_section, build_table
+from reinforge.runs.page.page import build_colors
 from reinforge.runs.rows import EpisodeRow, ListedEpisode
-from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path
+from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
 from reinforge.view.episode_table import FAILED, ORDERS, EpisodeQuery, EpisodeTable, format_number
-from reinforge.view.run_page import build_trail
 
 FIRST_ROWS = 100
 """Rows that the page itself holds; `view.js` asks for the others."""
@@ -20,13 +19,7 @@ HEADER = ("episode", "phase", "epoch", "example", "sample", "outcome", "reward",
 
 
 def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offset: int, live: Live) -> Element:
-    """Returns the list of a run's episodes with its filters.
-
-    Args:
-        name: The run.
-        offset: The first row that the page itself holds.
-        live: How the page learns of changes.
-    """
+    """Returns the list of a run's episodes with its filters; the page itself holds the rows from `offset` on."""
     found = table.select(query)
     path = build_run_path(name, "episodes")
     rows = found[offset : offset + FIRST_ROWS]
@@ -114,29 +107,21 @@ def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -
 def build_episode_page(
     name: str, episode: ListedEpisode, row: EpisodeRow, table: EpisodeTable, style: ChatStyle, query: EpisodeQuery
 ) -> Element:
-    """Returns one episode as a chat, beside the episodes that it was compared with.
-
-    Args:
-        name: The run.
-        episode: What the list shows of it.
-        row: What it holds.
-        style: How its replies are split and coloured.
-        query: The list that it was chosen from.
-    """
+    """Returns one episode as a chat, beside the episodes that it was compared with and the list it was chosen from."""
     raw = build_anchor("JSON", build_link(build_run_path(name, "episode.json"), key=episode.key))
     back = build_anchor("list", build_link(build_run_path(name, "episodes"), **query.as_dict()))
     chat = build_chat(row, style)
     chat.set("id", "chat")
     content: list[Content] = [
         build("p", _build_neighbours(name, episode, table, query), back, " · ", raw, class_="neighbours"),
-        build_colours(),
+        build_colors(),
         build(
             "div",
             chat,
             build("div", _build_group(name, episode, table), _build_others(name, episode, table)),
             class_="beside",
         ),
-        build("p", "Keys: j or ] opens the next episode, k or [ the previous one, t sets the colours.", class_="note"),
+        build("p", "Keys: j or ] opens the next episode, k or [ the previous one, t sets the colors.", class_="note"),
     ]
     return build_document(f"Example {episode.example_id}", content, trail=build_trail(name, ""))
 
@@ -154,7 +139,6 @@ def _build_neighbours(name: str, episode: ListedEpisode, table: EpisodeTable, qu
 
 
 def _build_group(name: str, episode: ListedEpisode, table: EpisodeTable) -> Element | None:
-    """Returns the siblings with their rewards; None: there are none."""
     siblings = table.list_siblings(episode)
     if len(siblings) < 2:
         return None
@@ -167,11 +151,10 @@ def _build_group(name: str, episode: ListedEpisode, table: EpisodeTable) -> Elem
         rows.append((link, reward, "" if relative is None else f"{relative:+.3g}"))
     caption = f"{len(siblings)} episodes of this example in {_describe_place(episode)}"
     table_element = build_table(("episode", "reward", "relative reward"), rows, caption)
-    return build("section", build("h2", "Group"), table_element, id="group")
+    return build_section("Group", table_element, id="group")
 
 
 def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Element | None:
-    """Returns the same example at other times of the run; None: it ran only once."""
     others = table.list_others(episode)
     if not others:
         return None
@@ -183,7 +166,7 @@ def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Ele
         for each in others[:MAX_OTHERS]
     )
     title = "This example elsewhere in the run"
-    return build("section", build("h2", title), build_table(("when", "reward"), rows, title), id="others")
+    return build_section(title, build_table(("when", "reward"), rows, title), id="others")
 
 
 def _describe_place(episode: ListedEpisode) -> str:

@@ -26,13 +26,11 @@ _Group = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQuery:
-    """Which episodes to list, and how; the same in the address of the page.
+    """Which episodes to list, and how; the same in the address of the page. Empty or None: all.
 
     Attributes:
-        phase: Only this phase; empty: all.
-        epoch: Only this epoch; None: all.
-        outcome: Only this outcome; empty: all; `failed`: all but `ok`.
-        example: Only examples whose id contains this text.
+        outcome: `failed`: all but `ok`.
+        example: Only examples whose id contains this string.
         order: One of `ORDERS`.
     """
 
@@ -44,11 +42,7 @@ class EpisodeQuery:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> EpisodeQuery:
-        """Returns the query of an address.
-
-        Raises:
-            ValueError: A value is none that is allowed.
-        """
+        """Returns the query of an address; a `ValueError` names a value that is not allowed."""
         order = given.get("order") or "oldest"
         if order not in ORDERS:
             raise ValueError(f'order: found "{order}", expected one of {", ".join(ORDERS)}')
@@ -60,18 +54,13 @@ class EpisodeQuery:
         return cls(given.get("phase", ""), number, given.get("outcome", ""), given.get("example", ""), order)
 
     def as_dict(self) -> dict[str, str]:
-        """Returns what an address holds; defaults are left out."""
         values = {"phase": self.phase, "epoch": "" if self.epoch is None else str(self.epoch), "outcome": self.outcome}
         values |= {"example": self.example, "order": "" if self.order == "oldest" else self.order}
         return {name: value for name, value in values.items() if value}
 
 
 class EpisodeTable:
-    """Every episode of a run, without its messages.
-
-    Args:
-        folder: The run folder.
-    """
+    """Every episode of a run, without its messages."""
 
     def __init__(self, folder: Path):
         self._reader = JournalReader(folder)
@@ -87,11 +76,6 @@ class EpisodeTable:
         self.phases: Counter[str] = Counter()
 
     def update(self) -> None:
-        """Reads what was recorded since the last time.
-
-        Raises:
-            StorageError: The journal cannot be read.
-        """
         extent = self._reader.find_extent()
         if extent == self._extent:
             return
@@ -183,7 +167,6 @@ class EpisodeTable:
 
 
 def format_number(value: float | None) -> str:
-    """Returns a number with four digits; nothing if it is unknown."""
     return "" if value is None else f"{value:.4g}"
 
 

@@ -50,11 +50,7 @@ class _ReadRun:
 
 
 class _Recent(OrderedDict[Path, T], Generic[T]):
-    """Keeps what was used last.
-
-    Args:
-        most: How many to keep.
-    """
+    """Keeps what was used last."""
 
     def __init__(self, most: int):
         super().__init__()
@@ -70,11 +66,7 @@ class _Recent(OrderedDict[Path, T], Generic[T]):
 
 
 class RunLibrary:
-    """Reads the runs of a folder; for one thread at a time.
-
-    Args:
-        output_dir: Folder of the run folders.
-    """
+    """Reads the runs of a folder; for one thread at a time."""
 
     def __init__(self, output_dir: Path):
         self.output_dir = output_dir.expanduser()
@@ -95,7 +87,6 @@ class RunLibrary:
             return None
 
     def list_overviews(self) -> list[RunOverview]:
-        """Returns every run, the latest one first."""
         folders = find_run_folders(self.output_dir)
         for kept in (self._runs, self._configs, self._watched):
             for gone in kept.keys() - set(folders):
@@ -104,7 +95,6 @@ class RunLibrary:
         return sorted(found, key=lambda run: (-(run.started_s or 0.0), run.folder.name))
 
     def read_overview(self, folder: Path) -> RunOverview:
-        """Returns a run at a glance; one that cannot be read is `damaged`, with the reason."""
         return self._read(folder).overview
 
     def read_activity(self, folder: Path) -> str:
@@ -112,7 +102,6 @@ class RunLibrary:
         return self._read(folder).activity
 
     def read_config(self, folder: Path) -> dict[str, Any]:
-        """Returns the resolved configuration of a run; empty where it cannot be read."""
         version = _measure_file(folder / CONFIG)
         known = self._configs.get(folder)
         if known is None or known[0] != version:
@@ -136,11 +125,6 @@ class RunLibrary:
         return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
 
     def read_table(self, folder: Path) -> EpisodeTable:
-        """Returns the list of a run's episodes, up to date.
-
-        Raises:
-            StorageError: The journal cannot be read.
-        """
         table = self._tables.find(folder, lambda: EpisodeTable(folder))
         table.update()
         return table

@@ -1,4 +1,4 @@
-"""The page of one run: how it stands, its curves, where its time goes, what happened, its settings."""
+"""The list of the runs, the page of one run, and two runs side by side."""
 
 from __future__ import annotations
 
@@ -8,58 +8,45 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from reinforge.errors import describe_error
+from reinforge.evaluation.statistics import format_interval
+from reinforge.runs.comparison import RunComparison
+from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
 from reinforge.runs.history import build_timeline
-from reinforge.runs.page import sections
 from reinforge.runs.page.content import read_figures
-from reinforge.runs.page.elements import Content, build, build_table
-from reinforge.runs.page.page import PAGE, describe_rerun
+from reinforge.runs.page.elements import Content, Line, Point, build, build_section, build_table, draw_chart
+from reinforge.runs.page.page import (
+    PAGE,
+    build_measures,
+    build_rewards,
+    build_settings,
+    build_verdict,
+    format_setting,
+)
 from reinforge.runs.rows import MISSING, list_guard_events
 from reinforge.runs.run_folder import RunOverview, format_local_time, format_size
 from reinforge.runs.summary import STAGE_NAMES, format_duration
-from reinforge.view.documents import Live, Trail, build_anchor, build_document, build_link, build_run_path
+from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
+from reinforge.view.episode_pages import build_episode_link
 from reinforge.view.episode_table import EpisodeTable
 
 
-def build_trail(name: str, page: str) -> Trail:
-    """Returns the navigation of a run's pages.
-
-    Args:
-        page: The page itself: `overview`, `episodes`, or empty for one below them.
-    """
-    return [
-        ("Runs", "/"),
-        (name, build_run_path(name) if page != "overview" else None),
-        ("Episodes", build_run_path(name, "episodes") if page != "episodes" else None),
-    ]
-
-
 def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, live: Live) -> Element:
-    """Returns the page of a run.
-
-    Args:
-        overview: The run at a glance; its journal can be read.
-        activity: What it is doing; empty: it does not run.
-        live: How the page learns of changes.
-
-    Raises:
-        StorageError: The journal cannot be read.
-    """
+    """Returns the page of a run whose journal can be read, with what it is doing now."""
     content, name = read_figures(overview), overview.folder.name
     parts: list[Content] = [
         _build_activity(overview, activity),
-        sections.build_verdict(content),
-        sections.build_rewards(content),
-        sections.build_measures(content),
+        build_verdict(content),
+        build_rewards(content),
+        build_measures(content),
         _build_outcomes(name, table),
         _build_times(overview),
         _build_timeline(overview),
-        sections.build_settings(content, describe_rerun(content)),
+        build_settings(content),
     ]
     return build_document(f"Run {name}", parts, trail=build_trail(name, "overview"), live=live)
 
 
 def _build_activity(overview: RunOverview, activity: str) -> Element:
-    """Returns what the run is doing now, or how to resume it."""
     links: list[Content] = [build_anchor("All episodes", build_run_path(overview.folder.name, "episodes"))]
     if (overview.folder / PAGE).is_file():
         report = build_anchor("Report to share", build_run_path(overview.folder.name, PAGE))
@@ -77,7 +64,6 @@ def _build_activity(overview: RunOverview, activity: str) -> Element:
 
 
 def _build_outcomes(name: str, table: EpisodeTable) -> Element:
-    """Returns how many episodes ended in which way, each a link to them."""
     path = build_run_path(name, "episodes")
     rows: list[tuple[Content, ...]] = [
         (
@@ -96,9 +82,8 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
     links: list[Content] = []
     for title, address in presets.items():
         links += [build_anchor(title, address), " · "]
-    return build(
-        "section",
-        build("h2", "Episodes"),
+    return build_section(
+        "Episodes",
         build("p", f"{len(table):,} episodes: ", links[:-1]),
         build_table(("outcome", "in training", "episodes"), rows, "Episodes by outcome") if rows else None,
         id="outcomes",
@@ -106,7 +91,6 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
 
 
 def _build_times(overview: RunOverview) -> Element | None:
-    """Returns where the time went; None: the run has not ended."""
     times = overview.summary.wall_time_s if overview.summary is not None else {}
     total = sum(times.values())
     if not total:
@@ -119,13 +103,10 @@ def _build_times(overview: RunOverview) -> Element | None:
         )
         for stage, seconds in sorted(times.items(), key=lambda item: -item[1])
     ]
-    return build(
-        "section", build("h2", "Time"), build_table(("stage", "time", "share"), rows, "Time by stage"), id="time"
-    )
+    return build_section("Time", build_table(("stage", "time", "share"), rows, "Time by stage"), id="time")
 
 
 def _build_timeline(overview: RunOverview) -> Element | None:
-    """Returns what happened, the newest first."""
     if overview.record is None:
         return None
     events = build_timeline(overview.record, is_running=overview.owner is not None)
@@ -133,7 +114,7 @@ def _build_timeline(overview: RunOverview) -> Element | None:
     if not rows:
         return None
     table = build_table(("time", "what happened"), rows, "What happened, the newest first")
-    return build("section", build("h2", "What happened"), table, id="timeline")
+    return build_section("What happened", table, id="timeline")
 
 
 WIDTH, HEIGHT = 120, 28
@@ -144,13 +125,7 @@ HEADER = ("compare", "run", "status", "method", "model", "epochs", "reward", "ve
 def build_run_list(
     output_dir: Path, runs: Sequence[tuple[RunOverview, Mapping[str, Any]]], search: str, live: Live
 ) -> Element:
-    """Returns the list of the runs of a folder.
-
-    Args:
-        runs: Its runs with their configurations, the latest one first.
-        search: Only runs whose row contains this text.
-        live: How the page learns of changes.
-    """
+    """Returns the list of the runs of a folder with their configurations, of which a search shows some."""
     rows = [_build_row_of_any(run, config) for run, config in runs]
     found = [row for text, row in rows if search.lower() in text.lower()]
     if not runs:
@@ -183,7 +158,6 @@ def _build_search(search: str) -> Element:
 
 
 def _list_texts(run: RunOverview, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the cells of text: status, method, model, epochs, verdict."""
     method, model = describe_method(config)
     resumed = max(0, len(run.record.sessions) - 1) if run.record is not None else 0
     epochs = run.epochs if run.record is not None else ""
@@ -197,7 +171,6 @@ def _list_texts(run: RunOverview, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def describe_method(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the algorithm and the model of a run's configuration; empty where it does not say."""
     finetuning = config.get("finetuning") or {}
     algorithm, policy = finetuning.get("algorithm") or {}, finetuning.get("policy") or {}
     method = algorithm.get("_type", "") if isinstance(algorithm, dict) else ""
@@ -253,3 +226,86 @@ def draw_spark(run: RunOverview) -> Element | None:
     size = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "width": WIDTH, "height": HEIGHT}
     drawing = build("svg", line, **size, aria_hidden="true", class_="spark") if len(values) > 1 else None
     return build("span", drawing, build("span", text, class_="value"), class_="reward")
+
+
+MAX_EXAMPLES = 25
+"""Examples of each direction that are listed."""
+
+
+def build_comparison(found: RunComparison) -> Element:
+    names = (found.first.folder.name, found.second.folder.name)
+    notes = build("ul", (build("li", note) for note in found.notes)) if found.notes else None
+    content: list[Content] = [
+        build(
+            "section",
+            build("p", found.conclude(), class_="verdict"),
+            build("p", found.pairing),
+            notes,
+            id="conclusion",
+        ),
+        _build_metrics(found, names),
+        _build_curves(found, names),
+        _build_examples(found, names),
+        _build_settings(found, names),
+    ]
+    trail = [("Runs", "/"), *((name, build_run_path(name)) for name in names), ("Comparison", None)]
+    return build_document(f"{names[0]} and {names[1]}", content, trail=trail)
+
+
+def _build_metrics(found: RunComparison, names: tuple[str, str]) -> Element | None:
+    if not found.metrics:
+        return None
+    rows = [
+        (
+            row.metric,
+            *(format_interval(each.mean, each.ci_low, each.ci_high) for each in (row.first, row.second)),
+            str(row.difference),
+            row.difference.format_p_value(),
+        )
+        for row in found.metrics
+    ]
+    table = build_table(("metric", *names, "difference, 95 % interval", "p-value"), rows, f"Scores on {found.split}")
+    return build_section("Scores", table, id="scores")
+
+
+def _build_curves(found: RunComparison, names: tuple[str, str]) -> Element:
+    lines = [
+        Line(f"{name}, validation reward", style, _list_points(run))
+        for name, style, run in zip(names, ("training", "validation"), (found.first, found.second), strict=True)
+    ]
+    return build_section("Validation reward by epoch", draw_chart("Validation reward", lines), id="curves")
+
+
+def _list_points(run: RunOverview) -> list[Point]:
+    rows = run.record.validations if run.record is not None else []
+    return [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in rows]
+
+
+def _build_examples(found: RunComparison, names: tuple[str, str]) -> Element | None:
+    if not found.examples:
+        return None
+    better, same, worse = count_changes(found.examples)
+    text = f"{better:,} examples score higher in {names[1]}, {same:,} the same, {worse:,} lower."
+    up, down = choose_changed(found.examples, MAX_EXAMPLES)
+    tables = [
+        build_table(("example", *names, "change"), (_build_example(example, names) for example in examples), title)
+        for title, examples in ((f"Higher in {names[1]}", up), (f"Lower in {names[1]}", down))
+        if examples
+    ]
+    return build_section("Examples", build("p", text), tables, id="examples")
+
+
+def _build_example(example: ComparedExample, names: tuple[str, str]) -> tuple[Content, ...]:
+    scores = (example.first, example.second)
+    links = [
+        build_anchor(f"{score:.3g}", build_episode_link(name, key))
+        for name, key, score in zip(names, example.keys, scores, strict=True)
+    ]
+    return (example.example_id, *links, f"{example.change:+.3g}")
+
+
+def _build_settings(found: RunComparison, names: tuple[str, str]) -> Element:
+    rows = [(change.path, format_setting(change.old), format_setting(change.new)) for change in found.changes]
+    title = "Settings that differ"
+    found_any = build_table(("setting", *names), rows, title) if rows else build("p", "None.")
+    return build_section(title, found_any, id="settings")

@@ -28,12 +28,11 @@ from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
-from reinforge.view.compare_page import build_comparison
 from reinforge.view.documents import Live, build_problem, build_run_path
 from reinforge.view.episode_pages import build_episode_list, build_episode_page
 from reinforge.view.episode_table import EpisodeQuery
 from reinforge.view.library import RunLibrary
-from reinforge.view.run_page import build_run_list, build_run_page
+from reinforge.view.run_page import build_comparison, build_run_list, build_run_page
 
 POLL_S = 2.0
 """Seconds between two looks at the files of an open page's run."""
@@ -49,14 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_port(wanted: int | None, default: int) -> int:
-    """Returns a free port.
-
-    Args:
-        wanted: The port to use; None: `default`, or any other if that is taken.
-
-    Raises:
-        ConfigError: The wanted port is taken.
-    """
+    """Returns the wanted port, which must be free; without one `default`, or any other if that is taken."""
     port = default if wanted is None else wanted
     try:
         with socket.create_server((LOOPBACK, port)) as listener:
@@ -72,12 +64,8 @@ class ViewServer:
     """Serves the runs of a folder; an async context manager.
 
     Args:
-        output_dir: Folder of the run folders.
-        port: The TCP port; 0: the operating system chooses.
+        port: 0: the operating system chooses.
         poll_s: Seconds between two looks at the files of an open page's run.
-
-    Attributes:
-        port: The TCP port.
     """
 
     def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S):
@@ -283,7 +271,6 @@ class ViewServer:
         return _write_json({"version": await self._read(self._choose_version(request))})
 
     async def _send_versions(self, request: web.Request) -> web.StreamResponse:
-        """Sends an event for every change until the page is closed."""
         read, known, quiet = self._choose_version(request), request.query.get("version"), 0
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import ConfigError
 from reinforge.runs.comparison import compare_runs
+from reinforge.runs.episodes import count_changes
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
@@ -75,7 +76,7 @@ def test_runs_on_the_same_examples_are_compared_example_by_example(made):
     assert row.difference.mean_difference == pytest.approx(sum(differences) / len(differences))
     assert row.difference.num_pairs == 6
     assert found.conclude() == f"long is better in reward: {row.difference}."
-    assert found.count_examples() == (6, 0, 0)
+    assert count_changes(found.examples) == (6, 0, 0)
     assert [str(change) for change in found.changes] == ["finetuning.num_epochs: 2 -> 4"]
     assert found.notes == []
 
@@ -172,8 +173,8 @@ def test_a_run_that_was_extended_is_compared_by_its_last_verdict(made, tmp_path)
         journal.record_episode(EpisodeRecord(key, examples(1)[0], scores=scores, reward=-50.0))
     journal.close()
     assert compare_runs(made / "short", tmp_path / "long").metrics[0] == before
-    assert {example.after for example in read_content(tmp_path / "long").examples} != {-50.0}
-    assert min(example.after for example in read_content(tmp_path / "long").examples) > 0
+    assert {example.second for example in read_content(tmp_path / "long").examples} != {-50.0}
+    assert min(example.second for example in read_content(tmp_path / "long").examples) > 0
 
 
 def test_an_episode_that_failed_outside_the_policy_is_left_out_whatever_was_scored(made, tmp_path):

@@ -9,7 +9,6 @@ from tokenizers.decoders import ByteLevel
 from reinforge.cli import main
 from reinforge.config.compare import find_changed_settings
 from reinforge.runs.journal.episode_json import dump_episode
-from reinforge.runs.page.charts import Line, Point, choose_ticks, draw_chart
 from reinforge.runs.page.chats import (
     ChatStyle,
     TokenTexts,
@@ -18,7 +17,7 @@ from reinforge.runs.page.chats import (
     choose_logprob_class,
     choose_relative_class,
 )
-from reinforge.runs.page.elements import build, to_html
+from reinforge.runs.page.elements import Line, Point, build, choose_ticks, draw_chart, to_html
 from reinforge.runs.page.page import POLICY, write_page
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpisodeRow

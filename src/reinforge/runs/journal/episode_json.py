@@ -20,7 +20,6 @@ from reinforge.types.trajectory import Outcome
 
 
 def dump_episode(record: EpisodeRecord) -> dict[str, Any]:
-    """Returns the messages, token ids, log-probs, outcome and reward of one episode, ready for JSON."""
     return {
         "example_id": record.key.example_id,
         "generation": record.key.generation,
@@ -47,11 +46,7 @@ def dump_episode(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def parse_episode(data: dict[str, Any], item: EvalInputItem) -> EpisodeRecord:
-    """Returns an episode from what `dump_episode` wrote; the data of its marks comes back as plain JSON values.
-
-    Args:
-        item: Its example.
-    """
+    """Returns an episode of an example; the data of its marks comes back as plain JSON values."""
     key = EpisodeKey(data["phase"], data["epoch"], data["example_id"], data["generation"], data["round"])
     return EpisodeRecord(
         key,
@@ -99,7 +94,6 @@ _DEFAULT_REQUEST = [(name, getattr(ModelRequest([]), name)) for name in _REQUEST
 
 
 def _dump_settings(request: ModelRequest) -> dict[str, Any]:
-    """Returns how a reply was sampled, besides temperature and filters: what is not the default."""
     sampling = request.sampling
     dumped = {name: value for name, default in _DEFAULT_SAMPLING if (value := getattr(sampling, name)) != default}
     dumped |= {name: value for name, default in _DEFAULT_REQUEST if (value := getattr(request, name)) != default}
@@ -149,7 +143,6 @@ def _dump_reply(reply: ModelReply) -> dict[str, Any]:
 
 
 def parse_call(data: dict[str, Any]) -> ModelCall:
-    """Returns one model call of an episode from what `dump_episode` wrote."""
     sampling = _parse_sampling(data)
     return ModelCall(
         data["call_id"],

@@ -47,12 +47,7 @@ OWNER_WAIT_S = 1.0
 
 
 class RunJournal(JournalReader):
-    """The journal of a run that this process owns, for a new run folder: a reader that also records.
-
-    Raises:
-        ConfigError: The folder exists.
-        StorageError: The folder cannot be created, or another process owns it.
-    """
+    """The journal of a run that this process owns, for a new run folder: a reader that also records."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -69,12 +64,7 @@ class RunJournal(JournalReader):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Returns the journal of an existing run whose process has ended.
-
-        Raises:
-            ConfigError: It is not a run folder, or its journal has another format.
-            StorageError: Another process owns it, or it cannot be read.
-        """
+        """Returns the journal of an existing run whose process has ended; a `ConfigError` if it has another format."""
         if not (folder / JOURNAL).is_file():
             raise ConfigError(f"{folder} is not a run folder: it has no {JOURNAL}")
         journal = cls.__new__(cls)
@@ -98,11 +88,7 @@ class RunJournal(JournalReader):
             raise
 
     def record_episode(self, record: EpisodeRecord) -> None:
-        """Records one finished episode, missing ones too.
-
-        Raises:
-            RecordError: It cannot be written as JSON; nothing was recorded.
-        """
+        """Records one finished episode, missing ones too; after a `RecordError` nothing was recorded."""
         key, data = record.key, to_json(dump_episode(record))  # here, not in the writer, which an error would end
         if len(data) > MAX_EPISODE_CHARS:
             raise RecordError(f"it has {len(data):,} characters, and at most {MAX_EPISODE_CHARS:,} can be recorded")
@@ -132,7 +118,6 @@ class RunJournal(JournalReader):
         self.flush()
 
     def record_job_submission(self, job_key: str, ref: TrainingJobRef) -> None:
-        """Records the name that the backend gave a job."""
         pending, data = TrainingStatusEnum.PENDING.value, _dump_model(ref)
         changes = {"backend": ref.backend, "status": pending, "at_s": time.time(), "ref": data}
         condition = "job_key = :known AND status = :before"
@@ -140,11 +125,7 @@ class RunJournal(JournalReader):
         self.flush()
 
     def record_job(self, ref: TrainingJobRef, status: TrainingJobStatus, job_key: str) -> None:
-        """Records the status of a job.
-
-        Raises:
-            BackendError: The job had ended with another status before.
-        """
+        """Records the status of a job; a `BackendError` if it had ended with another one before."""
         known = self.find_job(job_key)
         before = known.status.status if known and known.status else TrainingStatusEnum.PENDING
         if status.status is not before and status.status not in JOB_TRANSITIONS[before]:
@@ -178,7 +159,6 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: update_rows(db, "policy_versions", changes, condition, removed=checkpoint))
 
     def forget_checkpoints_except(self, kept: Sequence[str]) -> None:
-        """Records that only these checkpoints exist."""
         names = {f"kept_{number}": name for number, name in enumerate(kept)}
         condition = f"checkpoint NOT IN ({', '.join(f':{name}' for name in names)})"
         self._writer.put(lambda db: update_rows(db, "policy_versions", {"checkpoint": None}, condition, **names))
@@ -235,18 +215,13 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: update_rows(db, "sessions", changes, newest))
 
     def _note_damage(self) -> None:
-        """Makes the next resume check every row."""
         note_damage(self.folder)
 
     def _insert(self, table: str, **values: Any) -> None:
         self._writer.put(lambda db: insert_row(db, table, **values))
 
     def flush(self) -> None:
-        """Waits until everything recorded so far is on disk.
-
-        Raises:
-            StorageError: The journal could not be written; nothing after the failure is recorded.
-        """
+        """Waits until everything recorded so far is on disk; after a `StorageError`, nothing more is recorded."""
         self._writer.flush()
 
     def export_epoch(self, epoch: int) -> Path | None:
@@ -276,11 +251,7 @@ def _dump_model(value: BaseModel) -> str:
 
 
 def lock_run(folder: Path) -> filelock.BaseFileLock:
-    """Returns the lock of a run folder, taken.
-
-    Raises:
-        StorageError: Another process works on the run, or it cannot be locked.
-    """
+    """Returns the lock of a run folder, taken; a `StorageError` names the process that has it."""
     lock = filelock.FileLock(folder / LOCK, mode=PRIVATE_FILE)
     try:
         lock.acquire(timeout=0)

@@ -65,7 +65,6 @@ class JournalReader:
         return {row["key"]: row["value"] for row in self._read("run")}
 
     def sessions(self) -> list[Session]:
-        """Returns every process that worked on the run, the first one first."""
         return [Session(**row) for row in self._read("sessions", "ORDER BY id")]
 
     def stages(self) -> list[StageRow]:
@@ -87,7 +86,6 @@ class JournalReader:
         return [ValidationRow.from_dict(row["data"]) for row in self._read("validations", "ORDER BY epoch")]
 
     def policy_versions(self) -> list[PolicyVersion]:
-        """Returns every version of the weights, the oldest first."""
         rows = self._read("policy_versions", "ORDER BY version")
         return [
             PolicyVersion(row["version"], row["fingerprint"], row["num_updates"], row["checkpoint"]) for row in rows
@@ -144,7 +142,6 @@ class JournalReader:
         return [head for head in heads if head.epoch == last]
 
     def find_extent(self) -> EpisodeExtent:
-        """Returns how far the recorded episodes reach."""
         last = "coalesce(max(started_s), 0.0) FROM sessions"
         parts = ("count(*) FROM episodes", "coalesce(max(rowid), 0) FROM episodes", last)
         rows = self._rows(f"SELECT {', '.join(f'(SELECT {part})' for part in parts)}")
@@ -174,11 +171,7 @@ class JournalReader:
         return [key for (key,) in self._rows(f"SELECT key FROM episodes{where} LIMIT ?", (*values, limit))]
 
     def dialogues(self, phase: str, epoch: int | None = None, limit: int | None = None) -> list[EpisodeRow]:
-        """Returns the episodes of multi-agent protocols, in the order of their keys.
-
-        Args:
-            limit: At most this many; None: all.
-        """
+        """Returns the episodes of multi-agent protocols, in the order of their keys."""
         where, values = _build_filter(phase, epoch)
         tail = f"{where} AND {_IS_DIALOGUE} ORDER BY epoch, example_id, generation, round LIMIT ?"
         rows = self._read("episodes", tail, (*values, -1 if limit is None else limit))
@@ -198,14 +191,7 @@ class JournalReader:
     def _read(
         self, table: str, tail: str = "", parameters: tuple[Any, ...] = (), *, parse: bool = True
     ) -> list[dict[str, Any]]:
-        """Returns rows of a table by column, each compared with its checksum.
-
-        Args:
-            parse: Return the columns that hold JSON as values, not as text.
-
-        Raises:
-            DamagedJournal: A row is damaged.
-        """
+        """Returns rows by column, each compared with its checksum; `parse` turns columns that hold JSON into values."""
         names = list(read_columns()[table])
         if self.is_empty():
             return []
@@ -236,7 +222,7 @@ class JournalReader:
                 raise
 
     def _note_damage(self) -> None:
-        """Does nothing: who only reads a run changes nothing."""
+        """Does nothing: a reader changes nothing."""
 
 
 class DamagedJournal(StorageError):

@@ -64,12 +64,7 @@ NEWEST_EPISODES = 20_000
 
 @dataclass
 class JournalCheck:
-    """What a check of every row found.
-
-    Attributes:
-        problems: What is wrong, at most about ten sentences; empty: nothing.
-        num_rows, num_episodes: Rows that are whole, and the episodes among them.
-    """
+    """What a check of every row found: at most about ten problems, and the number of whole rows and episodes."""
 
     problems: list[str] = field(default_factory=list)
     num_rows: int = 0
@@ -79,13 +74,10 @@ class JournalCheck:
 def check_journal(folder: Path, *, newest: int | None = None) -> JournalCheck:
     """Returns what is wrong with the journal of a run; reads and checks every row.
 
-    A journal of another format is not checked: whoever reads or resumes it refuses it.
+    A journal of another format is not checked: opening it is refused.
 
     Args:
         newest: Of the episodes, check only so many, those that were recorded last; None: all.
-
-    Raises:
-        StorageError: It cannot be reached, for example for lack of permission.
     """
     found = JournalCheck()
     try:
@@ -145,11 +137,7 @@ def find_lost_log(folder: Path) -> list[str]:
 
 
 def repair_journal(folder: Path) -> bool:
-    """Rebuilds the journal of a run if it is damaged; True: it was, and the fact `repair_notes` says what is lost.
-
-    Raises:
-        StorageError: It is damaged beyond repair, another process owns the run folder, or it cannot be written.
-    """
+    """Rebuilds the journal of a run if it is damaged; True: it was, and the fact `repair_notes` says what is lost."""
     lock = lock_run(folder)
     try:
         found = check_journal(folder, newest=_choose_extent(folder))
@@ -303,7 +291,6 @@ def _decode(value: Any) -> Any:
 
 
 def _find_epochs(values: dict[str, Any]) -> set[int]:
-    """Returns the epochs that a damaged row may be of: its key, and what its data says."""
     found = {values["epoch"]}
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         found.add(json.loads(values["data"])["epoch"])
@@ -311,7 +298,6 @@ def _find_epochs(values: dict[str, Any]) -> set[int]:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of an export that have an epoch; none where it cannot be read."""
     try:
         found = read_lines(path) if path.suffix == ".jsonl" else json.loads(read_regular_file(path, MAX_RECORD_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -49,7 +49,6 @@ _CONVERT = {"TEXT": str, "INTEGER": int, "REAL": float}
 
 
 def describe_format(database: Path, found: int) -> str:
-    """Returns why a journal of another format cannot be read, and what to do about it."""
     fix = "upgrade reinforge" if found > SCHEMA_VERSION else "start a new run"
     return f"{database} has format {found}, and this reinforge reads format {SCHEMA_VERSION}: {fix}"
 
@@ -60,9 +59,6 @@ def create_tables(db: sqlite3.Connection, database: Path | None = None) -> None:
     Args:
         db: A connection in autocommit mode.
         database: The SQLite file, for messages; None: it is in memory.
-
-    Raises:
-        ConfigError: The journal has another format.
     """
     (found,) = db.execute("PRAGMA user_version").fetchone()
     if found == 0:
@@ -72,7 +68,6 @@ def create_tables(db: sqlite3.Connection, database: Path | None = None) -> None:
 
 
 def read_tables(db: sqlite3.Connection) -> dict[str, str]:
-    """Returns the SQL of every table and index of a journal, by name."""
     return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
 
 
@@ -127,12 +122,7 @@ def insert_row(db: sqlite3.Connection, table: str, *, keep_existing: bool = Fals
 
 
 def update_rows(db: sqlite3.Connection, table: str, changes: dict[str, Any], where: str, **parameters: Any) -> None:
-    """Changes columns of the rows that a condition selects, and their checksums.
-
-    Args:
-        changes: New values by column; not that of the key.
-        parameters: Values of the condition.
-    """
+    """Changes columns, but not the key, of the rows that a condition with parameters selects, and their checksums."""
     names = list(read_columns()[table])
     for row in db.execute(f"SELECT {', '.join(names)} FROM {table} WHERE {where}", parameters).fetchall():
         insert_row(db, table, **{**dict(zip(names, row, strict=True)), **changes})
@@ -169,15 +159,12 @@ class CheckedRow:
 def check_rows(
     db: sqlite3.Connection, table: str, *, backwards: bool = False, newest: int | None = None
 ) -> Iterator[CheckedRow]:
-    """Yields every row of a table with what is wrong with it.
+    """Yields every row of a table with what is wrong with it, until a page cannot be read.
 
     Args:
         db: A connection of its own; what it returns for text is changed.
         backwards: From the last key on, which reaches the rows behind a page that cannot be read.
-        newest: Only so many rows, those that were written last; the table must have row ids. None: all.
-
-    Raises:
-        sqlite3.DatabaseError: A page cannot be read.
+        newest: Only so many rows, those that were written last; None: all.
     """
     db.text_factory = bytearray  # text that is no longer UTF-8 must be readable too; a blob stays `bytes`
     names = list(read_columns()[table])

@@ -41,14 +41,7 @@ NOT_NEEDED = "not needed"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem in a run folder.
-
-    Attributes:
-        what: File or folder, relative to the run folder, or an entry of the journal.
-        problem: What was found.
-        fix: What repairs it, or why it does not matter, as one sentence.
-        is_damage: False: a harmless leftover.
-    """
+    """One problem in a run folder; `is_damage` is False for a harmless leftover."""
 
     what: str
     problem: str
@@ -61,9 +54,7 @@ class Verification:
     """The result of checking a run folder.
 
     Attributes:
-        overview: The run.
         checked: What was checked -> what was found intact.
-        findings: Every problem.
         resume: Where `--resume` resumes; None: it restarts from the beginning, or the run cannot be resumed.
     """
 
@@ -78,7 +69,6 @@ class Verification:
         return not any(finding.is_damage for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the result, ready for JSON."""
         return {
             "sound": self.is_sound,
             "checked": self.checked,
@@ -89,7 +79,6 @@ class Verification:
 
 
 def verify_run(folder: Path) -> Verification:
-    """Returns what is wrong in a run folder; reads every byte that has a checksum."""
     return _Verifier(folder).run()
 
 
@@ -107,7 +96,6 @@ class _Verifier:
         }
 
     def run(self) -> Verification:
-        """Returns the result of every check."""
         self._check_database()
         if self.record is not None and self.result.overview.resume_command is not None:
             is_usable = lambda name: self._exists(name) and name not in self.damaged  # noqa: E731
@@ -154,7 +142,6 @@ class _Verifier:
             self._report(JOURNAL, overview.reason, fix, is_damage=False)
 
     def _describe_rescue(self, found: JournalCheck) -> str:
-        """Returns what of a damaged journal can be saved, and how."""
         intact = [name for name in self.checkpoints.names() if name not in self.damaged]
         metrics = "training_metrics.jsonl, " if (self.folder / "training_metrics.jsonl").is_file() else ""
         kept = f"{found.num_rows:,} whole rows with {found.num_episodes:,} episodes, {metrics}{len(intact)} checkpoints"
@@ -279,7 +266,6 @@ class _Verifier:
 
 
 def _find_export_problem(path: Path) -> str | None:
-    """Returns what is wrong with an export; None: every line of it can be read."""
     try:
         if path.exists() and (path.is_symlink() or not path.is_file()):
             return "it is not a regular file"

@@ -24,15 +24,7 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class JournalWriter:
-    """Writes to one database, in the order of the calls; every commit is synced to disk.
-
-    Args:
-        database: The SQLite file; created if it does not exist.
-
-    Raises:
-        ConfigError: It has another format.
-        StorageError: It cannot be written.
-    """
+    """Writes to one database, in the order of the calls; every commit is synced to disk."""
 
     def __init__(self, database: Path):
         self.database = database
@@ -43,20 +35,12 @@ class JournalWriter:
         self.flush()
 
     def put(self, work: Work) -> None:
-        """Queues work on the database.
-
-        Raises:
-            StorageError: Earlier work could not be written.
-        """
+        """Queues work on the database; a `StorageError` if earlier work could not be written."""
         self._raise_if_failed()
         self._queue.put(work)
 
     def flush(self) -> None:
-        """Waits until everything queued so far is on disk.
-
-        Raises:
-            StorageError: It could not be written; nothing after the failure is recorded.
-        """
+        """Waits until everything queued so far is on disk; after a `StorageError`, nothing more is written."""
         done = threading.Event()
         self._queue.put(done)
         while not done.wait(0.2):
@@ -132,11 +116,7 @@ class JournalWriter:
         return is_open
 
     def _next(self, count: int, deadline: float) -> Any:
-        """Returns the group's next entry.
-
-        Raises:
-            queue.Empty: The group is full, or its time is over.
-        """
+        """Returns the group's next entry; `queue.Empty` if the group is full or its time is over."""
         if count >= GROUP_COMMIT_MAX:
             raise queue.Empty
         return self._queue.get(timeout=max(0.0, deadline - time.monotonic()))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reinforge.config.compare import Change, find_changed_settings
 from reinforge.errors import ConfigError, ReinforgeError
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.runs.episodes import ComparedExample, choose_changed
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.page.chats import TokenTexts, TrainedTokens
 from reinforge.runs.rows import EpisodeHead, EpisodeRow, EpochMetrics, ValidationRow
@@ -25,27 +27,6 @@ MAX_SURPRISE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedExample:
-    """One `confirm` example before and after training.
-
-    Attributes:
-        example_id: The example.
-        before, after: Mean score of its episodes with the base model and with the trained one.
-        keys: The key of its first episode with each of them.
-    """
-
-    example_id: str
-    before: float
-    after: float
-    keys: tuple[str, str]
-
-    @property
-    def change(self) -> float:
-        """After minus before."""
-        return self.after - self.before
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeGroup:
     """The episodes of one example that were compared with each other in training."""
 
@@ -54,8 +35,12 @@ class EpisodeGroup:
     episodes: list[EpisodeHead]
 
     @property
+    def rewards(self) -> list[float]:
+        return [head.reward for head in self.episodes if head.reward is not None]
+
+    @property
     def mean(self) -> float:
-        return statistics.fmean(head.reward for head in self.episodes if head.reward is not None)
+        return statistics.fmean(self.rewards)
 
 
 @dataclass
@@ -63,22 +48,12 @@ class PageContent:
     """Everything that the page shows.
 
     Attributes:
-        overview: The run at a glance.
-        summary: How it ended, or what is known of a run that has not.
-        metrics: One row per epoch.
-        validations: The baseline first.
         metric: The evaluator of the verdict; empty: there was none.
         examples: Every example of the verdict, the most improved first.
         groups: Some groups of the last epoch, those with the widest spread first.
         chosen: Titles and the episodes below them.
-        rows: Every episode that is shown, by key.
         baselines: Mean reward of the group of each shown training episode, by key.
         outcomes: Outcome, reason and count, the commonest first.
-        settings: Settings that differ from their default.
-        config: The resolved configuration.
-        texts: Splits replies into tokens.
-        trained: Tells which tokens training uses.
-        is_running: A process works on the run, so more is to come.
     """
 
     overview: RunOverview
@@ -86,7 +61,7 @@ class PageContent:
     metrics: list[EpochMetrics]
     validations: list[ValidationRow]
     metric: str = ""
-    examples: list[ChangedExample] = field(default_factory=list)
+    examples: list[ComparedExample] = field(default_factory=list)
     groups: list[EpisodeGroup] = field(default_factory=list)
     chosen: dict[str, list[EpisodeHead]] = field(default_factory=dict)
     rows: dict[str, EpisodeRow] = field(default_factory=dict)
@@ -98,21 +73,9 @@ class PageContent:
     trained: TrainedTokens = field(default_factory=TrainedTokens)
     is_running: bool = False
 
-    def list_flipped(self) -> tuple[list[ChangedExample], list[ChangedExample]]:
-        better = [example for example in self.examples if example.change > 0]
-        worse = [example for example in reversed(self.examples) if example.change < 0]
-        return better[:MAX_EXAMPLES], worse[:MAX_EXAMPLES]
-
 
 def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent:
-    """Returns what the page of a run shows.
-
-    Args:
-        summary: How the run ended; None: read it from the folder.
-
-    Raises:
-        StorageError: The journal cannot be read.
-    """
+    """Returns what the page of a run shows; `summary` is read from the folder if it is None."""
     content, reader, config = read_figures(read_overview(folder), summary), JournalReader(folder), read_config(folder)
     content.outcomes = reader.count_outcomes()[:MAX_REASONS]
     content.texts = TokenTexts.find(folder, config)
@@ -125,21 +88,15 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
 
 
 def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> PageContent:
-    """Returns the figures and settings that the page of a run shows, without its episodes.
-
-    Args:
-        summary: How the run ended; None: as the overview says.
-
-    Raises:
-        StorageError: The journal cannot be read.
-    """
+    """Returns the figures and settings that the page of a run shows, without its episodes."""
     folder, reader = overview.folder, JournalReader(overview.folder)
     validations = reader.validations()
     shown = summary or overview.summary or summarize_killed_run(folder, validations, read_config(folder))
     content = PageContent(overview, shown, reader.metrics(10**9), validations)
     content.is_running = summary is None and overview.status == RUNNING
     content.config = _read_text(folder / "config.yml")
-    content.settings = _find_settings(content.config)
+    with contextlib.suppress(ConfigError, ValueError):  # a component is not installed here, or the file was edited
+        content.settings = find_changed_settings(content.config)
     return content
 
 
@@ -148,13 +105,6 @@ def _read_text(path: Path) -> str:
         return read_regular_file(path, MAX_RECORD_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _find_settings(text: str) -> list[Change]:
-    try:
-        return find_changed_settings(text)
-    except (ConfigError, ValueError):  # components that are not installed here, or a file that somebody edited
-        return []
 
 
 def _choose_examples(content: PageContent, reader: JournalReader) -> None:
@@ -167,8 +117,8 @@ def _choose_examples(content: PageContent, reader: JournalReader) -> None:
         means = [_compute_mean(head.scores.get(tuned.metric) for head in arm[example]) for arm in arms]
         if means[0] is not None and means[1] is not None:
             keys = arms[0][example][0].key, arms[1][example][0].key
-            content.examples.append(ChangedExample(example, means[0], means[1], keys))
-    content.examples.sort(key=lambda example: (-example.change, example.example_id))
+            content.examples.append(ComparedExample(example, means[0], means[1], keys))
+    content.examples.sort(key=ComparedExample.rank)
 
 
 def _group_by_example(heads: Iterable[EpisodeHead]) -> dict[str, list[EpisodeHead]]:
@@ -195,14 +145,10 @@ def _choose_groups(content: PageContent, reader: JournalReader) -> None:
         for (_, example), heads in found.items()
         if sum(head.reward is not None for head in heads) > 1
     ]
-    content.groups = sorted(groups, key=lambda group: (-_measure_spread(group), group.example_id))[:NUM_GROUPS]
+    groups.sort(key=lambda group: (-statistics.pstdev(group.rewards), group.example_id))
+    content.groups = groups[:NUM_GROUPS]
     for group in content.groups:
         content.baselines |= {head.key: group.mean for head in group.episodes}
-
-
-def _measure_spread(group: EpisodeGroup) -> float:
-    rewards = [head.reward for head in group.episodes if head.reward is not None]
-    return statistics.pstdev(rewards)
 
 
 def _choose_episodes(content: PageContent, reader: JournalReader) -> None:
@@ -215,7 +161,8 @@ def _choose_episodes(content: PageContent, reader: JournalReader) -> None:
     else:
         return
     ranked = sorted(heads, key=lambda head: (-(head.reward or 0.0), head.key))
-    surprises = {head.key: _measure_surprise(reader, head) for head in _thin_out(heads, MAX_SURPRISE)}
+    every = max(1, -(-len(heads) // MAX_SURPRISE))
+    surprises = {head.key: _measure_surprise(reader, head) for head in heads[::every]}
     known = [head for head in heads if surprises.get(head.key) is not None]
     known.sort(key=lambda head: (-(surprises[head.key] or 0.0), head.key))
     content.chosen = {
@@ -223,10 +170,6 @@ def _choose_episodes(content: PageContent, reader: JournalReader) -> None:
         "Worst": ranked[::-1][:NUM_EPISODES],
         "Most surprising to the model": known[:NUM_EPISODES],
     }
-
-
-def _thin_out(heads: Sequence[EpisodeHead], most: int) -> Sequence[EpisodeHead]:
-    return heads[:: -(-len(heads) // most)] if len(heads) > most else heads
 
 
 def _measure_surprise(reader: JournalReader, head: EpisodeHead) -> float | None:
@@ -243,7 +186,12 @@ def _measure_surprise(reader: JournalReader, head: EpisodeHead) -> float | None:
 def _read_rows(content: PageContent, reader: JournalReader) -> None:
     keys = [head.key for heads in content.chosen.values() for head in heads]
     keys += [head.key for group in content.groups for head in group.episodes]
-    keys += [key for examples in content.list_flipped() for example in examples for key in example.keys]
+    keys += [
+        key
+        for examples in choose_changed(content.examples, MAX_EXAMPLES)
+        for example in examples
+        for key in example.keys
+    ]
     for key in dict.fromkeys(keys):
         try:
             row = reader.find_episode(key)

@@ -5,10 +5,13 @@ build("p", "reward ", build("strong", "0.8"), class_="fact")   ->   <p class="fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
+from reinforge.runs.rows import BASELINE
 from reinforge.safe_text import to_printable
 
 Content = Element | str | None
@@ -19,10 +22,9 @@ def build(tag: str, *content: Content | Iterable[Content], **attributes: Any) ->
     """Returns an element.
 
     Args:
-        tag: Its name, such as `p`.
-        content: Its parts in order; None is left out. Text is shown as it is, with control characters made visible
-            and secrets hidden.
-        attributes: Its attributes; `class_` stands for `class`, `_` in a name for `-`, None leaves one out.
+        content: Its parts in order; None is left out. Strings have their control characters made visible and secrets
+            hidden.
+        attributes: `class_` stands for `class`, `_` in a name for `-`, None leaves one out.
     """
     element = Element(tag)
     for name, value in attributes.items():
@@ -47,14 +49,12 @@ def _append(element: Element, part: Content) -> None:
         element.text = (element.text or "") + text
 
 
-def build_table(header: Sequence[str], rows: Iterable[Sequence[Content]], caption: str) -> Element:
-    """Returns a table; cells whose text is a number are aligned by the style sheet.
+def build_section(title: str, *content: Content | Iterable[Content], id: str) -> Element:
+    return build("section", build("h2", title), *content, id=id)
 
-    Args:
-        header: Names of the columns.
-        rows: One cell per column.
-        caption: What the table shows, for readers of screens.
-    """
+
+def build_table(header: Sequence[str], rows: Iterable[Sequence[Content]], caption: str) -> Element:
+    """Returns a table; the caption is for readers of screens. The style sheet aligns cells that are numbers."""
     return build(
         "div",
         build(
@@ -71,10 +71,147 @@ def build_table(header: Sequence[str], rows: Iterable[Sequence[Content]], captio
 
 
 def build_details(summary: Content, *content: Content, **attributes: Any) -> Element:
-    """Returns a part that is folded until the reader opens it."""
     return build("details", build("summary", summary), *content, **attributes)
 
 
 def to_html(root: Element) -> str:
-    """Returns a whole document."""
     return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+
+
+NUM_TICKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value of a line; epoch -1 is the base model, None is unknown, `low` and `high` are the 95 % interval."""
+
+    epoch: float
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self.value is not None and math.isfinite(self.value)
+
+    @property
+    def has_interval(self) -> bool:
+        return all(bound is not None and math.isfinite(bound) for bound in (self.low, self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        style: Class of the style sheet.
+        is_band: Draw the intervals as a band, not as whiskers.
+    """
+
+    name: str
+    style: str
+    points: Sequence[Point]
+    is_band: bool = False
+    is_joined: bool = True
+
+
+class _Scale:
+    """Places of epochs and values in a chart of `width` x `height` units."""
+
+    def __init__(self, lines: Sequence[Line], width: int, height: int, left: int):
+        points = [point for line in lines for point in line.points if point.is_known]
+        values = [
+            each
+            for point in points
+            for each in (point.value, *((point.low, point.high) if point.has_interval else ()))
+            if each is not None
+        ]
+        self.ticks = choose_ticks(min(values, default=0.0), max(values, default=1.0))
+        epochs = [point.epoch for point in points]
+        self.first, self.last = min(epochs, default=0.0), max(epochs, default=1.0)
+        self.left, self.right, self.top, self.bottom = left, width - 12, 10, height - 26
+
+    def x(self, epoch: float) -> float:
+        share = (epoch - self.first) / (self.last - self.first) if self.last > self.first else 0.5
+        return round(self.left + 8 + share * (self.right - self.left - 16), 1)
+
+    def y(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        return round(self.bottom - (value - low) / (high - low) * (self.bottom - self.top), 1)
+
+
+def choose_ticks(low: float, high: float) -> list[float]:
+    """Returns about five round numbers whose first and last enclose an interval.
+
+    Example: 0.17 to 0.86 -> 0, 0.2, 0.4, 0.6, 0.8, 1.
+    """
+    if not high - low > 1e-12 * max(1.0, abs(high)):
+        half = max(abs(high) * 0.1, 1e-6)
+        low, high = low - half, high + half
+    raw = (high - low) / (NUM_TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * (1 - 1e-9))
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def draw_chart(title: str, lines: Sequence[Line], *, width: int = 720, height: int = 260) -> Element:
+    """Returns a chart of lines over the epochs, with its legend; the first line is drawn below the others."""
+    scale = _Scale(lines, width, height, 52)
+    svg = build("svg", viewBox=f"0 0 {width} {height}", role="img", aria_label=title, class_="chart")
+    svg.extend(_draw_axes(scale))
+    for line in lines:
+        svg.append(_draw_line(line, scale))
+    shown = [line for line in lines if any(point.is_known for point in line.points)]
+    legend = build("ul", (build("li", build("span", class_=f"key {line.style}"), line.name) for line in shown))
+    legend.set("class", "legend")
+    return build("figure", svg, legend if len(shown) > 1 else None)
+
+
+def _draw_axes(scale: _Scale) -> list[Element]:
+    parts = []
+    for tick in scale.ticks:
+        y = scale.y(tick)
+        parts.append(build("line", x1=scale.left, x2=scale.right, y1=y, y2=y, class_="grid"))
+        parts.append(build("text", f"{tick:.4g}", x=scale.left - 6, y=y + 4, text_anchor="end"))
+    every = max(1, math.ceil((scale.last - scale.first + 1) / 14))
+    for epoch in range(math.ceil(scale.first), math.floor(scale.last) + 1):
+        if epoch == BASELINE or (epoch % every == 0 and not (epoch == 0 and scale.first == BASELINE and every > 1)):
+            name = "base" if epoch == BASELINE else str(epoch)
+            parts.append(build("text", name, x=scale.x(epoch), y=scale.bottom + 18, text_anchor="middle"))
+    return parts
+
+
+def _draw_line(line: Line, scale: _Scale) -> Element:
+    group = build("g", class_=line.style)
+    for run in _split_at_gaps(line.points):
+        places = [(scale.x(point.epoch), scale.y(point.value or 0.0)) for point in run]
+        if line.is_band and len(run) > 1 and all(point.has_interval for point in run):
+            above = [f"{scale.x(point.epoch)},{scale.y(point.high or 0.0)}" for point in run]
+            below = [f"{scale.x(point.epoch)},{scale.y(point.low or 0.0)}" for point in reversed(run)]
+            group.append(build("polygon", points=" ".join([*above, *below]), class_="band"))
+        if line.is_joined and len(run) > 1:
+            group.append(build("polyline", points=" ".join(f"{x},{y}" for x, y in places), class_="line"))
+        for point, (x, y) in zip(run, places, strict=True):
+            if not line.is_band and point.has_interval:
+                ends = {"y1": scale.y(point.low or 0.0), "y2": scale.y(point.high or 0.0)}
+                group.append(build("line", x1=x, x2=x, **ends, class_="whisker"))
+            group.append(build("circle", build("title", _describe(line, point)), cx=x, cy=y, r=3))
+    return group
+
+
+def _describe(line: Line, point: Point) -> str:
+    where = "base model" if point.epoch == BASELINE else f"epoch {point.epoch:g}"
+    bounds = f" [{point.low:.4g}, {point.high:.4g}]" if point.has_interval else ""
+    return f"{line.name}, {where}: {point.value:.4g}{bounds}"
+
+
+def _split_at_gaps(points: Sequence[Point]) -> list[list[Point]]:
+    runs: list[list[Point]] = [[]]
+    for point in points:
+        if point.is_known:
+            runs[-1].append(point)
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]

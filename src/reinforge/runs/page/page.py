@@ -1,21 +1,37 @@
 """Writes `report.html`, the page of a run: one file that works offline, anywhere, and can be sent to a colleague.
 
 It has no script and asks for nothing: its policy forbids both, and what a model or a user wrote is text in a tree of
-elements. Charts are SVG, colours of tokens are radio buttons and a style sheet.
+elements. Charts are SVG, colors of tokens are radio buttons and a style sheet.
 """
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from reinforge.files import replace_file
-from reinforge.runs.page import sections
-from reinforge.runs.page.content import PageContent, read_content
-from reinforge.runs.page.elements import build, to_html
+from reinforge.config.document import ABSENT
+from reinforge.evaluation.statistics import format_interval
+from reinforge.files import replace_file, to_json
+from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
+from reinforge.runs.page.chats import ChatStyle, build_chat
+from reinforge.runs.page.content import MAX_EXAMPLES, EpisodeGroup, PageContent, read_content
+from reinforge.runs.page.elements import (
+    Content,
+    Line,
+    Point,
+    build,
+    build_details,
+    build_section,
+    build_table,
+    draw_chart,
+    to_html,
+)
+from reinforge.runs.rows import MISSING, EpisodeHead, EpochMetrics, fill_gaps
 from reinforge.runs.summary import RunSummary, is_from_python
+from reinforge.types.evaluation import MetricSummary
 from reinforge.version import __version__
 
 PAGE = "report.html"
@@ -23,23 +39,19 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load or run: its own style sheet, and nothing else."""
 NUM_CHARTS = 3
 """Sections before the first one with chats."""
-COLOURS = {
+COLORS = {
     "logprob": "log-prob: the redder, the less likely",
     "relative": "relative reward: green is above the mean of the group, red below",
     "mask": "tokens that training uses: underlined",
-    "nothing": "no colours",
+    "nothing": "no colors",
 }
 
 
 def write_page(folder: Path, summary: RunSummary | None = None, path: Path | None = None) -> Path:
-    """Writes the page of a run and returns its path.
+    """Writes the page of a run, `report.html` in its folder or `path`, and returns its path.
 
     Args:
         summary: How the run ended; None: read it from the folder.
-        path: The file; None: `report.html` in the run folder.
-
-    Raises:
-        StorageError: The journal cannot be read, or the file cannot be written.
     """
     target = path or folder / PAGE
     replace_file(target, to_html(build_page(read_content(folder, summary))))
@@ -47,18 +59,20 @@ def write_page(folder: Path, summary: RunSummary | None = None, path: Path | Non
 
 
 def build_page(content: PageContent) -> Element:
-    """Returns the document."""
     parts = {
-        "Verdict": sections.build_verdict(content),
-        "Reward": sections.build_rewards(content),
-        "Training": sections.build_measures(content),
-        "What changed": sections.build_examples(content),
-        "Groups": sections.build_groups(content),
-        "Episodes": sections.build_episodes(content),
-        "Failures": sections.build_outcomes(content),
-        "Settings": sections.build_settings(content, describe_rerun(content)),
+        "Verdict": build_verdict(content),
+        "Reward": build_rewards(content),
+        "Training": build_measures(content),
+        "What changed": build_examples(content),
+        "Groups": build_groups(content),
+        "Episodes": build_episodes(content),
+        "Failures": build_outcomes(content),
+        "Settings": build_settings(content),
     }
     links = [(name, part.get("id")) for name, part in parts.items() if part is not None]
+    sections: list[Element | None] = list(parts.values())
+    if content.rows:  # before the first section with chats; it stays in view below that
+        sections.insert(NUM_CHARTS, build_colors())
     title = f"Run {content.summary.run_id}"
     body = build(
         "body",
@@ -68,7 +82,7 @@ def build_page(content: PageContent) -> Element:
             build("ul", (build("li", build("a", name, href=f"#{id_}")) for name, id_ in links)),
             aria_label="Sections",
         ),
-        build("main", _place_colours(content, list(parts.values()))),
+        build("main", sections),
     )
     head = build(
         "head",
@@ -84,8 +98,7 @@ def build_page(content: PageContent) -> Element:
     return build("html", head, body, lang="en")
 
 
-def describe_rerun(content: PageContent) -> str:
-    """Returns the command that runs the same configuration again."""
+def _describe_rerun(content: PageContent) -> str:
     folder = content.overview.folder
     if is_from_python(folder):
         return "reinforge.finetune(...) with the same agent, dataset and reward"
@@ -99,15 +112,210 @@ def _describe_origin(content: PageContent) -> str:
     return f"Written by reinforge {__version__}{f' with {named}' if named else ''}. Intervals are 95 %."
 
 
-def _place_colours(content: PageContent, parts: list[Element | None]) -> list[Element | None]:
-    """Puts the choice of colours before the first section with chats; it stays in view below that."""
-    return [*parts[:NUM_CHARTS], build_colours(), *parts[NUM_CHARTS:]] if content.rows else parts
-
-
-def build_colours() -> Element:
-    """Returns the radio buttons that choose what the colours of tokens mean."""
+def build_colors() -> Element:
     buttons = []
-    for number, (name, text) in enumerate(COLOURS.items()):
-        button = build("input", type="radio", name="colour", id=f"by-{name}", checked="" if number == 0 else None)
+    for number, (name, text) in enumerate(COLORS.items()):
+        button = build("input", type="radio", name="color", id=f"by-{name}", checked="" if number == 0 else None)
         buttons.append(build("label", button, f" {text}"))
-    return build("fieldset", build("legend", "Colour the tokens of replies by"), buttons)
+    return build("fieldset", build("legend", "Color the tokens of replies by"), buttons)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric of the training jobs that gets a chart of its own; `key` is its name in `training_metrics.jsonl`."""
+
+    key: str
+    title: str
+    meaning: str
+
+
+MEASURES = (
+    Measure("entropy", "Entropy, nats a token", "Near 0 the model always samples the same replies and stops learning."),
+    Measure("approx_kl", "KL divergence of a job, nats a token", "How far one job moved the model."),
+    Measure("clip_fraction", "Share of clipped tokens", "Above about 0.3 the steps are too large."),
+    Measure("grad_norm", "Gradient norm", "Before clipping. Jumps point to unusual data."),
+    Measure(
+        "mismatch_kl", "Sampler against learner, nats a token", "Above 0.01 what is trained is not what was sampled."
+    ),
+    Measure("loss", "Loss", "Of policy gradients its size says little; of SFT and DPO it should fall."),
+)
+
+
+def build_verdict(content: PageContent) -> Element:
+    summary, overview = content.summary, content.overview
+    tone = "good" if summary.promoted and not summary.is_incomplete else "bad" if summary.status == "failed" else "mild"
+    facts = [(name, text) for name, text in summary.facts() if text and name not in ("report", "saved", "resume")]
+    headline = summary.headline()
+    if content.is_running:
+        headline = f"is running: {overview.epochs_done or 0} of {overview.num_epochs or '?'} epochs are done"
+        facts = [(name, text) for name, text in facts if name in ("reward", "improvement", "evaluator", "best")]
+    return build(
+        "section",
+        build("p", f"{summary.run_id} {headline}.", class_=f"verdict {tone}"),
+        build("dl", (part for name, text in facts for part in (build("dt", name), build("dd", text)))),
+        id="verdict",
+    )
+
+
+def build_rewards(content: PageContent) -> Element:
+    """Returns the chart of the rewards, and a table of the verdict's two arms."""
+    training = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in fill_gaps(content.metrics)]
+    kept = [Point(row.epoch, row.filtered_avg_reward) for row in fill_gaps(content.metrics)]
+    select = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in content.validations]
+    lines = [
+        Line("training reward, all groups", "training", training, is_band=True),
+        Line("training reward, groups kept", "kept", kept, is_band=True),
+        Line("validation reward (select)", "validation", select),
+    ]
+    rows = [
+        (
+            change.metric,
+            change.split,
+            _format_mean(change.before),
+            _format_mean(change.after),
+            "" if change.improvement is None else str(change.improvement),
+        )
+        for change in content.summary.evaluators
+    ]
+    header = ("evaluator", "split", "base model", "trained model", "change, 95 % interval")
+    return build_section(
+        "Reward",
+        draw_chart("Reward by epoch, with 95 % intervals", lines),
+        build_table(header, rows, "Every evaluator before and after training") if rows else None,
+        id="reward",
+    )
+
+
+def _format_mean(summary: MetricSummary | None) -> str:
+    return "" if summary is None else format_interval(summary.mean, summary.ci_low, summary.ci_high)
+
+
+def build_measures(content: PageContent) -> Element | None:
+    charts = []
+    for measure in MEASURES:
+        points = [Point(row.epoch, _read_number(row, measure.key)) for row in fill_gaps(content.metrics)]
+        if sum(point.is_known for point in points) > 1:
+            chart = draw_chart(f"{measure.title} by epoch", [Line(measure.title, "job", points)], width=340, height=170)
+            charts.append(build("div", build("h3", measure.title), chart, build("p", measure.meaning, class_="note")))
+    if not charts:
+        return None
+    return build_section("Training", build("div", charts, class_="grid"), id="training")
+
+
+def _read_number(row: EpochMetrics, key: str) -> float | None:
+    value = row.job.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def build_examples(content: PageContent) -> Element | None:
+    """Returns what changed on the examples of the verdict; None: there was no verdict."""
+    if not content.examples:
+        return None
+    better, worse = choose_changed(content.examples, MAX_EXAMPLES)
+    up, same, down = count_changes(content.examples)
+    text = (
+        f'Of {len(content.examples):,} confirm examples, {up:,} score higher in "{content.metric}" than with '
+        f"the base model, {same:,} the same and {down:,} lower."
+    )
+    return build_section(
+        "What changed",
+        build("p", text),
+        *_build_changes(content, "Better", better),
+        *_build_changes(content, "Worse", worse),
+        id="examples",
+    )
+
+
+def _build_changes(content: PageContent, title: str, examples: list[ComparedExample]) -> list[Element]:
+    if not examples:
+        return []
+    parts = [build("h3", title)]
+    for example in examples:
+        arms = [
+            build("div", build("h4", name), _build_episode(content, key))
+            for name, key in zip(("base model", "trained model"), example.keys, strict=True)
+        ]
+        head = f"{example.example_id}: {example.first:.3g} to {example.second:.3g}"
+        parts.append(build_details(head, build("div", arms, class_="side")))
+    return parts
+
+
+def build_groups(content: PageContent) -> Element | None:
+    if not content.groups:
+        return None
+    return build_section(
+        "Groups",
+        build(
+            "p",
+            f"Episodes of one example, compared with each other in epoch {content.groups[0].epoch}; the groups whose "
+            "rewards differ most. The relative reward is the reward minus the mean of its group.",
+        ),
+        (_build_group(content, group) for group in content.groups),
+        id="groups",
+    )
+
+
+def _build_group(content: PageContent, group: EpisodeGroup) -> Element:
+    rows: list[tuple[Content, ...]] = []
+    for head in sorted(group.episodes, key=lambda head: -(head.reward if head.reward is not None else -1e300)):
+        reward = "missing" if head.reward is None else f"{head.reward:.3g}"
+        relative = "" if head.reward is None else f"{head.reward - group.mean:+.3g}"
+        chat = build_details(f"episode {head.key.rpartition('/')[2]}", _build_episode(content, head.key))
+        rows.append((reward, relative, head.outcome, chat))
+    caption = f"Example {group.example_id}, mean reward {group.mean:.3g}"
+    return build_table(("reward", "relative reward", "outcome", "episode"), rows, caption)
+
+
+def build_episodes(content: PageContent) -> Element | None:
+    """Returns the best, the worst and the most surprising episodes; None: none was evaluated."""
+    if not content.chosen:
+        return None
+    parts: list[Element] = []
+    for title, heads in content.chosen.items():
+        if heads:
+            parts += [build("h3", title), *(_build_folded(content, head) for head in heads)]
+    phase = next(heads[0].key.partition("/")[0] for heads in content.chosen.values() if heads)
+    which = "the verdict (confirm)" if phase == "confirm_tuned" else "the last validation (select)"
+    return build_section("Episodes", build("p", f"Of {which}."), *parts, id="episodes")
+
+
+def _build_folded(content: PageContent, head: EpisodeHead) -> Element:
+    reward = "no reward" if head.reward is None else f"reward {head.reward:.3g}"
+    return build_details(f"{head.example_id}: {reward}, {head.outcome}", _build_episode(content, head.key))
+
+
+def _build_episode(content: PageContent, key: str) -> Element:
+    row = content.rows.get(key)
+    if row is None:
+        return build("p", "This episode cannot be read; `reinforge runs verify` says why.", class_="note")
+    style = ChatStyle(content.texts, content.trained, content.baselines.get(key))
+    return build_chat(row, style)
+
+
+def build_outcomes(content: PageContent) -> Element:
+    """Returns how the episodes ended that did not end well, by reason."""
+    title = "Failed and dropped episodes"
+    if not content.outcomes:
+        return build_section(title, build("p", "Every episode ended well."), id="outcomes")
+    rows = [
+        (name, "dropped" if name in MISSING else "kept, with its penalty", reason or "", f"{count:,}")
+        for name, reason, count in content.outcomes
+    ]
+    table = build_table(("outcome", "in training", "reason", "episodes"), rows, "Outcomes by reason")
+    return build_section(title, table, id="outcomes")
+
+
+def build_settings(content: PageContent) -> Element:
+    rows = [(change.path, format_setting(change.new), format_setting(change.old)) for change in content.settings]
+    return build_section(
+        "Settings",
+        build("p", "Run it again with:"),
+        build("pre", _describe_rerun(content)),
+        build_table(("setting", "value", "default"), rows, "Settings that differ from their default") if rows else None,
+        build_details("all settings", build("pre", content.config)) if content.config else None,
+        id="settings",
+    )
+
+
+def format_setting(value: object) -> str:
+    return "" if value is ABSENT else to_json(value)

@@ -355,8 +355,8 @@ function open(rel) {
   }
 }
 
-function changeColours() {
-  const buttons = [...document.querySelectorAll("input[name=colour]")];
+function changeColors() {
+  const buttons = [...document.querySelectorAll("input[name=color]")];
   const chosen = buttons.findIndex((button) => button.checked);
   if (buttons.length) {
     buttons[(chosen + 1) % buttons.length].checked = true;
@@ -375,7 +375,7 @@ function listenForKeys(rows) {
       k: () => (rows ? rows.move(-1) : open("prev")),
       "]": () => open("next"),
       "[": () => open("prev"),
-      t: changeColours,
+      t: changeColors,
       "/": () => search && search.focus(),
     };
     if (actions[event.key]) {
