@@ -19,7 +19,6 @@ class EngineGroup(ABC):
         """Calls a method of `EngineWorker` in every process that trains; returns what each returned, by its name."""
 
     def share(self, value: Any) -> Any:
-        """Returns an argument for `call_connected` that is large."""
         return value
 
     def pack_loss(self, loss: LossSpec) -> bytes | None:
@@ -27,11 +26,9 @@ class EngineGroup(ABC):
         return None
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
-        """Trains by the settings of a stage from now on."""
         self.call_connected("call", "use_stage", stage, adapter)
 
     def reset(self, adapter: str | None = None) -> None:
-        """Restores the weights that were loaded."""
         self.call_connected("call", "reset", adapter)
 
     def score(
@@ -40,7 +37,6 @@ class EngineGroup(ABC):
         """Sets what the algorithm needs on each sample; each process scores its share.
 
         Args:
-            needs: What to compute.
             defer: Has no effect: another process may train a sample than the one that would compute it.
         """
         if not (needs.old_logprobs or needs.ref_logprobs or needs.values):
@@ -63,11 +59,7 @@ class EngineGroup(ABC):
         return {index: value for part in parts.values() for index, value in part.items()}
 
     def update(self, samples: Sequence[TrainingSample], loss: LossSpec, **settings: Any) -> UpdateReport:
-        """Trains on the samples, each process on its share of every step.
-
-        Raises:
-            BackendError: The processes have not all ended with the same weights.
-        """
+        """Trains on the samples, each process on its share of every step."""
         packed = self.pack_loss(loss)
         found: dict[str, tuple[UpdateReport, str]] = self.call_connected(
             "update", self.share(list(samples)), loss, settings, packed
@@ -77,11 +69,7 @@ class EngineGroup(ABC):
 
 
 def require_equal(fingerprints: Mapping[str, str]) -> None:
-    """Checks that processes have the same weights.
-
-    Raises:
-        BackendError: They do not.
-    """
+    """Checks that processes have the same weights."""
     if len(set(fingerprints.values())) > 1:
         found = ", ".join(f"{name}: {each}" for name, each in fingerprints.items())
         raise BackendError(f"the workers do not have the same weights ({found}); the job is undone")

@@ -40,7 +40,6 @@ class PeerSettings:
     """How a worker trains with the others.
 
     Attributes:
-        sharding: How they hold the model.
         peer_timeout_s: How long one waits for the others in one exchange.
     """
 
@@ -75,11 +74,6 @@ class EngineWorker:
 
     @property
     def engine(self) -> Engine:
-        """The engine.
-
-        Raises:
-            EngineError: It is not loaded.
-        """
         if self._engine is None:
             raise EngineError(f"worker {self.number} has no engine yet")
         return self._engine
@@ -88,7 +82,6 @@ class EngineWorker:
         """Loads the model and returns a description of each policy, by name.
 
         Args:
-            policy: The model and its training.
             settings: Further arguments of `Engine.load`, and perhaps `peers`, the `PeerSettings`.
         """
         settings = dict(settings)
@@ -124,7 +117,6 @@ class EngineWorker:
         return await self.engine.policies[name].encode(request, reply)
 
     async def publish(self, name: str, version: int) -> None:
-        """Opens admission on the weights of `version`."""
         await self.engine.policies[name].publish(version)
 
     # Training; every worker gets the same calls in the same order.
@@ -250,14 +242,12 @@ class EngineWorker:
             await asyncio.to_thread(use, Path(name))
 
     def close(self) -> None:
-        """Releases the model."""
         if self._engine is not None:
             self._engine.close()
         if self._peers is not None:
             self._peers.close()
 
     async def missing_reference(self) -> int | None:
-        """Returns the version of the reference that the current stage lacks."""
         return self.engine.missing_reference
 
 

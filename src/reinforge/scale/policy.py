@@ -27,25 +27,14 @@ class Workers(Protocol):
 
 
 class RoutedPolicy(DescribedPolicy):
-    """Samples from one adapter, or from the only policy, on any of the workers.
-
-    Args:
-        group: The workers.
-        name: The adapter.
-        description: What the workers say about it.
-    """
+    """Samples from one adapter, or from the only policy, on any of the workers."""
 
     def __init__(self, group: Workers, name: str, description: PolicyDescription):
         super().__init__(description)
         self._group, self.name = group, name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply; if its worker ends meanwhile, another one samples it.
-
-        Raises:
-            ContextOverflow: The prompt does not fit the context.
-            BackendUnavailable: No worker is left.
-        """
+        """Samples one reply; if its worker ends meanwhile, another one samples it."""
         key = find_conversation(request)
         reply: ModelReply = await self._group.ask(key, lambda actor: actor.sample.remote(self.name, request))
         return self.note_version(reply)
@@ -64,14 +53,9 @@ class RoutedPolicy(DescribedPolicy):
         return tokens
 
     async def publish(self, version: int) -> None:
-        """Opens admission on every worker."""
         await asyncio.to_thread(self._group.publish, self.name, version)
         self._version = version
 
     async def fingerprint(self) -> str:
-        """Returns a short hash of the weights, which are the same on every worker.
-
-        Raises:
-            BackendError: They are not.
-        """
+        """Returns a short hash of the weights, which are the same on every worker."""
         return await asyncio.to_thread(self._group.compare_fingerprints, self.name)

@@ -25,11 +25,7 @@ def find_conversation(request: ModelRequest) -> str:
 
 
 class Router:
-    """Chooses workers by number; any number of threads may call it.
-
-    Args:
-        workers: Numbers of the workers.
-    """
+    """Chooses workers by number; any number of threads may call it."""
 
     def __init__(self, workers: Iterable[int]):
         self._lock = threading.Lock()
@@ -55,13 +51,11 @@ class Router:
             return worker
 
     def release(self, worker: int) -> None:
-        """Ends one reply."""
         with self._lock:
             if worker in self._loads:
                 self._loads[worker] -= 1
 
     def add(self, worker: int) -> None:
-        """Lets a worker take part, which has nothing to do yet."""
         with self._lock:
             self._loads.setdefault(worker, 0)
 

@@ -48,28 +48,17 @@ class RunContext:
     """The journal, the progress display and the counters of one run.
 
     Attributes:
-        run_id: Name of the run.
-        journal: The journal; owns the run folder.
-        progress: The progress display.
-        limits: Limits of time and tokens.
-        started_s: `time.monotonic()` at the start.
         episodes: Outcome -> number of finished episodes.
         missing: Reasons of all episodes that the environment failed.
         tally: The episodes of the current stage, or of the last one that ran some.
         tokens: `prompt`, `completion`, `trained`.
-        wall_time_s: Stage -> seconds spent in it.
-        stage_name: The current stage, for the watchdog.
-        policy_versions: All versions of the weights so far.
         validations: All validations so far, each with its version and checkpoint.
         resumed: The snapshot that the run resumes from; None: a new run.
         policy: The policy that the agent calls, once loaded; None: the backend serves none.
         pending: Makes the last epoch durable if the run stops between two checkpoints.
-        reward_metric: The evaluator that is the reward.
         is_relative: True if the reward compares answers, so that the base model's own reward is constant.
         agent: The agent's function with its file and line.
-        transcripts: Which dialogue transcripts to write.
         recalls: Phases whose episodes are reused from the journal.
-        guards: What warns and stops the run when training goes wrong; None: nothing does.
     """
 
     run_id: str
@@ -160,9 +149,6 @@ class RunContext:
         """Returns that all episodes of the stage have the same reward, with one of them; None: they differ.
 
         The first time this also becomes a line of the progress display.
-
-        Args:
-            where: What that line begins with.
         """
         if self.is_relative and self._tallied is not None and self._tallied[0] in STAGES_OF_BASE:
             return None
@@ -175,17 +161,11 @@ class RunContext:
     def load_episodes(
         self, epoch: int, items: Mapping[str, EvalInputItem], phase: str = "collect"
     ) -> list[EpisodeRecord]:
-        """Returns the recorded episodes of an epoch, in the order of their keys.
-
-        Args:
-            epoch: From 0; -1: of the base model.
-            phase: Why they ran.
-        """
+        """Returns the recorded episodes of an epoch, in the order of their keys."""
         found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
         return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
     def _load_known(self, phase: str, epoch: int) -> dict[str, str]:
-        """Returns the episodes that an earlier process recorded, by key."""
         if (phase, epoch) not in self._known:
             while len(self._known) > self.limits.max_staleness:  # one per collection that runs at the same time
                 del self._known[next(iter(self._known))]
@@ -234,7 +214,6 @@ class RunContext:
         self.policy_versions.append(PolicyVersion(version, fingerprint, num_updates, checkpoint))
 
     def counters(self) -> dict[str, Any]:
-        """Returns the counters so far, for `restore_counters`."""
         return {
             "episodes": dict(self.episodes),
             "missing": self.missing.as_dict(),
@@ -250,11 +229,7 @@ class RunContext:
 
     @asynccontextmanager
     async def limit_episodes(self) -> AsyncIterator[None]:
-        """Stops the episodes that run in the block as soon as a limit is reached; finished ones are in the journal.
-
-        Raises:
-            BudgetReached: The run has used its minutes or its tokens.
-        """
+        """Stops the episodes that run in the block as soon as a limit is reached; finished ones are in the journal."""
         minutes = self.limits.max_minutes
         left_s = None if minutes is None else self.started_s + 60 * minutes - time.monotonic()
         clock = asyncio.timeout(left_s)
@@ -271,9 +246,6 @@ class RunContext:
 
     def check_budget(self, *, slack_s: float = 0.0) -> None:
         """Stops once a limit is reached; limits hold for one call, not for the resumed run as a whole.
-
-        Args:
-            slack_s: How much earlier than its limit of time the run stops.
 
         Raises:
             BudgetReached: The run has used its minutes or its tokens.

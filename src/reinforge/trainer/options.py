@@ -19,13 +19,8 @@ class RunOptions:
 
     Attributes:
         run_name: Name of the run folder; None: the date and a random suffix.
-        progress: The progress display.
         smoke: Run everything once, as small as possible, in a folder named `...-smoke`.
-        resume: Folder of the run to resume; None: a new run.
-        allow_config_change: Resume although the configuration has changed.
         overwrite: Replace a run of the same name that no process works on, once the new one is known to be valid.
-        folder: The run folder; set once it exists.
-        live: What the thread that watches the run knows about it.
     """
 
     run_name: str | None = None
@@ -38,11 +33,7 @@ class RunOptions:
     live: LiveRun = field(default_factory=LiveRun)
 
     def choose_folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
-        """Returns the folder of a new run.
-
-        Raises:
-            ConfigError: `run_name` cannot be the name of a run.
-        """
+        """Returns the folder of a new run."""
         if self.run_name is not None:
             check_run_name(self.run_name)
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"

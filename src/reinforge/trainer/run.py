@@ -165,12 +165,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
 
 
 def _ensure_replaceable(folder: Path) -> None:
-    """Refuses to overwrite what is not a run, or a run that a process works on.
-
-    Raises:
-        ConfigError: The folder is a link, or no run folder.
-        StorageError: A process works on the run.
-    """
+    """Refuses to overwrite what is not a run, or a run that a process works on."""
     if not folder.exists():
         return
     if not (folder / JOURNAL).is_file():

@@ -53,7 +53,6 @@ class LiveRun:
 
     Attributes:
         blocked_s: Seconds for which an agent may block the event loop.
-        is_saving: True while the run writes its last checkpoint.
         record_end: Records in the run folder that the run is ended now, and returns the message for the user.
     """
 
@@ -63,16 +62,7 @@ class LiveRun:
 
 
 class ShutdownThread:
-    """Watches a loop that runs on the main thread; on any other thread, which gets no signals, it does nothing.
-
-    Args:
-        loop: The loop.
-        task: The run; the first signal cancels it.
-        live: What is known about the run.
-
-    Attributes:
-        received: The first signal; None: there was none.
-    """
+    """Watches a loop that runs on the main thread; on any other thread, which gets no signals, it does nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], live: LiveRun):
         self.loop, self.task, self.live = loop, task, live

@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
-    """Runs `work` on an event loop of its own; a signal cancels it, and `ShutdownThread` ends what does not end.
-
-    Raises:
-        Interrupted: A signal stopped it.
-    """
+    """Runs `work` on an event loop of its own; a signal cancels it, and `ShutdownThread` ends what does not end."""
     loop = create_loop()
     task = loop.create_task(work)
     with ShutdownThread(loop, task, options.live) as guard:
@@ -38,7 +34,6 @@ def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
 
 
 def is_loop_running() -> bool:
-    """Returns True if an event loop runs on this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -62,11 +57,7 @@ def _read_summary(folder: Path) -> RunSummary | None:
 
 
 def describe_kept_work(folder: Path, summary: RunSummary | None = None) -> str:
-    """Returns where the work of an unfinished run is kept, its best checkpoint, and how to resume it.
-
-    Args:
-        summary: How far the run came; None: not known.
-    """
+    """Returns where the work of an unfinished run is kept, its best checkpoint, and how to resume it."""
     lines = [f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"]
     if summary is not None and summary.best is not None and (summary.checkpoint or summary.status == "stopped"):
         lines.append(f"best so far: {summary.describe_best()}")

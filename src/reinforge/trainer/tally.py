@@ -24,12 +24,7 @@ class EpisodeTally:
         num_failed: Those of them that the policy failed.
         num_finished: Episodes whose agent returned.
         num_none: Those of them that returned None.
-        missing: Reasons of the episodes that the environment failed.
-        failures: Reasons of the episodes that the policy failed.
-        rewards: Rewards of the scored episodes.
-        num_completion_tokens: Their sampled tokens.
         num_clipped: Those of them with a reply that was cut off at `max_tokens`.
-        scores: Evaluator -> scores of the scored episodes.
     """
 
     num_scored: int = 0
@@ -45,7 +40,6 @@ class EpisodeTally:
     _first: EpisodeRecord | None = None
 
     def add(self, record: EpisodeRecord) -> None:
-        """Counts a finished episode."""
         if record.outcome.is_missing:
             self.missing.add(describe_failure(record))
         elif record.reward is not None:
@@ -87,21 +81,13 @@ class EpisodeTally:
         }
 
     def describe_none_outputs(self, agent: str) -> str | None:
-        """Returns that the agent has returned nothing but None; None: it returned something.
-
-        Args:
-            agent: The agent's function with its file and line.
-        """
+        """Returns that the agent has returned nothing but None; None: it returned something."""
         if self.num_finished < MIN_EPISODES or self.num_none < self.num_finished:
             return None
         return f"{agent} returned None in all {self.num_finished:,} episodes: is a `return` missing?"
 
     def describe_constant_reward(self, metric: str, agent: str) -> str | None:
-        """Returns that all episodes have the same reward, with one of them; None: the rewards differ.
-
-        Args:
-            agent: The agent's function with its file and line.
-        """
+        """Returns that all episodes have the same reward, with one of them; None: the rewards differ."""
         if self.num_scored < MIN_EPISODES or len(set(self.rewards)) != 1:
             return None
         reward = self.rewards[0]

@@ -8,8 +8,6 @@ from reinforge.rollout.models.openai_answers import Answer, Name
 
 
 class VersionAnswer(Answer):
-    """The answer of `/version`."""
-
     version: Name
 
 
@@ -22,8 +20,6 @@ class ServedModelAnswer(Answer):
 
 
 class ServedModelsAnswer(Answer):
-    """The answer of `/v1/models`."""
-
     data: list[ServedModelAnswer] = Field(min_length=1)
 
 
@@ -34,14 +30,10 @@ class WeightInfoAnswer(Answer):
 
 
 class CacheResetAnswer(Answer):
-    """The answer of `/reset_prefix_cache`."""
-
     success: bool
 
 
 class TokenCandidate(Answer):
-    """A token with its log-prob at one position."""
-
     token_id: StrictInt = Field(ge=0)
     logprob: FiniteFloat
 
@@ -53,8 +45,6 @@ class TokenPosition(TokenCandidate):
 
 
 class GeneratedLogprobs(Answer):
-    """The log-probs of a reply."""
-
     content: list[TokenPosition]
 
 

@@ -25,9 +25,6 @@ PROBE_TEXT = " ".join(map(str, range(1, PROBE_TOKENS)))
 async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
     """Returns the largest difference between the sampler's and the learner's log-probs, in nats.
 
-    Args:
-        policy: The policy; its weights were sent.
-
     Raises:
         JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.
     """

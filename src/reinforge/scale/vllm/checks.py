@@ -23,12 +23,7 @@ GUARDED = "/weight_info"
 
 
 async def require_guarded_server(client: VLLMClient, config: VLLMSamplerConfig) -> None:
-    """Checks that the server takes our key, and that one elsewhere refuses whoever has none.
-
-    Raises:
-        ConfigError: The key is wrong, or not needed.
-        BackendError: The server does not answer.
-    """
+    """Checks that the server takes our key, and that one elsewhere refuses whoever has none."""
     assert config.url is not None
     parts = urlsplit(config.url)
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:

@@ -40,11 +40,7 @@ RELOAD_METHOD = "reinforge_reload_weights"
 
 
 class VLLMClient:
-    """One server.
-
-    Args:
-        endpoint: The connection.
-    """
+    """One server."""
 
     def __init__(self, endpoint: OpenAIEndpoint):
         self.endpoint = endpoint
@@ -61,13 +57,7 @@ class VLLMClient:
         return (await self._get("/weight_info", WeightInfoAnswer)).weight_version
 
     async def generate(self, body: Mapping[str, Any]) -> GenerateAnswer:
-        """Samples one reply.
-
-        Raises:
-            ContextOverflow: The prompt does not fit the server's context.
-            ValueError: The server rejects the request.
-            BackendError: It does not answer, or with something else than a reply.
-        """
+        """Samples one reply."""
         try:
             return await self._post("/inference/v1/generate", GenerateAnswer, body)
         except RequestRejected as error:
@@ -82,7 +72,6 @@ class VLLMClient:
         await self.endpoint.call("POST", "/pause", query={"mode": "wait"})
 
     async def resume(self) -> None:
-        """Admits requests again."""
         await self.endpoint.call("POST", "/resume")
 
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -91,20 +80,12 @@ class VLLMClient:
         await self.endpoint.call("POST", "/v1/load_lora_adapter", body=body)
 
     async def reload_weights(self, folder: Path) -> None:
-        """Serves the model of a folder.
-
-        Raises:
-            BackendError: The server runs without our worker extension, or cannot load the folder.
-        """
+        """Serves the model of a folder."""
         body = {"method": RELOAD_METHOD, "args": [str(folder)]}
         await self.endpoint.call("POST", "/collective_rpc", body=body)
 
     async def reset_prefix_cache(self) -> None:
-        """Drops the keys and values of older weights.
-
-        Raises:
-            BackendError: The server kept them.
-        """
+        """Drops the keys and values of older weights."""
         if not (await self._post("/reset_prefix_cache", CacheResetAnswer)).success:
             raise BackendError(f"{self.endpoint.url}/reset_prefix_cache: the prefix cache was not dropped")
 

@@ -48,13 +48,7 @@ class ServedModelSettings:
     """What a server has to serve.
 
     Attributes:
-        folder: The model.
-        dtype: `float32` or `bfloat16`.
-        max_model_len: Maximum tokens of prompt and reply.
-        max_num_seqs: Maximum number of replies at a time.
-        seed: Seed of requests without one.
         lora_rank: Largest rank of an adapter; None: all weights are trained.
-        num_adapters: How many adapters are served.
         kv_cache_bytes: Memory for keys and values; None: vLLM's own choice, which on a CPU is nearly all there is.
     """
 
@@ -111,10 +105,6 @@ class VLLMProcess:
 
     Attributes:
         folder: That folder; weights on their way to the server go there too.
-
-    Args:
-        config: How to start it.
-        project_root: Where the interpreter's relative path starts.
     """
 
     def __init__(self, config: VLLMLaunchConfig, project_root: Path):
@@ -159,11 +149,7 @@ class VLLMProcess:
         return OpenAIEndpoint(config, "http://vllm", socket_path=self.folder / SOCKET)
 
     async def wait_until_ready(self, client: VLLMClient) -> None:
-        """Returns once the server answers.
-
-        Raises:
-            BackendUnavailable: It has ended, or does not answer within `ready_s`; the message has the end of its log.
-        """
+        """Returns once the server answers."""
         deadline = time.monotonic() + self.config.ready_s
         while True:
             if (self.folder / SOCKET).exists():
@@ -198,7 +184,6 @@ class VLLMProcess:
         return "; the end of its log:\n" + "\n".join(lines) if lines else ""
 
     async def close(self) -> None:
-        """Ends the server and everything that it has started."""
         if self._process is not None:
             process, self._process = self._process, None
             await run_in_daemon_thread(process.communicate, "vllm-close")

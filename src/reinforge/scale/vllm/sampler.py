@@ -52,15 +52,8 @@ MIN_KV_CACHE = 2**30
 class VLLMSampler:
     """One server and the policies that it samples.
 
-    Attributes:
-        admission: Admits the agents' requests.
-        policy: What the agents call.
-
     Args:
-        config: Where the server is, or how to start it.
-        engine: Trains the weights.
         adapters: Names of its adapters, as in `llms`; at most one: a single policy.
-        project_root: Where relative paths of the configuration start.
     """
 
     def __init__(
@@ -110,16 +103,7 @@ class VLLMSampler:
         return f"reinforge-{self._run}-{self._version}"
 
     async def start(self, seed: int) -> None:
-        """Returns once the server serves the engine's weights.
-
-        Args:
-            seed: Seed of requests without one.
-
-        Raises:
-            BackendUnavailable: The server does not start, or does not answer.
-            ConfigError: It is too old, or serves another model, or lets everybody in.
-            JobFailed: It does not serve the weights.
-        """
+        """Returns once the server serves the engine's weights."""
         if self._process is not None:
             await self._launch(self._process, seed)
         else:
@@ -162,11 +146,7 @@ class VLLMSampler:
             logger.warning("the server is vLLM %s; reinforge is tested with %s", version, TESTED)
 
     async def _find_model(self) -> None:
-        """Reads what the server at the URL serves.
-
-        Raises:
-            ConfigError: Its context is shorter than the policy's.
-        """
+        """Reads what the server at the URL serves."""
         model = await self._client.get_model()
         wanted = self.engine.policy.max_model_len
         if model.max_model_len is not None and model.max_model_len < wanted:
@@ -178,11 +158,7 @@ class VLLMSampler:
                 policy.served_name = model.id
 
     async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
-        """Samples one reply.
-
-        Raises:
-            BackendError: The server does not answer, or has ended; the message has the end of its log.
-        """
+        """Samples one reply."""
         try:
             return await self._client.generate(body)
         except BackendError as error:
@@ -193,12 +169,7 @@ class VLLMSampler:
         return error if reason is None else BackendUnavailable(f"the vLLM server {reason}")
 
     async def publish(self, version: int) -> None:
-        """Sends the weights of all adapters, and admits requests once they are served.
-
-        Raises:
-            BackendError: The server did not take them.
-            JobFailed: It does not serve them.
-        """
+        """Sends the weights of all adapters, and admits requests once they are served."""
         async with self._lock:
             await self.admission.close()
             try:
@@ -236,7 +207,6 @@ class VLLMSampler:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
     def _write(self) -> dict[str, Path]:
-        """Returns the new folder with each adapter's weights."""
         place = self._folder / f"{self.label}-{secrets.token_hex(2)}"  # a path that no earlier weights had
         place.mkdir(parents=True)
         folders = {name: place / name for name in self._policies}
@@ -245,11 +215,7 @@ class VLLMSampler:
         return folders
 
     async def _load(self, name: str, folder: Path) -> None:
-        """Replaces an adapter, or all weights.
-
-        Raises:
-            BackendError: The server does not take them; of one at a URL the message says how to start it.
-        """
+        """Replaces an adapter, or all weights."""
         try:
             if self.engine.model.has_adapters:
                 await self._client.load_adapter(name, folder)
@@ -265,7 +231,6 @@ class VLLMSampler:
             ) from error
 
     async def close(self) -> None:
-        """Ends a launched server, and removes the weights that were sent."""
         await self._client.close()
         if self._process is not None:
             await self._process.close()
@@ -274,19 +239,13 @@ class VLLMSampler:
 
 
 class JointPolicies(NamedPolicies):
-    """Several adapters at one server, which are sent together.
-
-    Args:
-        policies: By name.
-        server: The server.
-    """
+    """Several adapters at one server, which are sent together."""
 
     def __init__(self, policies: Mapping[str, PolicyServer], server: VLLMSampler):
         super().__init__(policies)
         self._server = server
 
     async def publish(self, version: int) -> None:
-        """Sends the weights of all adapters."""
         await self._server.publish(version)
 
 

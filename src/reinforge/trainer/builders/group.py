@@ -40,11 +40,9 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     """Collects `num_generations` episodes of each example and returns all groups.
 
     Args:
-        trajectory_builder_config: Its configuration.
         policies: Entries of `llms` that are trained, with the adapter of each.
 
     Attributes:
-        siblings_setting: The setting that says how many siblings there are, for messages.
         groups_are_examples: True: each example makes exactly one group, named by the example's id.
     """
 
@@ -68,18 +66,13 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
 
     @property
     def num_generations(self) -> int:
-        """Number of episodes per example."""
         return self.trajectory_builder_config.num_generations
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Starts the episodes of an epoch; outside a run, one `run_eval` per generation.
 
         Args:
-            run_id: Names this collection.
             meta: `epoch`; for a refill also `example_ids` and `round`.
-
-        Raises:
-            TrajectoryError: A collection of that name has started and was not finalized.
         """
         if run_id in self.evaluation_runs:
             message = f'run "{run_id}" is being collected already; finalize it first, or use another run_id'
@@ -111,7 +104,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return CollectionPlan(tuple(ids), config.num_generations, max(1, len(set(self.policies.values()))))
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
         if self.evaluation is None:
             return []
         spare = [id_ for id_ in self.evaluation.example_ids("train") if id_ not in used]
@@ -119,11 +111,7 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return rng.sample(spare, min(count, len(spare)))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0.
-
-        Raises:
-            TrajectoryError: No collection of that name was started.
-        """
+        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0."""
         if run_id not in self.evaluation_runs:
             started = ", ".join(self.evaluation_runs) or "none"
             raise TrajectoryError(f'run "{run_id}" was not started; started and not finalized: {started}')
@@ -139,7 +127,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
     ) -> list[Problem]:
-        """Returns why the algorithm or the curriculum cannot use the groups that this builder makes."""
         problems, path = self._validate_target(config), "finetuning.curriculum_learning.collect_only_included"
         # the backend of a model that the adapter does not serve may form its own groups
         adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
@@ -162,7 +149,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return problems
 
     def _validate_target(self, config: Config) -> list[Problem]:
-        """Returns why `target_model` selects no call for training."""
         target = config.finetuning.target_model
         if config.llms and not self.policies:
             message = f"not set, and nothing says which of {', '.join(config.llms)} the trainer adapter trains"
@@ -183,7 +169,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return self._group_scored(scored)
 
     def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
-        """Returns the siblings of each example and adapter."""
         groups: dict[str, list[Trajectory]] = {}
         for record, reward in scored:
             for trajectory in build_adapter_trajectories(record, reward, self._targets(record), self.policies):
@@ -197,7 +182,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         ]
 
     async def discard_run(self, run_id: str) -> None:
-        """Stops a collection that will not be finalized; finished episodes stay in the journal."""
         await self._cancel([run_id])
 
     async def cleanup(self) -> None:
@@ -233,8 +217,6 @@ def select_epoch_examples(
     """Returns an epoch's slice of the shuffled example ids; each pass over the data is shuffled again.
 
     Args:
-        count: How many an epoch uses; None: all.
-        seed: The run's.
         drop_last: The remainder of a pass that is shorter than a whole slice is not used in that pass; False: it is the
             pass's last slice.
     """
@@ -249,7 +231,6 @@ def select_epoch_examples(
 async def group_builder(
     config: GroupTrajectoryBuilderConfig, builder: Builder
 ) -> AsyncIterator[GroupTrajectoryBuilder]:
-    """Yields the group builder."""
     yield GroupTrajectoryBuilder(config, find_policy_entries(builder))
 
 

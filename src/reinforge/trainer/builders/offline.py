@@ -56,11 +56,7 @@ def refuse_algorithm(algorithm: Algorithm, rows: RowFormat) -> list[Problem]:
 
 
 def refuse_rewards(algorithm: Algorithm, rewards: Sequence[Sequence[float]]) -> list[Problem]:
-    """Returns why nothing can be learnt from these rewards.
-
-    Args:
-        rewards: Rewards of the replies to each prompt.
-    """
+    """Returns why nothing can be learnt from these rewards."""
     name, floor = type(algorithm).__name__, _get_floor(algorithm)
     highest = max(map(max, rewards))
     if isinstance(algorithm, KTO):
@@ -94,12 +90,7 @@ def uses_rewards(algorithm: Algorithm) -> bool:
 
 
 def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
-    """Returns why it is not clear which column holds the rewards: two might, or one does for some rows only.
-
-    Args:
-        rows: Rows that do not say themselves which replies are good.
-        locations: Location of each.
-    """
+    """Returns why it is not clear which column holds the rewards: two might, or one does for some rows only."""
     unlabelled = find_unlabelled(rows)
     missing = {key: find_unrewarded(rows, key) for key in REWARD_KEYS}
     present = [key for key, indices in missing.items() if len(indices) < len(rows)]
@@ -116,11 +107,7 @@ def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[
 
 
 def find_missing_labels(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
-    """Returns which rows have no thumb, for an algorithm that learns from thumbs.
-
-    Args:
-        locations: Location of each.
-    """
+    """Returns which rows have no thumb, for an algorithm that learns from thumbs."""
     found, unlabelled = RowProblems(), find_unlabelled(rows)
     several = "; other rows have one, so every row needs it" if len(unlabelled) < len(rows) else ""
     fix = "leave these rows out; `reinforge data import --rated` does so" if several else "add label: true or false"

@@ -23,13 +23,7 @@ GOOD = 0.5
 
 @dataclass(frozen=True)
 class OfflineChoice:
-    """An algorithm for rows with replies.
-
-    Attributes:
-        algorithm: Its `_type`.
-        settings: What it needs to be set, or empty.
-        problem: Why it cannot train on these rows, or empty.
-    """
+    """An algorithm for rows with replies."""
 
     algorithm: str
     settings: str = ""

@@ -31,17 +31,7 @@ ROLES = frozenset(role.value for role in EpisodeItemRole)
 async def build_output_groups(
     builder: TrajectoryBuilder, outputs: Sequence[EvaluationRunOutput], run_id: str, meta: dict[str, Any]
 ) -> list[list[Trajectory]]:
-    """Returns the trajectories of each example; those without a score or without a trained turn are left out, and told.
-
-    Args:
-        builder: Computes the rewards; its configuration names the reward function and the target functions.
-        outputs: One for each generation.
-        run_id: Name of the collection, for the metadata.
-        meta: Given to `compute_reward`.
-
-    Raises:
-        EvaluationError: An output has no scores of the reward function.
-    """
+    """Returns the trajectories of each example; those without a score or without a trained turn are left out."""
     config, groups = builder.run_config, dict[Any, list[Trajectory]]()
     left_out: Counter[str] = Counter()
     reward_function = config.reward_function if config is not None else builder.trajectory_builder_config.reward

@@ -49,8 +49,6 @@ def count_in_a_row(name: str, limit: float, history: History) -> tuple[int, Meas
 
 
 def _list_events(name: str, limits: GuardLimits, epoch: int, count: int, measured: Measurement) -> list[GuardEvent]:
-    """Returns a warning, a halt, both or none."""
-
     def make(action: str) -> GuardEvent:
         return GuardEvent(epoch, name, action, measured.text, measured.value, limits.limit, count)  # type: ignore[arg-type]
 
@@ -63,9 +61,6 @@ class GuardWatch:
     """The guards of one run.
 
     Args:
-        config: Their limits.
-        journal: The run's journal; keeps what they found.
-        note: Tells the user.
         held_out: Metrics apart from the reward that must not get worse.
         is_relative: The reward compares siblings, so the mean of a training reward says nothing.
     """
@@ -88,9 +83,6 @@ class GuardWatch:
 
         Args:
             is_last: Training is over, so there is nothing to stop.
-
-        Raises:
-            GuardHalted: A guard stops the run.
         """
         if not epochs:
             return

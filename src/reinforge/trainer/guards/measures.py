@@ -19,13 +19,7 @@ LEARNING_RATE = "finetuning.policy.optimizer.learning_rate"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a guard measured at one epoch.
-
-    Attributes:
-        value: The figure.
-        is_beyond: It is beyond the limit.
-        text: What was found and what to do, as sentences.
-    """
+    """What a guard measured at one epoch."""
 
     value: float
     is_beyond: bool
@@ -37,7 +31,6 @@ class History:
     """A run up to one epoch.
 
     Attributes:
-        epochs: The metrics of the epochs, the last one at the end.
         validations: The validations up to the last epoch, the baseline first.
         held_out: Metrics apart from the reward that must not get worse.
         is_relative: The reward compares siblings, so the mean of a training reward says nothing.

@@ -36,8 +36,6 @@ async def preflight(
 
     Args:
         loaded: The configuration; the probe changes it.
-        options: How much to sample, and the prices.
-        registry: Component types; None: all installed ones.
 
     Raises:
         ConfigError: The configuration or the data is wrong; nothing was started.
@@ -84,11 +82,6 @@ def measure_noise(
     `deviation = sqrt(mean((a - b)^2) / 2)`, since the difference of two scores has twice the variance of one.
 
     Example: scores (1, 0) and (1, 1) -> sqrt(0.5 / 2) = 0.5.
-
-    Args:
-        twice: Both scores of each answer.
-        groups: The rewards of each example.
-        reason: Why no answer was scored twice.
     """
     if not twice:
         return JudgeNoise(0, 0, None, None, reason or "no answer was scored twice")
@@ -131,11 +124,7 @@ def find_cut_harm(records: Sequence[EpisodeRecord]) -> bool:
 
 
 def measure_lengths(records: Sequence[EpisodeRecord], context: int | None) -> Lengths:
-    """Returns the lengths of the sampled model calls.
-
-    Args:
-        context: Tokens that fit the policy's context; None: unknown.
-    """
+    """Returns the lengths of the sampled model calls."""
     calls = [call for record in records for call in record.calls]
     replies = [(call.reply.num_prompt_tokens, reply) for call in calls for reply in call.choices]
     prompts = [prompt for prompt, _ in replies]
@@ -157,9 +146,6 @@ def measure_detectable(gate: GateConfig, num_confirm: int, groups: Sequence[Sequ
 
     With the variance `v` within an example of the sample, the difference of two models that are about equally good has
     the variance `2 v / num_samples` on an example.
-
-    Args:
-        groups: Scores of the metric of the verdict, by example.
     """
     text = describe_power(gate, num_confirm)
     margin = max(0.0, gate.margin)
@@ -212,7 +198,6 @@ def _name_algorithm(config: FinetuneConfig) -> str:
 
 
 def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> list[list[float]]:
-    """Returns the scores of an evaluator by example."""
     groups: dict[str, list[float]] = {}
     for record in records:
         score = record.scores.get(metric)

@@ -28,7 +28,6 @@ def measure_signal_share(groups: Sequence[Sequence[float]], min_reward_diff: flo
 
     Args:
         groups: The rewards of each example's replies; groups of fewer than two count as unknown.
-        min_reward_diff: The smallest spread that counts, as in `finetuning.curriculum_learning`.
     """
     known = [group for group in groups if len(group) > 1]
     if not known:
@@ -41,7 +40,6 @@ def predict_signal_share(groups: Sequence[Sequence[float]], size: int, min_rewar
     """Returns the share of groups of `size` replies that will have signal; None: there is no group.
 
     Args:
-        groups: The rewards of each example's replies.
         min_reward_diff: Rewards that differ by less count as equal.
     """
     counts = [_count_levels(group, max(ZERO_VARIANCE, min_reward_diff)) for group in groups if len(group) > 1]

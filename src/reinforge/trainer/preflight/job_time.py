@@ -26,7 +26,6 @@ class JobTime:
 
     Attributes:
         fixed_s: Seconds of a job of any size: optimizer steps, fingerprints.
-        group_s: Seconds per trained group.
     """
 
     fixed_s: float
@@ -37,9 +36,6 @@ def fit_job_time(small: tuple[int, float], large: tuple[int, float]) -> JobTime:
     """Returns the line through a small and a large job.
 
     Example: 2 groups in 3 s and 10 groups in 7 s -> 0.5 s per group and 2 s; 2 groups in 3 s alone -> 1.5 s and 0.
-
-    Args:
-        small: Groups and seconds of a job.
     """
     (few, few_s), (many, many_s) = small, large
     slope = (many_s - few_s) / (many - few) if many > few else 0.0
@@ -67,11 +63,7 @@ async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | No
 
 
 async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
-    """Trains on groups and returns the seconds.
-
-    Raises:
-        JobFailed: The job failed.
-    """
+    """Trains on groups and returns the seconds."""
     started, key = time.monotonic(), f"{NAME}/{len(groups)}"
     trajectories = [group.trajectories for group in groups]
     collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)

@@ -74,12 +74,7 @@ class PreflightOptions:
     """Options of one preflight.
 
     Attributes:
-        num_examples: Training examples to sample.
-        num_samples: Episodes of each.
         max_probe_s: Seconds that validating and training may take together, about.
-        prices: Price of the models that are paid for, by entry of `llms`.
-        training_price: Price of a million tokens of training at a service; None: unknown.
-        progress: The progress display.
     """
 
     num_examples: int = 20
@@ -96,17 +91,9 @@ class Probe:
 
     Attributes:
         parts: The components of the run; closed by now.
-        size: How much the run does.
-        report: The scores of the sample.
-        records: The sampled episodes.
         scored_twice: Both rewards of each answer that was scored twice.
         rescored: Why answers were not scored twice; empty: they were.
-        usage: What the sample asked each model for.
-        timings: What everything took.
-        trains_here: True: the embedded backend trains.
         failure: The error that would end the run; empty: none came up.
-        max_model_len: The policy's context in tokens; None: unknown.
-        memory: The most memory that the probe used; None: no model runs here.
     """
 
     parts: Parts
@@ -124,7 +111,6 @@ class Probe:
 
     @property
     def config(self) -> FinetuneConfig:
-        """The run's settings."""
         return self.parts.config
 
     @property
@@ -133,7 +119,6 @@ class Probe:
 
     @property
     def compares_siblings(self) -> bool:
-        """True if only groups with rewards that differ are trained on."""
         return self.parts.algorithm.needs_groups
 
     def group_rewards(self) -> list[list[float]]:
@@ -146,12 +131,7 @@ class Probe:
 
 
 async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: Registry | None = None) -> Probe:
-    """Returns what a run of this configuration does to a few examples, and how long it takes.
-
-    Raises:
-        ConfigError: The configuration or the data is wrong; nothing was started.
-        EvaluationError: No sampled episode has a reward.
-    """
+    """Returns what a run of this configuration does to a few examples, and how long it takes."""
     started = time.monotonic()
     await refuse_problems(loaded, registry)
     require_enabled(loaded)
@@ -196,13 +176,11 @@ class _Prober:
 
     @property
     def evaluation(self) -> DatasetEvaluation:
-        """Runs and scores the episodes."""
         evaluation = self.parts.trajectory_builder.evaluation
         assert isinstance(evaluation, DatasetEvaluation)  # `bind_parts` made it
         return evaluation
 
     async def run(self, started: float) -> Probe:
-        """Runs every stage of the probe."""
         parts, context = self.parts, self.context
         context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
         replace_file(context.folder / "config.yml", dump_config(self.loaded))
@@ -277,11 +255,7 @@ class _Prober:
         )
 
     async def _sample(self) -> list[EpisodeRecord]:
-        """Runs the agent on the examples that the run collects first.
-
-        Raises:
-            EvaluationError: No episode has a reward.
-        """
+        """Runs the agent on the examples that the run collects first."""
         known = self.evaluation.example_ids("train")
         ids = list(self.plan.example_ids if self.plan is not None else known)[: self.options.num_examples]
         samples = range(self.options.num_samples)
@@ -295,7 +269,6 @@ class _Prober:
         return records
 
     async def _score_again(self, records: Sequence[EpisodeRecord]) -> tuple[list[tuple[float, float]], str]:
-        """Returns both rewards of each answer that was scored twice, or why none was."""
         self.clock.stage(None, "SCORE AGAIN", None)
         found = await score_twice(self.evaluation, records, self.loaded.config.eval.general.max_concurrency)
         self.clock.stop()
@@ -368,7 +341,6 @@ class _Prober:
         return time.monotonic() - started
 
     def _write_files(self) -> float:
-        """Writes the files of a run's end; returns the seconds."""
         started, folder = time.monotonic(), self.context.folder
         summary = RunSummary("preflight", "completed", folder)
         self.context.journal.flush()

@@ -9,11 +9,7 @@ from reinforge.errors import ConfigError, Problem
 
 
 class Attempts:
-    """Runs one attempt after the other and collects the problems of all.
-
-    Args:
-        locate: Adds file and line to a problem.
-    """
+    """Runs one attempt after the other and collects the problems of all."""
 
     def __init__(self, locate: Callable[[Problem], Problem]) -> None:
         self.locate, self.problems = locate, list[Problem]()

@@ -24,9 +24,7 @@ def find_comparison_problems(
     """Returns why evaluators that compare answers would have nothing to compare.
 
     Args:
-        evaluators: Evaluators by name; None for one that cannot be built.
         held_out: Those of `select` and `confirm`.
-        builder: The trajectory builder; None: it cannot be built.
     """
     problems = _find_missing_answers(evaluators, splits.get("train", []), all_of=False)
     problems += _find_missing_answers(
@@ -56,12 +54,7 @@ def find_compared_parts(name: str, evaluators: Evaluators) -> list[str]:
 
 
 def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: str) -> str | None:
-    """Returns, for the settings that a run prints, what its reward is compared with; None: nothing.
-
-    Args:
-        held_out: Those of `select` and `confirm`.
-        metric: The evaluator that is the reward.
-    """
+    """Returns, for the settings that a run prints, what its reward is compared with; None: nothing."""
     compared = find_compared_parts(metric, evaluators)
     if not compared:
         return None
@@ -75,11 +68,7 @@ def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: s
 
 
 def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem], *, all_of: bool) -> list[Problem]:
-    """Returns the problem of examples without the expected answer that an evaluator compares with.
-
-    Args:
-        items: The examples that they score.
-    """
+    """Returns the problem of examples without the expected answer that an evaluator compares with."""
     without = [item for item in items if item.expected_output_obj is None]
     problems = []
     for name, each in evaluators.items():

@@ -17,9 +17,6 @@ def settle_dtype(loaded: LoadedConfig, resumed: Path | None) -> DtypeChoice | No
     """Replaces `auto` by the type that the run computes in; returns the choice, or None if there was nothing to choose.
 
     `config.yml` of the run folder then names the type, so that whatever reads it loads the same one.
-
-    Args:
-        resumed: The folder of a run that is resumed: its type is kept.
     """
     config = loaded.config.finetuning
     if config.policy.dtype != "auto":

@@ -97,7 +97,6 @@ def _describe_sampling(parts: Parts) -> str:
 
 
 def _training_settings(parts: Parts) -> list[tuple[str, str]]:
-    """Returns the settings of the embedded engine, or which remote model is trained by whom."""
     if can_serve_policy(parts.adapter):
         return _engine_settings(parts)
     entries = {name: parts.llms[name].model_name for name in getattr(parts.trajectory_builder, "policies", ())}
@@ -133,7 +132,6 @@ def _describe_optimizer(policy: PolicyConfig, algorithm: Algorithm, epoch: int =
 
 
 def _describe_memory(config: FinetuneConfig) -> str:
-    """Returns the memory savings in effect, if any."""
     savings = {
         "bfloat16 with float32 master weights": config.policy.dtype == "bfloat16",
         "activation checkpointing": config.policy.activation_checkpointing,

@@ -31,11 +31,8 @@ class Parts:
 
     Attributes:
         splits: Examples by split: `train`, `select`, `confirm`.
-        llms: Models by entry of `llms`.
-        evaluators: By name.
         held_out_evaluators: By name, for `select` and `confirm`; the same unless the validation file has its own.
         shape: Detected shape of the dataset's rows; None if the loader does not report it.
-        trackers: By name.
     """
 
     config: FinetuneConfig
@@ -67,7 +64,6 @@ class Parts:
 
     @property
     def gate_metric(self) -> str:
-        """The evaluator of the verdict."""
         return self.config.gate.metric or self.reward_metric
 
 

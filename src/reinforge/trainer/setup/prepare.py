@@ -35,11 +35,6 @@ VALIDATION_FILE = "finetuning.run_configuration.validation_config_file"
 
 
 def require_enabled(loaded: LoadedConfig) -> None:
-    """Refuses a configuration with `finetuning.enabled: false`.
-
-    Raises:
-        ConfigError: `finetuning.enabled` is false.
-    """
     if not loaded.config.finetuning.enabled:
         where = loaded.locate("finetuning.enabled")
         raise ConfigError(
@@ -52,9 +47,6 @@ async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
 
     Args:
         folder: The new run folder, which must not exist yet; None: not needed.
-
-    Raises:
-        ConfigError: Lists every problem.
     """
     attempt = Attempts(builder.locate)
     parts = await try_build_parts(builder, folder, attempt)

@@ -13,11 +13,7 @@ DEFAULTS = FinetuneRunConfig()
 
 
 def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Problem]:
-    """Returns what is wrong with the flags of a remote workflow.
-
-    Args:
-        run: The settings of the call.
-    """
+    """Returns what is wrong with the flags of a remote workflow."""
     problems = []
     for name, check in (("endpoint", validate_agent_url), ("result_json_path", validate_json_path)):
         value = getattr(run, name)
@@ -43,9 +39,6 @@ def use_remote_workflow(loaded: LoadedConfig) -> None:
 
     The time limit of an episode becomes `--endpoint_timeout`, unless only the configuration sets one. Does nothing
     without the flags, or if they are wrong.
-
-    Args:
-        loaded: The configuration, changed in place.
     """
     config, run = loaded.config, loaded.config.finetuning.run_configuration
     if run is None or find_remote_problems(run, config.workflow):

@@ -49,7 +49,6 @@ def shrink_for_smoke(config: Config) -> None:
 
 
 def _shrink_builder(builder: Any) -> None:
-    """Makes a trajectory builder collect as little as it can."""
     fields = type(builder).model_fields
     if "num_generations" in fields:
         least = [getattr(bound, "ge", 0) or 0 for bound in fields["num_generations"].metadata]
