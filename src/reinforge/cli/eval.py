@@ -75,10 +75,9 @@ def command(
         from reinforge.config.loader import load_config
         from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.options import LiveRun, RunOptions
         from reinforge.trainer.setup.reach import list_reach
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+        from reinforge.trainer.shutdown import run_interruptible
 
         loaded = load_config(file, overrides=collect_overrides(flags, ENDPOINT_PATHS), keep_going=True)
         if not as_json:

@@ -96,13 +96,12 @@ def command(
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.runs.progress import PlainProgress, SilentProgress
-        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.options import LiveRun, RunOptions
         from reinforge.trainer.preflight.analysis import preflight
         from reinforge.trainer.preflight.costs import TokenPrice
         from reinforge.trainer.preflight.probe import PreflightOptions
         from reinforge.trainer.setup.reach import list_reach
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+        from reinforge.trainer.shutdown import run_interruptible
 
         loaded = load_config(file, overrides=collect_overrides(flags, ENDPOINT_PATHS), keep_going=True)
         prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}

@@ -118,11 +118,10 @@ def test(
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.runs.progress import PlainProgress, SilentProgress
-        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.options import LiveRun, RunOptions
         from reinforge.trainer.reward_test import RewardTestOptions, run_reward_test
         from reinforge.trainer.setup.reach import list_reach
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+        from reinforge.trainer.shutdown import run_interruptible
 
         loaded = load_config(file, overrides=overrides, keep_going=True)
         if not as_json:

@@ -25,7 +25,7 @@ from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config
-from reinforge.trainer.signals import build_interruption, is_loop_running, run_interruptible
+from reinforge.trainer.shutdown import build_interruption, is_loop_running, run_interruptible
 
 LLM = "agent"
 REWARD = "reward"

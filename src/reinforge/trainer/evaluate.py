@@ -27,11 +27,10 @@ from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
 from reinforge.runs.summary import format_unscored
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.comparisons import find_compared_parts
-from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.compatibility import find_compared_parts
+from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.trainer.setup.prepare import build_llms
-from reinforge.trainer.setup.remote_workflow import find_remote_problems
+from reinforge.trainer.setup.run_settings import find_remote_problems
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import (
     EvalInput,

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reinforge.config.schema import FinetuneConfig
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.removal import check_run_name
-from reinforge.trainer.shutdown import LiveRun
+
+
+@dataclass
+class LiveRun:
+    """What the guard knows about a run.
+
+    Attributes:
+        blocked_s: Seconds for which an agent may block the event loop.
+        record_end: Records in the run folder that the run is ended now, and returns the message for the user.
+    """
+
+    blocked_s: float = 120.0
+    is_saving: bool = False
+    record_end: Callable[[str], str] = lambda reason: reason
 
 
 @dataclass

@@ -30,8 +30,7 @@ from reinforge.registry import Registry
 from reinforge.rollout.runner import score_alone
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.trainer.evaluate import ALL, load_examples, prepare_evaluation
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalInputItem
 

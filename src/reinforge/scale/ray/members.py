@@ -13,9 +13,9 @@ from typing import Any
 import ray
 
 from reinforge.errors import BackendUnavailable, ReinforgeError
+from reinforge.scale.engine_group import Router
 from reinforge.scale.ray.cluster import describe_room
 from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, explain_failure, find_cause
-from reinforge.scale.router import Router
 from reinforge.types.sample import Sharding
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ import ray
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ReinforgeError
-from reinforge.scale.engine_worker import EngineWorker, PolicyDescription
-from reinforge.scale.versions import find_differences, list_versions
+from reinforge.scale.engine_worker import EngineWorker, PolicyDescription, find_differences, list_versions
 
 MAX_CALLS = 16_384
 """Calls that may wait in one worker at a time: replies are requested one by one."""

@@ -13,9 +13,8 @@ import ray
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.files import find_damage
-from reinforge.scale.engine_group import EngineGroup, require_equal
+from reinforge.scale.engine_group import EngineGroup, RoutedPolicy, require_equal
 from reinforge.scale.engine_worker import read_files, write_files
-from reinforge.scale.policy import RoutedPolicy
 from reinforge.scale.project_losses import pack_loss
 from reinforge.scale.ray.cluster import count_places, describe_room
 from reinforge.scale.ray.members import GroupSize, Members, WeightsLost, WorkerLost

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendUnavailable, EngineError
-from reinforge.scale.engine_group import EngineGroup, require_equal
+from reinforge.scale.engine_group import EngineGroup, RoutedPolicy, Router, require_equal
 from reinforge.scale.engine_worker import EngineWorker, PeerSettings
-from reinforge.scale.policy import RoutedPolicy
 from reinforge.scale.project_losses import find_module
-from reinforge.scale.router import Router
 from reinforge.scale.torchrun.calls import WorkerClient, WorkerLoop
 from reinforge.scale.torchrun.place import ENDED, SharedStore, TorchrunPlace, announce, choose_gpu, open_own_store
 from reinforge.types.sample import Sharding

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import BackendError
 from reinforge.interfaces import PolicyServer
-from reinforge.scale.vllm.answers import GenerateAnswer, GeneratedChoice
+from reinforge.scale.vllm.client import GenerateAnswer, GeneratedChoice
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 

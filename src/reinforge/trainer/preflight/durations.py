@@ -24,7 +24,6 @@ from reinforge.algorithms.curriculum import compute_included_share
 from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochMetrics
-from reinforge.trainer.preflight.job_time import JobTime
 
 PUBLISH = ("ADOPT", "VALIDATE")
 """Stages of an epoch after its job; the epoch's files are written in the first one."""
@@ -141,6 +140,31 @@ def list_probed_epochs(clock: StageClock) -> list[ProbedEpoch]:
             )
         )
     return epochs
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """What a training job takes: `fixed_s + groups * group_s`.
+
+    Attributes:
+        fixed_s: Seconds of a job of any size: optimizer steps, fingerprints.
+    """
+
+    fixed_s: float
+    group_s: float
+
+
+def fit_job_time(small: tuple[int, float], large: tuple[int, float]) -> JobTime:
+    """Returns the line through a small and a large job.
+
+    Example: 2 groups in 3 s and 10 groups in 7 s -> 0.5 s per group and 2 s; 2 groups in 3 s alone -> 1.5 s and 0.
+    """
+    (few, few_s), (many, many_s) = small, large
+    slope = (many_s - few_s) / (many - few) if many > few else 0.0
+    fixed_s = many_s - many * slope
+    if slope <= 0 or fixed_s <= 0:  # one job only, or another program was in the way
+        return JobTime(0.0, many_s / max(1, many))
+    return JobTime(fixed_s, slope)
 
 
 @dataclass(frozen=True, slots=True)

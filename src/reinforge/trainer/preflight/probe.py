@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reinforge.adapters.local import LocalAdapter
+from reinforge.algorithms.curriculum import split_by_signal
 from reinforge.config.blocks import LimitsConfig
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
@@ -29,10 +30,12 @@ from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
-from reinforge.errors import EvaluationError, ReinforgeError
+from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
+from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
+from reinforge.rollout.episode import attach_captured_tokens
 from reinforge.rollout.models.openai_client import ModelUsage
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
@@ -44,17 +47,22 @@ from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
-from reinforge.trainer.preflight.durations import RunSize, StageClock, Timings, list_probed_epochs
-from reinforge.trainer.preflight.job_time import JobTime, time_jobs
+from reinforge.trainer.preflight.durations import (
+    JobTime,
+    RunSize,
+    StageClock,
+    Timings,
+    fit_job_time,
+    list_probed_epochs,
+)
 from reinforge.trainer.preflight.scoring import score_twice
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.dtype import settle_dtype
 from reinforge.trainer.setup.parts import Parts, bind_parts
-from reinforge.trainer.setup.prepare import build_parts, require_enabled
+from reinforge.trainer.setup.prepare import build_parts, require_enabled, settle_dtype
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
-from reinforge.types.trajectory import CollectionPlan
+from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
 
 if TYPE_CHECKING:
     from reinforge.engine.devices import MemoryUse
@@ -65,6 +73,9 @@ VALIDATION_SHARE, TRAINING_SHARE = 0.25, 0.5
 """Shares of the time of a probe that validating and training may take."""
 MIN_EPOCHS, MAX_EPOCHS = 2, 4
 """Whole epochs of a probe: the first one is slower than the others, and short ones need not be many."""
+SMALL_JOB = 4
+"""How many times fewer groups the smaller one of two jobs has that are timed."""
+NAME = "preflight"
 TRAIN_FACTOR = 2.0
 """How long an epoch is guessed to take, as a multiple of its sampling, before one has been measured."""
 
@@ -352,3 +363,29 @@ class _Prober:
         except ReinforgeError:
             logger.debug("the files of the probe were not written", exc_info=True)
         return time.monotonic() - started
+
+
+async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | None:
+    """Trains a small and a larger job on what the builder collects for epoch 0; None: nothing can be trained."""
+    await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
+    collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
+    attach_captured_tokens(collection, evaluation.find_call)
+    algorithm, least = parts.algorithm.for_epoch(0), parts.config.curriculum_learning.min_reward_diff
+    kept = split_by_signal(collection.groups, least, algorithm.needs_groups, algorithm.has_signal).kept
+    if not kept:
+        return None
+    few = max(1, len(kept) // SMALL_JOB)
+    try:
+        small_s = await _time_job(parts.adapter, kept[:few])
+        return fit_job_time((few, small_s), (len(kept), await _time_job(parts.adapter, kept)))
+    except JobFailed:  # such as a group that has no credit alone
+        return None
+
+
+async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
+    """Trains on groups and returns the seconds."""
+    started, key = time.monotonic(), f"{NAME}/{len(groups)}"
+    trajectories = [group.trajectories for group in groups]
+    collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)
+    versions.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
+    return time.monotonic() - started

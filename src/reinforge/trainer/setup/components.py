@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.placement import DRIVER, open_placed
-from reinforge.trainer.setup.remote_workflow import use_remote_workflow
+from reinforge.trainer.setup.run_settings import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
@@ -292,3 +292,25 @@ async def _enter(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]
                 logger.warning("%s: the factory yields more than one component; only the first is used", path)
         except Exception:  # a user's teardown may raise anything
             logger.exception("%s: teardown failed", path)
+
+
+class Attempts:
+    """Runs one attempt after the other and collects the problems of all."""
+
+    def __init__(self, locate: Callable[[Problem], Problem]) -> None:
+        self.locate, self.problems = locate, list[Problem]()
+
+    async def __call__(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Returns the result of `make`, or None after a `ConfigError`."""
+        try:
+            return await make()
+        except ConfigError as error:
+            self.add(error.problems)
+            return None
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        self.problems += map(self.locate, problems)
+
+    def raise_if_any(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems)

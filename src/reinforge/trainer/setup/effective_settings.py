@@ -17,10 +17,9 @@ from reinforge.interfaces import Algorithm
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
 from reinforge.trainer.gate import describe_power
-from reinforge.trainer.setup.comparisons import describe_comparisons
+from reinforge.trainer.setup.compatibility import can_serve_policy, describe_comparisons
 from reinforge.trainer.setup.parts import Parts
 from reinforge.trainer.setup.pipeline import describe_stages
-from reinforge.trainer.setup.served_policy import can_serve_policy
 from reinforge.types.sample import Needs
 
 

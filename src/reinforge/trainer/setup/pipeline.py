@@ -20,8 +20,7 @@ from reinforge.evaluation.splits import group_by_column
 from reinforge.files import to_json
 from reinforge.interfaces import TrainerAdapter
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder, StageParts, describe_epochs, name_train_split
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.components import DATASET, ComponentBuilder
+from reinforge.trainer.setup.components import DATASET, Attempts, ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
 
 ALGORITHM = "finetuning.algorithm"
