@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
-from reinforge.scale.router import Router
+from reinforge.scale.engine_group import Router
 
 
 @dataclass(frozen=True, slots=True)

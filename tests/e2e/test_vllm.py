@@ -114,7 +114,7 @@ async def test_a_prefix_cache_that_keeps_older_keys_is_found(server, model, lora
 
 async def test_the_cache_is_found_by_the_long_probe_alone(server, model, monkeypatch):
     """The mutation: short probes, as the run's own canary has them, never reach a block of the cache."""
-    monkeypatch.setattr("reinforge.scale.vllm.canary.build_probe", lambda policy: (5, 6, 7))
+    monkeypatch.setattr("reinforge.scale.vllm.sampler.build_probe", lambda policy: (5, 6, 7))
     monkeypatch.setattr("reinforge.scale.vllm.policy.NUM_LONGEST", 0)
     adapter = await start(server, model)
     try:

@@ -72,7 +72,7 @@ async def test_a_resume_may_change_the_guards_for_one_call(tmp_path: Any) -> Non
 
 
 async def test_without_the_check_of_the_loop_no_guard_speaks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reinforge.trainer.guards.events.GuardWatch.check", lambda *given, **named: None)
+    monkeypatch.setattr("reinforge.trainer.guards.GuardWatch.check", lambda *given, **named: None)
     run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
     assert (await run.run()).status == "completed"
     assert events(tmp_path) == [("held_out_metric", -1, "warn")]

@@ -28,7 +28,7 @@ from reinforge.rollout import runner
 from reinforge.rollout.isolation import containment, processes, transport
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.trainer import loop, resume, run, shutdown, signals, versions
+from reinforge.trainer import loop, resume, run, shutdown, versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance
 from reinforge.types import trajectory
@@ -235,7 +235,7 @@ def wait_for_the_stop():
 
 
 def leave_the_loop_stopped():
-    signals.run_loop = lambda loop, task: loop.run_until_complete(task)
+    shutdown.run_loop = lambda loop, task: loop.run_until_complete(task)
 
 
 def let_anyone_cancel():
@@ -261,7 +261,7 @@ def close_the_loop_on_this_thread():
             task.cancel()
         loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
-    signals.close_loop = close
+    shutdown.close_loop = close
 
 
 def wait_for_every_thread():

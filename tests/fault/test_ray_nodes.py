@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.scale.versions import list_versions
+from reinforge.scale.engine_worker import list_versions
 from tests import ray_jobs
 from tests.fault.kit import KILLED, Toy, damaged, differences
 from tests.ray_jobs import (

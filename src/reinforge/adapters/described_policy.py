@@ -33,12 +33,7 @@ class PolicyFacts(Protocol):
 
 
 class DescribedPolicy(PolicyServer):
-    """Base of the policies whose engine is elsewhere.
-
-    Args:
-        facts: What never changes about it.
-        version: The version of its weights.
-    """
+    """Base of the policies whose engine is elsewhere."""
 
     def __init__(self, facts: PolicyFacts, version: int = 0):
         self._facts, self._version = facts, version

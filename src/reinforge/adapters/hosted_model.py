@@ -16,13 +16,7 @@ HOSTED_MODEL = "openai_model.json"
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
-    """A model hosted by a service.
-
-    Attributes:
-        model: The model's name at the service.
-        base_model: The model that the run started from.
-        service: URL of the service.
-    """
+    """A model hosted by a service."""
 
     model: str
     base_model: str
@@ -30,11 +24,7 @@ class HostedModel:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Returns the model that a folder names.
-
-        Raises:
-            StorageError: The folder has no readable `openai_model.json`.
-        """
+        """Returns the model that a folder names."""
         with boundary(StorageError, f"cannot read {folder / HOSTED_MODEL}"):
             hosted = cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
             if not all(isinstance(value, str) and value for value in asdict(hosted).values()):

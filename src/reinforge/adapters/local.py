@@ -71,13 +71,10 @@ class LocalAdapter(TrainerAdapter):
     """Runs jobs one after the other on the embedded engine.
 
     Args:
-        adapter_config: The adapter's configuration.
-        algorithm: Assigns advantages and names the loss.
         model: Folder or id of the model; replaces `finetuning.policy.model`.
         adapters: Names of the LoRA adapters that are trained separately, as in `llms`; none: one policy.
         job_folder: Returns the folder for a job's weights, by job key. They are served once `restore` loads them, and
             a job whose folder exists is complete. None: new weights are served from the next `publish` on.
-        project_root: Where relative paths of the configuration start.
 
     Attributes:
         algorithm: May be replaced between jobs; the first one decides what the engine keeps in memory.
@@ -108,7 +105,6 @@ class LocalAdapter(TrainerAdapter):
 
     @property
     def algorithm(self) -> Algorithm:
-        """Assigns advantages and names the loss."""
         return self._runner.algorithm
 
     @algorithm.setter
@@ -125,11 +121,7 @@ class LocalAdapter(TrainerAdapter):
         self._runner.before_end = function
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Loads the model, once.
-
-        Raises:
-            ConfigError: The model cannot be used; lists every problem.
-        """
+        """Loads the model, once."""
         await super().initialize(run_config)
         if self.engine is not None:
             return
@@ -163,7 +155,6 @@ class LocalAdapter(TrainerAdapter):
         return getattr(self.adapter_config, "sampler", None)  # of this class's configuration alone
 
     async def _start_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> None:
-        """Lets another program sample from now on."""
         engine = self._require_engine()
         engine.samples_elsewhere = True
         self._sampler = load_named(SAMPLERS[config.kind])(config, engine, self.adapters, self.project_root)
@@ -181,11 +172,7 @@ class LocalAdapter(TrainerAdapter):
         return partial(launcher.load_engine, self.adapter_config.sharding, self.adapter_config.peer_timeout_s)
 
     async def prepare_training(self) -> None:
-        """Loads or reaches the teachers, and compares their tokens with the policy's.
-
-        Raises:
-            ConfigError: A teacher has other tokens.
-        """
+        """Loads or reaches the teachers, and compares their tokens with the policy's."""
         for path, teacher in find_teachers(self.algorithm, self.run_config):
             try:
                 await teacher.prepare(self._require_engine().tokenizer)
@@ -228,7 +215,6 @@ class LocalAdapter(TrainerAdapter):
         return self._place_problems(check(config, run_config, self.project_root), run_config)
 
     def _place_problems(self, problems: Sequence[Problem], run_config: FinetuneConfig) -> list[Problem]:
-        """Returns the problems of a sampler with their whole paths."""
         where = f"trainer_adapters.{run_config.trainer_adapter}." if run_config.trainer_adapter else ""
         return [
             replace(problem, path=f"{where}{problem.path}") if problem.path.startswith("sampler") else problem
@@ -251,7 +237,6 @@ class LocalAdapter(TrainerAdapter):
         return NamedPolicies(dict(zip(self.adapters, self.engine.policies.values(), strict=True)))
 
     async def is_healthy(self) -> bool:
-        """Returns True once the model is loaded."""
         return self.engine is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
@@ -264,7 +249,6 @@ class LocalAdapter(TrainerAdapter):
         return self._jobs.add(trajectories, None if is_trained else partial(self._run, trajectories, folder))
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns a job's status, without side effects."""
         return self._job(ref).status
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
@@ -301,7 +285,6 @@ class LocalAdapter(TrainerAdapter):
         return True
 
     async def cleanup(self) -> None:
-        """Stops the running job and releases the model."""
         await self._jobs.cancel()
         if self._sampler is not None:
             sampler, self._sampler = self._sampler, None
@@ -319,11 +302,7 @@ class LocalAdapter(TrainerAdapter):
         return self.engine
 
     async def reset(self, version: int) -> None:
-        """Serves the weights that the engine was loaded with as `version`.
-
-        Raises:
-            EngineError: Those weights are not kept, because the adapter has no `job_folder`.
-        """
+        """Serves the weights that the engine was loaded with as `version`."""
         await self._serve(version, lambda engine, name: engine.reset(name))
 
     async def _serve(self, version: int, load: Callable[[Engine, str], None]) -> None:
@@ -372,11 +351,7 @@ class LocalAdapter(TrainerAdapter):
 def check_sharding(
     sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str
 ) -> list[Problem]:
-    """Returns why a model cannot be divided among processes, if it shall be.
-
-    Args:
-        where: Path of the trainer adapter in the configuration.
-    """
+    """Returns why a model cannot be divided among processes, if it shall be."""
     if sharding != "full":
         return []
     found = []
@@ -392,7 +367,6 @@ def check_sharding(
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)
 async def local_adapter(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
-    """Yields the local adapter and releases its model at the end."""
     adapters = list(dict.fromkeys(find_adapters(builder.config.llms).values()))
     adapter = LocalAdapter(
         config,

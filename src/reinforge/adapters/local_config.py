@@ -113,7 +113,6 @@ class VLLMSamplerConfig(Block):
         return self
 
     def build_endpoint_config(self) -> EndpointConfig:
-        """Returns how the server is called."""
         settings: dict[str, Any] = {
             "timeout_s": self.timeout_s,
             "max_retries": self.max_retries,

@@ -38,11 +38,7 @@ class LocalJob:
 
 
 class JobQueue:
-    """Runs jobs one after the other, each in a task of its own; a job key is never run twice.
-
-    Args:
-        backend: The name of the backend.
-    """
+    """Runs jobs one after the other, each in a task of its own; a job key is never run twice."""
 
     def __init__(self, backend: str):
         self._backend = backend
@@ -77,17 +73,11 @@ class JobQueue:
         return ref
 
     def get(self, key: str) -> LocalJob:
-        """Returns the job with a key.
-
-        Raises:
-            BackendError: There is none.
-        """
         if key not in self._jobs:
             raise BackendError(f'the {self._backend} backend has no job with the key "{key}"')
         return self._jobs[key]
 
     async def cancel(self) -> None:
-        """Cancels the jobs that have not ended, and waits for their tasks."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -52,10 +52,6 @@ class AdapterBatch:
 
     Attributes:
         name: The adapter's name; empty for a single policy.
-        groups: The trajectories collected for the adapter.
-        samples: The samples that the algorithm built from them.
-        epoch: The epoch, from 0.
-        algorithm: The algorithm of that epoch.
     """
 
     name: str
@@ -75,10 +71,7 @@ class AdapterResult:
     """What a job did to one adapter.
 
     Attributes:
-        report: The engine's report.
-        skipped_episodes: Ids of the episodes in skipped optimizer steps.
         logprob_gain: Sum of advantage x change of log-prob over the trained tokens of the probe samples.
-        num_probe_tokens: Number of those tokens.
     """
 
     report: UpdateReport
@@ -105,7 +98,6 @@ class JobRunner:
     """Runs jobs on an engine, one after the other.
 
     Args:
-        algorithm: Assigns advantages and names the loss.
         from_scratch: Start each job from the weights that the engine was loaded with.
 
     Attributes:
@@ -234,11 +226,7 @@ class JobRunner:
         return AdapterResult(report, skipped, *_measure_logprob_gain(engine, batch, probes))
 
     def _score_with_teacher(self, teacher: Teacher, samples: Sequence[TrainingSample]) -> None:
-        """Sets the teacher's log-probs as those of the reference; it answers on the run's event loop.
-
-        Raises:
-            JobFailed: The run has no event loop, or a log-prob is not a number.
-        """
+        """Sets the teacher's log-probs as those of the reference; it answers on the run's event loop."""
         if self.loop is None:
             raise JobFailed("a teacher needs the event loop of the run: initialize the trainer adapter first")
         rows = asyncio.run_coroutine_threadsafe(teacher.score_samples(samples), self.loop).result()
@@ -248,11 +236,7 @@ class JobRunner:
             sample.ref_logprobs = logprobs
 
     def _check_skipped_steps(self, name: str, report: UpdateReport, skipped: list[str], limit: int) -> None:
-        """Fails the job if all its steps were skipped, or `limit` in a row, counting those of earlier jobs.
-
-        Raises:
-            StepsSkipped: The job must be rolled back; has the episodes of the skipped steps.
-        """
+        """Fails the job if all its steps were skipped, or `limit` in a row, counting those of earlier jobs."""
         longest = 0
         for step in range(report.num_updates + report.num_skipped_steps):
             self._num_skipped_in_a_row[name] = (
@@ -278,9 +262,6 @@ def mark_stale(samples: Sequence[TrainingSample], version: int) -> dict[str, flo
     """Sets `is_stale` of each sample; returns by how many versions the trained tokens are older: the mean and the most.
 
     Example: version 3 and trained tokens of the versions 3, 3, 2 and 1 -> {"staleness": 0.75, "staleness_max": 2}.
-
-    Args:
-        version: Version of the weights that it starts from.
     """
     ages = []
     for sample in samples:
@@ -293,14 +274,7 @@ def mark_stale(samples: Sequence[TrainingSample], version: int) -> dict[str, flo
 
 
 def split_by_adapter(trajectories: TrajectoryCollection, names: Sequence[str]) -> dict[str, list[TrajectoryGroup]]:
-    """Returns the groups that train each adapter, in the order of the names; adapters without groups are left out.
-
-    Args:
-        names: The adapters' names.
-
-    Raises:
-        JobFailed: A group names an adapter that does not exist.
-    """
+    """Returns the groups that train each adapter, in the order of the names; adapters without groups are left out."""
     if len(names) == 1:
         return {names[0]: trajectories.groups}
     groups_by_adapter: dict[str, list[TrajectoryGroup]] = {name: [] for name in names}

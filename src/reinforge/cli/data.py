@@ -62,7 +62,7 @@ def validate_command(file: Path, as_json: bool) -> None:
       reinforge data validate rows.jsonl
     """
     from reinforge.evaluation.row_statistics import load_rows
-    from reinforge.trainer.builders.offline_choices import list_offline_choices
+    from reinforge.trainer.builders.offline import list_offline_choices
 
     loaded = load_rows(file)
     choices = list_offline_choices(loaded)

@@ -88,9 +88,8 @@ def load_file(file: Path, overrides: Sequence[tuple[str, str]], *, as_json: bool
 
 def run_work(work: Coroutine[Any, Any, T], loaded: LoadedConfig) -> T:
     """Runs something that is not a run of its own, until it ends or a signal stops it."""
-    from reinforge.trainer.options import RunOptions
-    from reinforge.trainer.shutdown import LiveRun
-    from reinforge.trainer.signals import run_interruptible
+    from reinforge.trainer.options import LiveRun, RunOptions
+    from reinforge.trainer.shutdown import run_interruptible
 
     live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
     return run_interruptible(work, RunOptions(live=live))

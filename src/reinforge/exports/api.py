@@ -33,10 +33,9 @@ from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.run_folder import format_size, measure_size
 from reinforge.runs.summary import is_from_python
 from reinforge.trainer.api import Rows, build_dataset_block
-from reinforge.trainer.options import RunOptions
+from reinforge.trainer.options import LiveRun, RunOptions
 from reinforge.trainer.resume import load_run_config
-from reinforge.trainer.shutdown import LiveRun
-from reinforge.trainer.signals import is_loop_running, run_interruptible
+from reinforge.trainer.shutdown import is_loop_running, run_interruptible
 
 DEFAULT_OUTPUT = Path(".reinforge/exports")
 

@@ -108,9 +108,8 @@ def eval_command(
         from reinforge.redteam.report import build_attack_report, write_report
         from reinforge.runs.progress import PlainProgress, SilentProgress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.shutdown import LiveRun
-        from reinforge.trainer.signals import run_interruptible
+        from reinforge.trainer.options import LiveRun, RunOptions
+        from reinforge.trainer.shutdown import run_interruptible
 
         progress = SilentProgress() if as_json else PlainProgress()
         options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)

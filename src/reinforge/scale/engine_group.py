@@ -1,13 +1,20 @@
-"""Several engines as one: the calls that a training job makes of `Engine`, made of every process at once."""
+"""Several engines as one: each call that a training job makes of `Engine` is made of every process at once."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
+from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.errors import BackendError
-from reinforge.scale.engine_worker import Scores
+from reinforge.scale.engine_worker import PolicyDescription, Scores
+from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
 
 
@@ -19,7 +26,6 @@ class EngineGroup(ABC):
         """Calls a method of `EngineWorker` in every process that trains; returns what each returned, by its name."""
 
     def share(self, value: Any) -> Any:
-        """Returns an argument for `call_connected` that is large."""
         return value
 
     def pack_loss(self, loss: LossSpec) -> bytes | None:
@@ -27,11 +33,9 @@ class EngineGroup(ABC):
         return None
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
-        """Trains by the settings of a stage from now on."""
         self.call_connected("call", "use_stage", stage, adapter)
 
     def reset(self, adapter: str | None = None) -> None:
-        """Restores the weights that were loaded."""
         self.call_connected("call", "reset", adapter)
 
     def score(
@@ -40,7 +44,6 @@ class EngineGroup(ABC):
         """Sets what the algorithm needs on each sample; each process scores its share.
 
         Args:
-            needs: What to compute.
             defer: Has no effect: another process may train a sample than the one that would compute it.
         """
         if not (needs.old_logprobs or needs.ref_logprobs or needs.values):
@@ -63,11 +66,7 @@ class EngineGroup(ABC):
         return {index: value for part in parts.values() for index, value in part.items()}
 
     def update(self, samples: Sequence[TrainingSample], loss: LossSpec, **settings: Any) -> UpdateReport:
-        """Trains on the samples, each process on its share of every step.
-
-        Raises:
-            BackendError: The processes have not all ended with the same weights.
-        """
+        """Trains on the samples, each process on its share of every step."""
         packed = self.pack_loss(loss)
         found: dict[str, tuple[UpdateReport, str]] = self.call_connected(
             "update", self.share(list(samples)), loss, settings, packed
@@ -77,11 +76,117 @@ class EngineGroup(ABC):
 
 
 def require_equal(fingerprints: Mapping[str, str]) -> None:
-    """Checks that processes have the same weights.
-
-    Raises:
-        BackendError: They do not.
-    """
+    """Checks that processes have the same weights."""
     if len(set(fingerprints.values())) > 1:
         found = ", ".join(f"{name}: {each}" for name, each in fingerprints.items())
         raise BackendError(f"the workers do not have the same weights ({found}); the job is undone")
+
+
+class Workers(Protocol):
+    """What the policy asks of the workers."""
+
+    async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
+        """Returns the answer of the worker that a conversation belongs to."""
+
+    def publish(self, name: str, version: int) -> None:
+        """Opens admission on every worker."""
+
+    def compare_fingerprints(self, name: str) -> str:
+        """Returns the fingerprint of the weights that every worker has."""
+
+
+class RoutedPolicy(DescribedPolicy):
+    """Samples from one adapter, or from the only policy, on any of the workers."""
+
+    def __init__(self, group: Workers, name: str, description: PolicyDescription):
+        super().__init__(description)
+        self._group, self.name = group, name
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply; if its worker ends meanwhile, another one samples it."""
+        key = find_conversation(request)
+        reply: ModelReply = await self._group.ask(key, lambda actor: actor.sample.remote(self.name, request))
+        return self.note_version(reply)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Returns log p of each token given the tokens before it, at temperature 1."""
+        rows: list[FloatArray] = await self._group.ask(
+            "score", lambda actor: actor.score_tokens.remote(self.name, token_ids)
+        )
+        return rows
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+        tokens: TokenLogprobs = await self._group.ask(
+            find_conversation(request), lambda actor: actor.encode.remote(self.name, request, reply)
+        )
+        return tokens
+
+    async def publish(self, version: int) -> None:
+        await asyncio.to_thread(self._group.publish, self.name, version)
+        self._version = version
+
+    async def fingerprint(self) -> str:
+        """Returns a short hash of the weights, which are the same on every worker."""
+        return await asyncio.to_thread(self._group.compare_fingerprints, self.name)
+
+
+MAX_CONVERSATIONS = 65_536
+"""Conversations whose worker is remembered; the oldest is forgotten first, which costs its cached prefix."""
+
+
+def find_conversation(request: ModelRequest) -> str:
+    """Returns a key that all turns of a conversation share, and its siblings, which begin with the same messages.
+
+    Example: system S, user U, assistant A, user V -> the key of S and U, as of the first turn
+    """
+    first = next((i for i, each in enumerate(request.messages) if each.get("role") == "assistant"), None)
+    start = [request.messages[:first], request.tools, request.prompt]
+    return hashlib.sha256(json.dumps(start, sort_keys=True, default=str).encode()).hexdigest()
+
+
+class Router:
+    """Chooses workers by number; any number of threads may call it."""
+
+    def __init__(self, workers: Iterable[int]):
+        self._lock = threading.Lock()
+        self._loads: Counter[int] = Counter(dict.fromkeys(workers, 0))
+        self._places: OrderedDict[str, int] = OrderedDict()
+
+    def acquire(self, key: str) -> int | None:
+        """Returns the worker for one reply of a conversation and counts it as busy with it until `release`.
+
+        None: no worker is left.
+        """
+        with self._lock:
+            if not self._loads:
+                return None
+            worker = self._places.get(key)
+            if worker is None:
+                worker = min(self._loads, key=lambda each: (self._loads[each], each))
+                self._places[key] = worker
+                if len(self._places) > MAX_CONVERSATIONS:
+                    self._places.popitem(last=False)
+            self._places.move_to_end(key)
+            self._loads[worker] += 1
+            return worker
+
+    def release(self, worker: int) -> None:
+        with self._lock:
+            if worker in self._loads:
+                self._loads[worker] -= 1
+
+    def add(self, worker: int) -> None:
+        with self._lock:
+            self._loads.setdefault(worker, 0)
+
+    def remove(self, worker: int) -> None:
+        """Takes a worker out; its conversations go elsewhere with their next turn."""
+        with self._lock:
+            self._loads.pop(worker, None)
+            for key in [key for key, place in self._places.items() if place == worker]:
+                del self._places[key]
+
+    def forget(self) -> None:
+        """Forgets where conversations are: new weights have emptied the caches."""
+        with self._lock:
+            self._places.clear()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib.metadata
 import os
 import platform
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reinforge.engine import import_engine
 from reinforge.errors import EngineError
 from reinforge.scale.project_losses import import_module, unpack_loss
-from reinforge.scale.versions import list_versions
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray, LossSpec, Needs, Sharding, TrainingSample, UpdateReport
+from reinforge.version import __version__
 
 if TYPE_CHECKING:
     from reinforge.config.policy import PolicyConfig
@@ -40,7 +43,6 @@ class PeerSettings:
     """How a worker trains with the others.
 
     Attributes:
-        sharding: How they hold the model.
         peer_timeout_s: How long one waits for the others in one exchange.
     """
 
@@ -75,11 +77,6 @@ class EngineWorker:
 
     @property
     def engine(self) -> Engine:
-        """The engine.
-
-        Raises:
-            EngineError: It is not loaded.
-        """
         if self._engine is None:
             raise EngineError(f"worker {self.number} has no engine yet")
         return self._engine
@@ -88,7 +85,6 @@ class EngineWorker:
         """Loads the model and returns a description of each policy, by name.
 
         Args:
-            policy: The model and its training.
             settings: Further arguments of `Engine.load`, and perhaps `peers`, the `PeerSettings`.
         """
         settings = dict(settings)
@@ -124,7 +120,6 @@ class EngineWorker:
         return await self.engine.policies[name].encode(request, reply)
 
     async def publish(self, name: str, version: int) -> None:
-        """Opens admission on the weights of `version`."""
         await self.engine.policies[name].publish(version)
 
     # Training; every worker gets the same calls in the same order.
@@ -250,14 +245,12 @@ class EngineWorker:
             await asyncio.to_thread(use, Path(name))
 
     def close(self) -> None:
-        """Releases the model."""
         if self._engine is not None:
             self._engine.close()
         if self._peers is not None:
             self._peers.close()
 
     async def missing_reference(self) -> int | None:
-        """Returns the version of the reference that the current stage lacks."""
         return self.engine.missing_reference
 
 
@@ -269,3 +262,41 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+
+
+LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
+CODE = ("engine", "types")
+"""Packages of reinforge that a worker computes with; two checkouts may have one version and differ there, and so would
+the weights that they make."""
+
+
+def list_versions() -> dict[str, str]:
+    """Returns the version of each library by name, and a hash of our own code."""
+    versions = {"reinforge": __version__}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {**versions, "code of reinforge": _hash_code()}
+
+
+def find_differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Returns what differs between two machines; builds of one version, such as for a CPU and a GPU, may differ.
+
+    Example: {"torch": "2.13.0+cpu"}, {"torch": "2.12.0+cu130"} -> ["torch 2.12.0+cu130 instead of 2.13.0+cpu"]
+    """
+    return [
+        f"{name} {there.get(name, 'not installed')} instead of {version}"
+        for name, version in here.items()
+        if there.get(name, "").partition("+")[0] != version.partition("+")[0]
+    ]
+
+
+@cache
+def _hash_code() -> str:
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(path for name in CODE for path in (root / name).rglob("*.py")):
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -25,7 +25,7 @@ from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config
-from reinforge.trainer.signals import build_interruption, is_loop_running, run_interruptible
+from reinforge.trainer.shutdown import build_interruption, is_loop_running, run_interruptible
 
 LLM = "agent"
 REWARD = "reward"
@@ -129,11 +129,7 @@ def finetune(
 
 
 def _merge_settings(finetuning: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `finetuning` section with the further settings, which take precedence.
-
-    Raises:
-        ConfigError: The settings, or those of the policy, are no mapping.
-    """
+    """Returns the `finetuning` section with the further settings, which take precedence."""
     policy = settings.get("policy", {}) if isinstance(settings, Mapping) else {}
     for path, value in (("settings", settings), ("settings.policy", policy)):
         if not isinstance(value, Mapping):
@@ -180,14 +176,7 @@ def build_sections(
     adapter: Mapping[str, Any],
     finetuning: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the sections of a configuration with one component of each kind; its first evaluator is the reward.
-
-    Args:
-        llms: The section.
-        workflow: The section.
-        evaluation: The section `eval`.
-        finetuning: Further keys of that section; they take precedence.
-    """
+    """Returns the sections of a configuration with one component of each kind; its first evaluator is the reward."""
     defaults = {
         "enabled": True,
         "trainer": "trainer",
@@ -211,11 +200,7 @@ def _python_block(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
-    """Returns the block `eval.general.dataset` for rows, a file or a folder.
-
-    Raises:
-        ConfigError: The file's ending is unknown.
-    """
+    """Returns the block `eval.general.dataset` for rows, a file or a folder."""
     if not isinstance(dataset, str | Path):
         return {"_type": "rows", "rows": list(dataset)}
     if Path(dataset).is_dir():

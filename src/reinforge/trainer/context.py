@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.config.blocks import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
-from reinforge.evaluation.reasons import ReasonCounts, describe_failure
+from reinforge.evaluation.reasons import ReasonCounts, describe_failure, shorten_line
 from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.episode_json import parse_episode
@@ -22,12 +23,13 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.rows import EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.runs.transcripts import STAGES, write_transcripts
-from reinforge.trainer.tally import EpisodeTally
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.trajectory import Outcome
 
 if TYPE_CHECKING:
-    from reinforge.trainer.guards.events import GuardWatch
+    from reinforge.trainer.guards import GuardWatch
+
 
 CLOCK_SLACK_S = 0.1
 """How much earlier than the run's clock the event loop's may end a wait."""
@@ -42,34 +44,139 @@ TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"}
 STAGES_OF_BASE = {"BASELINE", "CONFIRM_BASE"}
 """Stages that run the base model on held-out examples."""
 
+MIN_EPISODES = 4
+"""With fewer episodes, equal rewards say nothing about the evaluator."""
+MAX_SHOWN_CHARACTERS = 160
+
+
+@dataclass
+class EpisodeTally:
+    """Counts the episodes of one stage as they finish.
+
+    Attributes:
+        num_scored: Episodes with a reward.
+        num_failed: Those of them that the policy failed.
+        num_finished: Episodes whose agent returned.
+        num_none: Those of them that returned None.
+        num_clipped: Those of them with a reply that was cut off at `max_tokens`.
+    """
+
+    num_scored: int = 0
+    num_failed: int = 0
+    num_finished: int = 0
+    num_none: int = 0
+    missing: ReasonCounts = field(default_factory=ReasonCounts)
+    failures: ReasonCounts = field(default_factory=ReasonCounts)
+    rewards: list[float] = field(default_factory=list)
+    num_completion_tokens: int = 0
+    num_clipped: int = 0
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    _first: EpisodeRecord | None = None
+
+    def add(self, record: EpisodeRecord) -> None:
+        if record.outcome.is_missing:
+            self.missing.add(describe_failure(record))
+        elif record.reward is not None:
+            self.num_scored += 1
+            self._measure(record, record.reward)
+            if record.outcome.is_policy_failure:
+                self.num_failed += 1
+                self.failures.add(describe_failure(record))
+            elif self._first is None:
+                self._first = record
+        if record.outcome in (Outcome.OK, Outcome.JUDGE_ERROR):
+            self.num_finished += 1
+            self.num_none += record.item.output_obj is None
+
+    def _measure(self, record: EpisodeRecord, reward: float) -> None:
+        self.rewards.append(reward)
+        self.num_completion_tokens += record.num_completion_tokens
+        self.num_clipped += any(reply.finish_reason == "length" for call in record.calls for reply in call.choices)
+        for name, item in record.scores.items():
+            score = item.as_reward()
+            if score is not None:
+                self.scores.setdefault(name, []).append(score)
+
+    def summarize(self) -> dict[str, Any]:
+        """Returns the fields of `EpochMetrics` that follow from the episodes; empty: none is scored.
+
+        Example: rewards 0, 1 with 10 and 30 sampled tokens -> reward_std 0.5, completion_tokens 20. The sums do not
+        depend on the order in which the episodes finished.
+        """
+        if not self.rewards:
+            return {}
+        count = len(self.rewards)
+        mean = math.fsum(self.rewards) / count
+        return {
+            "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in self.rewards) / count),
+            "completion_tokens": self.num_completion_tokens / count,
+            "clipped_share": self.num_clipped / count,
+            "scores": {name: math.fsum(values) / len(values) for name, values in sorted(self.scores.items())},
+        }
+
+    def describe_none_outputs(self, agent: str) -> str | None:
+        """Returns that the agent has returned nothing but None; None: it returned something."""
+        if self.num_finished < MIN_EPISODES or self.num_none < self.num_finished:
+            return None
+        return f"{agent} returned None in all {self.num_finished:,} episodes: is a `return` missing?"
+
+    def describe_constant_reward(self, metric: str, agent: str) -> str | None:
+        """Returns that all episodes have the same reward, with one of them; None: the rewards differ."""
+        if self.num_scored < MIN_EPISODES or len(set(self.rewards)) != 1:
+            return None
+        reward = self.rewards[0]
+        if self._first is None:
+            reason = self.failures.find_commonest()
+            return f"all {self.num_scored:,} episodes failed by the policy's own fault (reward {reward:g}): {reason}"
+        head = f"all {self.num_scored:,} episodes have the reward {reward:g}"
+        if (nothing := self.describe_none_outputs(agent)) is not None:
+            return f"{head}; {nothing}"
+        return f"{head}; {_describe_episode(self._first)}. {_suggest(reward, metric)}"
+
+
+def _describe_episode(record: EpisodeRecord) -> str:
+    item = record.item
+    parts = [f"question {_quote(item.input_obj)}", f"answer {_quote(item.output_obj)}"]
+    if item.expected_output_obj is not None:
+        parts.append(f"expected {_quote(item.expected_output_obj)}")
+    return f"example {shorten_line(item.id, 40)}: {', '.join(parts)}"
+
+
+def _suggest(reward: float, metric: str) -> str:
+    if reward == 1:
+        return (
+            f"If such answers are right, the model solves every example already: use harder ones; if not, the "
+            f"evaluator {metric} accepts too much"
+        )
+    test = "`reinforge check FILE --sample 3` scores the expected answers"
+    if reward == 0:
+        return (
+            f"If that answer should earn something, correct the evaluator {metric} or the form of the answer ({test}); "
+            "if not, the task is too hard for this model: use easier examples or a reward that counts partial success"
+        )
+    return f"The evaluator {metric} does not distinguish the answers ({test})"
+
+
+def _quote(value: object) -> str:
+    return f'"{shorten_line(value, MAX_SHOWN_CHARACTERS)}"'
+
 
 @dataclass
 class RunContext:
     """The journal, the progress display and the counters of one run.
 
     Attributes:
-        run_id: Name of the run.
-        journal: The journal; owns the run folder.
-        progress: The progress display.
-        limits: Limits of time and tokens.
-        started_s: `time.monotonic()` at the start.
         episodes: Outcome -> number of finished episodes.
         missing: Reasons of all episodes that the environment failed.
         tally: The episodes of the current stage, or of the last one that ran some.
         tokens: `prompt`, `completion`, `trained`.
-        wall_time_s: Stage -> seconds spent in it.
-        stage_name: The current stage, for the watchdog.
-        policy_versions: All versions of the weights so far.
         validations: All validations so far, each with its version and checkpoint.
         resumed: The snapshot that the run resumes from; None: a new run.
         policy: The policy that the agent calls, once loaded; None: the backend serves none.
         pending: Makes the last epoch durable if the run stops between two checkpoints.
-        reward_metric: The evaluator that is the reward.
         is_relative: True if the reward compares answers, so that the base model's own reward is constant.
         agent: The agent's function with its file and line.
-        transcripts: Which dialogue transcripts to write.
         recalls: Phases whose episodes are reused from the journal.
-        guards: What warns and stops the run when training goes wrong; None: nothing does.
     """
 
     run_id: str
@@ -160,9 +267,6 @@ class RunContext:
         """Returns that all episodes of the stage have the same reward, with one of them; None: they differ.
 
         The first time this also becomes a line of the progress display.
-
-        Args:
-            where: What that line begins with.
         """
         if self.is_relative and self._tallied is not None and self._tallied[0] in STAGES_OF_BASE:
             return None
@@ -175,17 +279,11 @@ class RunContext:
     def load_episodes(
         self, epoch: int, items: Mapping[str, EvalInputItem], phase: str = "collect"
     ) -> list[EpisodeRecord]:
-        """Returns the recorded episodes of an epoch, in the order of their keys.
-
-        Args:
-            epoch: From 0; -1: of the base model.
-            phase: Why they ran.
-        """
+        """Returns the recorded episodes of an epoch, in the order of their keys."""
         found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
         return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
     def _load_known(self, phase: str, epoch: int) -> dict[str, str]:
-        """Returns the episodes that an earlier process recorded, by key."""
         if (phase, epoch) not in self._known:
             while len(self._known) > self.limits.max_staleness:  # one per collection that runs at the same time
                 del self._known[next(iter(self._known))]
@@ -234,7 +332,6 @@ class RunContext:
         self.policy_versions.append(PolicyVersion(version, fingerprint, num_updates, checkpoint))
 
     def counters(self) -> dict[str, Any]:
-        """Returns the counters so far, for `restore_counters`."""
         return {
             "episodes": dict(self.episodes),
             "missing": self.missing.as_dict(),
@@ -250,11 +347,7 @@ class RunContext:
 
     @asynccontextmanager
     async def limit_episodes(self) -> AsyncIterator[None]:
-        """Stops the episodes that run in the block as soon as a limit is reached; finished ones are in the journal.
-
-        Raises:
-            BudgetReached: The run has used its minutes or its tokens.
-        """
+        """Stops the episodes that run in the block as soon as a limit is reached; finished ones are in the journal."""
         minutes = self.limits.max_minutes
         left_s = None if minutes is None else self.started_s + 60 * minutes - time.monotonic()
         clock = asyncio.timeout(left_s)
@@ -271,9 +364,6 @@ class RunContext:
 
     def check_budget(self, *, slack_s: float = 0.0) -> None:
         """Stops once a limit is reached; limits hold for one call, not for the resumed run as a whole.
-
-        Args:
-            slack_s: How much earlier than its limit of time the run stops.
 
         Raises:
             BudgetReached: The run has used its minutes or its tokens.

@@ -34,12 +34,10 @@ class ExampleChoice:
     skipped: frozenset[str] = frozenset()
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it ready for JSON."""
         return {"example_ids": self.example_ids, "skipped": sorted(self.skipped)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns what `as_dict` wrote."""
         return cls(data["example_ids"], frozenset(data["skipped"]))
 
 
@@ -48,7 +46,6 @@ class EarlyCollections:
     """The collections that have begun before their epoch's turn.
 
     Attributes:
-        config: The run's configuration.
         num_epochs: Number of epochs of the run; 0: nothing begins early.
         started: Epoch -> its examples, of the collections that have begun and whose turn has not come.
         known: Epoch -> its examples, as an earlier process of the run had chosen them.
@@ -105,7 +102,6 @@ def drop_stale(collection: TrajectoryCollection, oldest: int) -> tuple[Trajector
 
 
 def is_stale(group: TrajectoryGroup, oldest: int) -> bool:
-    """Returns True if a version before `oldest` sampled one of the group's trained tokens."""
     return any(
         turn.is_trained and turn.tokens is not None and 0 <= turn.tokens.policy_version < oldest
         for trajectory in group.trajectories
@@ -145,17 +141,8 @@ logger = logging.getLogger(__name__)
 class EpochCollector:
     """Collects for one epoch after the other, and begins later collections while a job trains.
 
-    Args:
-        builder: Runs the episodes.
-        adapter: Trains on them.
-        config: The configuration.
-        example_filter: Leaves out examples that the curriculum would exclude.
-        context: The run; None: there is none.
-
     Attributes:
-        early: The collections that have begun before their epoch's turn.
         num_missing: Missing episodes of the epoch, those of its refills too.
-        missing_reasons: Why.
         num_stale: Groups of the epoch that are too old to be trained.
     """
 
@@ -211,7 +198,6 @@ class EpochCollector:
         return self._drop_stale(collection)
 
     async def discard_early(self, run_id: str) -> None:
-        """Ends the collections whose turn has not come."""
         for epoch in self.early.started:
             await self._builder.discard_run(name_collection(run_id, epoch))
 
@@ -245,11 +231,6 @@ class EpochCollector:
                 attach_prompts(trajectory)
 
     def _count_missing(self, epoch: int) -> int:
-        """Counts the missing episodes of a collection; returns their number.
-
-        Raises:
-            EvaluationError: There are too many of them.
-        """
         records = self._builder.records or []
         check_missing_share(records, self._config.outcomes.max_missing, f"epoch {epoch}")
         missing = [record for record in records if record.outcome.is_missing]
@@ -259,7 +240,6 @@ class EpochCollector:
         return len(missing)
 
     def _drop_stale(self, collection: TrajectoryCollection) -> TrajectoryCollection:
-        """Returns the groups that are recent enough for the job that comes next."""
         policy, allowed = self._adapter.policy(), self._config.limits.max_staleness
         if policy is None or not allowed:
             return collection

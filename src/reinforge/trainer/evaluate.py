@@ -27,11 +27,10 @@ from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
 from reinforge.runs.summary import format_unscored
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.comparisons import find_compared_parts
-from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.compatibility import find_compared_parts
+from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.trainer.setup.prepare import build_llms
-from reinforge.trainer.setup.remote_workflow import find_remote_problems
+from reinforge.trainer.setup.run_settings import find_remote_problems
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import (
     EvalInput,
@@ -52,8 +51,6 @@ class EvaluationOptions:
     Attributes:
         model: A run, a folder or a hub id to evaluate in place of `finetuning.policy.model`.
         split: `train`, `select`, `confirm` or `all`; None: `select` if the file trains, else `all`.
-        limit: How many examples, from the first; None: all.
-        progress: The progress display.
         adapter: Serves the policy in place of the file's trainer adapter.
     """
 
@@ -69,11 +66,7 @@ class Evaluation:
     """The result of one evaluation.
 
     Attributes:
-        model: The evaluated model.
-        split: The examples it ran on.
-        report: The scores.
         records: All episodes, missing ones too.
-        wall_s: Seconds.
     """
 
     model: str
@@ -83,7 +76,6 @@ class Evaluation:
     wall_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the result, ready for JSON."""
         return {
             "model": self.model,
             "split": self.split,
@@ -174,11 +166,7 @@ def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | 
 
 
 def _select_adapters(model: SavedModel, names: Sequence[str]) -> SavedModel:
-    """Returns the adapters that the file names, out of several that were saved together.
-
-    Raises:
-        ConfigError: Some are missing, or the file names none.
-    """
+    """Returns the adapters that the file names, out of several that were saved together."""
     held = ", ".join(model.adapters)
     if not names:
         message = f"{model.path} holds the adapters {held}, but no entry of llms says which one to use"
@@ -205,9 +193,6 @@ async def prepare_evaluation(
     """Validates the configuration; returns the evaluation, and the trainer adapter if the agent calls the policy.
 
     Args:
-        split: `train`, `select`, `confirm` or `all`.
-        progress: Updated after every episode.
-        limit: How many examples, from the first; None: all.
         served_as: Name of the split inside the evaluation; None: the same.
     """
     attempt, config = Attempts(builder.locate), builder.config.finetuning
@@ -241,11 +226,7 @@ async def prepare_evaluation(
 
 
 def _refuse_base_reference(builder: ComponentBuilder, evaluation: DatasetEvaluation) -> None:
-    """Refuses a reward that compares with the base model's answers: there are none outside a run.
-
-    Raises:
-        ConfigError: It does.
-    """
+    """Refuses a reward that compares with the base model's answers: there are none outside a run."""
     for name in find_compared_parts(evaluation.reward_metric, evaluation.evaluators):
         evaluator = evaluation.evaluators[name]
         if isinstance(evaluator, GroupEvaluator) and evaluator.reference == "base":
@@ -255,15 +236,7 @@ def _refuse_base_reference(builder: ComponentBuilder, evaluation: DatasetEvaluat
 
 
 async def load_examples(builder: ComponentBuilder, split: str, limit: int | None) -> list[EvalInputItem]:
-    """Returns the examples of a split, or all of them.
-
-    Args:
-        split: `train`, `select`, `confirm` or `all`.
-        limit: How many, from the first; None: all.
-
-    Raises:
-        ConfigError: There is no dataset, or it cannot be read.
-    """
+    """Returns the examples of a split, or all of them."""
     dataset, config = builder.config.eval.general.dataset, builder.config.finetuning
     if dataset is None:
         raise ConfigError(
@@ -276,7 +249,6 @@ async def load_examples(builder: ComponentBuilder, split: str, limit: int | None
 
 
 async def _get_adapter(builder: ComponentBuilder) -> TrainerAdapter:
-    """Returns the validated adapter that serves the policy, not yet initialized."""
     config = builder.config.finetuning
     if builder.replaced_adapter is not None:
         return builder.replaced_adapter
@@ -308,7 +280,6 @@ class EvaluationRun:
 
     Args:
         config: The evaluation; a policy under `llms` is served by the file's trainer adapter, without training.
-        registry: Component types; None: all installed ones.
 
     Raises:
         ConfigError: A setting is not supported in this version.

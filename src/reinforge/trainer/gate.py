@@ -48,11 +48,9 @@ class Guard:
     """The result of one guard metric.
 
     Attributes:
-        metric: Name of the evaluator.
         allowed_loss: The interval must lie above minus this.
         improvement: Tuned minus base; None if fewer than two examples are scored in both arms.
         passed: None: unknown.
-        reason: One sentence.
     """
 
     metric: str
@@ -68,11 +66,8 @@ class Verdict:
 
     Attributes:
         promoted: None: no verdict.
-        reason: One sentence.
         improvement: Tuned minus base on the gate metric.
         confirm_base, confirm_tuned: The two arms, over the examples scored in both.
-        guards: The guard metrics.
-        changes: Every evaluator before and after.
     """
 
     promoted: bool | None
@@ -99,8 +94,6 @@ def decide(
     one arm is dropped for both.
 
     Args:
-        base: Scores of the base model.
-        tuned: Scores of the candidate.
         weights: Weight of each part of the metric; None: it is not `weighted`.
         clusters: Example id -> its conversation or prompt (`find_clusters`); the examples of one are not independent.
     """
@@ -246,13 +239,7 @@ MODEL = "model"
 
 
 class BaseComparison:
-    """Compares a run's models with its base and writes what it finds into the summary.
-
-    Args:
-        parts: The components of the run.
-        context: Its journal, validations and checkpoints.
-        summary: Its summary.
-    """
+    """Compares a run's models with its base and writes what it finds into the summary."""
 
     def __init__(self, parts: Parts, context: RunContext, summary: RunSummary):
         self._parts, self._context, self._summary = parts, context, summary

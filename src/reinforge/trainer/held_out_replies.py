@@ -48,21 +48,12 @@ class HeldOutEvaluatorConfig(EvaluatorConfig, name="held_out_replies"):
 
 @dataclass(frozen=True)
 class HeldOutReplies:
-    """Scores the replies of one row after the other.
-
-    Attributes:
-        find_policy: Returns the policy.
-    """
+    """Scores the replies of one row after the other."""
 
     find_policy: Callable[[], PolicyServer | None]
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> dict[str, float]:
-        """Returns the score of a row, and the mean loss of a token of its (preferred) replies.
-
-        Raises:
-            PolicyFailure: The row does not fit the policy's context.
-            BackendError: The policy cannot score given replies.
-        """
+        """Returns the score of a row, and the mean loss of a token of its (preferred) replies."""
         policy = self.find_policy()
         if policy is None:
             raise BackendError("the backend serves no policy that could score given replies")
@@ -79,12 +70,7 @@ class HeldOutReplies:
 
 
 async def score_replies(policy: PolicyServer, demonstration: Demonstration) -> float:
-    """Returns the mean log-prob of the tokens of a conversation's trained replies.
-
-    Raises:
-        PolicyFailure: There is no token to score.
-        BackendError: The policy cannot score given replies.
-    """
+    """Returns the mean log-prob of the tokens of a conversation's trained replies."""
     written = write_calls(demonstration.messages, policy.chat_template)
     sequences, starts = list[tuple[int, ...]](), list[int]()
     for place in demonstration.replies():
@@ -107,7 +93,6 @@ class HeldOutEvaluator(Evaluator):
     """Passes on the score that the workflow has computed."""
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the score."""
         output = item.output_obj
         if not isinstance(output, Mapping) or not isinstance(output.get(SCORE), int | float):
             return missing_score(item, "needs `workflow: {_type: held_out_replies}`, whose output has the score")
@@ -116,12 +101,10 @@ class HeldOutEvaluator(Evaluator):
 
 @register_workflow(config_type=HeldOutWorkflowConfig)
 async def held_out_workflow(config: HeldOutWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
-    """Yields the workflow."""
     function = HeldOutReplies(builder.policy)
     yield OutsideWorkflow(function, config.llm, True, config.share_environment_seed, name="held_out_replies")
 
 
 @register_evaluator(config_type=HeldOutEvaluatorConfig)
 async def held_out_evaluator(config: HeldOutEvaluatorConfig, builder: Builder) -> AsyncIterator[HeldOutEvaluator]:
-    """Yields the evaluator."""
     yield HeldOutEvaluator()

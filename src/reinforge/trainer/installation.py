@@ -38,9 +38,7 @@ class InstallationCheck:
     """The result of one check.
 
     Attributes:
-        name: What was checked.
         state: `warning`: reinforge works, but something will not.
-        text: What was found.
         fix: What to do; empty where nothing is wrong.
     """
 
@@ -57,13 +55,7 @@ def check_installation(
     free_bytes: Callable[[Path], int] = free_disk_bytes,
     find_version: Callable[[str], str | None] | None = None,
 ) -> list[InstallationCheck]:
-    """Returns every check of this installation, in the order in which problems should be solved.
-
-    Args:
-        output_dir: The folder of the run folders.
-        registry: Component types, with the errors of plugins; None: those that are installed.
-        find_version: Returns the version of an installed package, or None; None: asks Python.
-    """
+    """Returns every check of this installation, in the order in which problems should be solved."""
     find = find_version or _find_version
     packages = check_required(importlib.metadata.requires("reinforge") or [], find)
     engine = check_engine()
@@ -93,10 +85,6 @@ def check_required(requirements: Sequence[str], find_version: Callable[[str], st
     """Returns whether the required packages are there in versions that fit, and which extras are complete.
 
     Example: ["click>=8.1", 'peft>=0.18; extra == "train"'] with click 7 -> broken: click 7 is installed, >=8.1 needed.
-
-    Args:
-        requirements: As in the metadata of a package.
-        find_version: Returns the version of an installed package, or None.
     """
     problems, fixes = [], []
     extras: dict[str, list[str]] = {}

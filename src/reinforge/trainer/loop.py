@@ -70,7 +70,6 @@ class EpochTrainer(Trainer):
     """Runs the stages of each epoch over any builder and any adapter.
 
     Args:
-        trainer_config: Its configuration.
         kwargs: `algorithm`, or its `needs_groups`, `has_signal` and `skip_reason`; others are ignored.
     """
 
@@ -98,11 +97,7 @@ class EpochTrainer(Trainer):
         self._collector: EpochCollector = None  # type: ignore[assignment]
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Initializes both parts and checks that the backend can take a job.
-
-        Raises:
-            JobFailed: The backend is not healthy.
-        """
+        """Initializes both parts and checks that the backend can take a job."""
         await super().initialize(run_config)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
         self._collector = EpochCollector(
@@ -179,7 +174,6 @@ class EpochTrainer(Trainer):
         return due or self._is_validation_due(epoch) or epoch + 1 == num_epochs
 
     def _resume_state(self) -> dict[str, Any]:
-        """Returns what the next epoch needs after a resume, ready for JSON."""
         return {
             "row": self._reward_history[-1].as_dict(),
             "prompts": self._prompts,
@@ -438,7 +432,6 @@ class EpochTrainer(Trainer):
         """Writes the metrics files and updates the progress display.
 
         Args:
-            metrics: The epoch's row of the reward history.
             output_dir: Write here and draw the plot; None: the run folder, where the run draws the plot at its end.
         """
         default = self.context.folder if self.context else self.run_config.output_dir
@@ -456,7 +449,6 @@ class EpochTrainer(Trainer):
             self.context.progress.epoch_done(row)
 
     def _log_metrics_to_file(self, epoch: int, metrics: dict[str, Any], output_dir: Path) -> None:
-        """Appends one line of metrics and writes the histories and the curriculum's state."""
         append_line(output_dir / METRICS, {"epoch": epoch, **metrics})
         for name, value in (
             ("reward_history.json", [row.as_dict() for row in self._reward_history]),
@@ -484,7 +476,6 @@ class EpochTrainer(Trainer):
 
 @register_trainer(config_type=EpochTrainerConfig)
 async def epoch_trainer(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    """Yields the epoch loop."""
     algorithm = await builder.get_algorithm()
     yield EpochTrainer(
         config,

@@ -23,16 +23,7 @@ OTHER = "TRAINER"
 
 
 class TrainerObserver:
-    """Begins a stage at each call of a trainer that is not ours.
-
-    Args:
-        trainer: The trainer, with builder and adapter bound.
-        context: The run.
-
-    Attributes:
-        num_jobs: Jobs that the trainer has submitted.
-        num_collections: Collections that it has started.
-    """
+    """Begins a stage at each call of a trainer that is not ours."""
 
     def __init__(self, trainer: Trainer, context: RunContext):
         self.context, self.num_jobs, self.num_collections = context, 0, 0

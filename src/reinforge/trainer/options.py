@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reinforge.config.schema import FinetuneConfig
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.removal import check_run_name
-from reinforge.trainer.shutdown import LiveRun
+
+
+@dataclass
+class LiveRun:
+    """What the guard knows about a run.
+
+    Attributes:
+        blocked_s: Seconds for which an agent may block the event loop.
+        record_end: Records in the run folder that the run is ended now, and returns the message for the user.
+    """
+
+    blocked_s: float = 120.0
+    is_saving: bool = False
+    record_end: Callable[[str], str] = lambda reason: reason
 
 
 @dataclass
@@ -19,13 +33,8 @@ class RunOptions:
 
     Attributes:
         run_name: Name of the run folder; None: the date and a random suffix.
-        progress: The progress display.
         smoke: Run everything once, as small as possible, in a folder named `...-smoke`.
-        resume: Folder of the run to resume; None: a new run.
-        allow_config_change: Resume although the configuration has changed.
         overwrite: Replace a run of the same name that no process works on, once the new one is known to be valid.
-        folder: The run folder; set once it exists.
-        live: What the thread that watches the run knows about it.
     """
 
     run_name: str | None = None
@@ -38,11 +47,7 @@ class RunOptions:
     live: LiveRun = field(default_factory=LiveRun)
 
     def choose_folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
-        """Returns the folder of a new run.
-
-        Raises:
-            ConfigError: `run_name` cannot be the name of a run.
-        """
+        """Returns the folder of a new run."""
         if self.run_name is not None:
             check_run_name(self.run_name)
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"

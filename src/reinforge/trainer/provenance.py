@@ -112,20 +112,13 @@ MAX_PATH = 1000
 
 @dataclass
 class Provenance:
-    """What a run is made of; see the head of this module.
-
-    Attributes:
-        versions: Of Python, reinforge, the libraries and plugins; the revision of a hub model.
-        files: SHA-256 by path: relative to the project's folder, or absolute.
-        functions: SHA-256 of the source by qualified name.
-    """
+    """What a run is made of; see the head of this module."""
 
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, dict[str, str]]:
-        """Returns it ready for the journal."""
         return asdict(self)
 
     @classmethod

@@ -29,9 +29,7 @@ def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, e
     """Returns the error to raise after too many epochs in a row without anything to train on.
 
     Args:
-        num_epochs: How many.
         found: What all its episodes have in common; None: nothing.
-        episode: The command that shows one of its episodes.
     """
     head = f"{num_epochs} epochs in a row had nothing to train on (limits.max_empty_updates); in the last one"
     why = found or (
@@ -45,12 +43,7 @@ def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, e
 
 
 def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> JobFailed:
-    """Returns the error to raise after several epochs in which a user's trainer submitted no job.
-
-    Args:
-        num_collections: How often it called the builder's `start_run`.
-        num_epochs: How many epochs it was to run.
-    """
+    """Returns the error to raise after several epochs in which a user's trainer submitted no job."""
     error = JobFailed(
         f"nothing was trained: {trainer} collected {num_collections} times and submitted no job in {num_epochs} "
         "epochs. Its run() must call "
@@ -77,9 +70,6 @@ def refuse_untrainable(
     trains_on: Literal["tokens", "messages"] = "tokens",
 ) -> None:
     """Refuses a collection that holds nothing trainable.
-
-    Args:
-        trains_on: What the trainer adapter needs of a turn.
 
     Raises:
         EvaluationError: Every prompt is too long, no episode called the model, no turn has tokens, or no call is
@@ -148,15 +138,7 @@ def _refuse_long_prompts(builder: TrajectoryBuilder, config: FinetuneConfig) -> 
 
 
 def refuse_unscored(row: ValidationRow, allowed: float) -> None:
-    """Refuses a validation that lacks too many scores to choose a checkpoint by.
-
-    Args:
-        allowed: The share of its examples that may be unscored: `outcomes.max_missing`.
-
-    Raises:
-        BackendUnavailable: More of them are unscored, mostly because of the backend.
-        EvaluationError: More of them are unscored, mostly for other reasons.
-    """
+    """Refuses a validation that lacks too many scores to choose a checkpoint by."""
     what = "the baseline" if row.epoch == BASELINE else f"the validation after epoch {row.epoch}"
     unscored, scored = row.num_unscored or 0, row.num_examples or 0
     if row.avg_reward is None and row.epoch == BASELINE:
@@ -173,7 +155,6 @@ def refuse_identical(
 
     Args:
         epochs_before: Epochs in a row, up to the previous one, in which nearly all groups had identical siblings.
-        temperature: The sampling temperature, for the message; None: the agent and its endpoint decide.
 
     Returns:
         The epochs in a row, including this one.

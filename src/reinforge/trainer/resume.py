@@ -53,11 +53,7 @@ PROVENANCE = "provenance"
 
 
 def find_run(name: str, output_dir: Path) -> Path:
-    """Returns the folder of a run by its name or folder; `last` is the one started last.
-
-    Raises:
-        ConfigError: There is no such run.
-    """
+    """Returns the folder of a run by its name or folder; `last` is the one started last."""
     output_dir = output_dir.expanduser()
     runs = list_runs(output_dir)
     if name == LAST and runs:
@@ -81,8 +77,6 @@ def load_run_config(
     """Returns the configuration of a run.
 
     Args:
-        overrides: Pairs of path and value; they take precedence.
-        registry: Component types; None: all installed ones.
         project_root: The folder of the run's Python files, which the user trusts; None: the one that the run names, if
             this user made the run here.
 
@@ -143,17 +137,7 @@ def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
 def refuse_changes(
     journal: RunJournal, text: str, data: str, provenance: Provenance, project_root: Path, *, allowed: bool
 ) -> list[str]:
-    """Returns what changed since the run started; refuses changes unless they are allowed.
-
-    Args:
-        text: The current resolved configuration.
-        data: Hash of the current examples.
-        provenance: The current code, files and versions.
-        allowed: Resume nevertheless.
-
-    Raises:
-        ConfigError: A change affects what the run computes.
-    """
+    """Returns what changed since the run started; refuses changes unless they are allowed."""
     facts, config = journal.facts(), journal.folder / "config.yml"
     if not config.is_file():  # the run stopped during startup
         return []
@@ -181,7 +165,6 @@ def refuse_changes(
 
 
 def _list_stages(text: str) -> list[str]:
-    """Returns the stages of the pipeline in a resolved configuration, in their order; none without a pipeline."""
     return list((yaml.safe_load(text).get("finetuning") or {}).get("pipeline") or {})
 
 
@@ -258,11 +241,7 @@ async def restore_snapshot(
     """Restores journal, counters and weights from a snapshot.
 
     Args:
-        adapter: Loads the weights.
         forget_episodes: True if the configuration has changed, so that later episodes must not be reused.
-
-    Raises:
-        ConfigError: The backend serves other weights and has no checkpoint of the right ones.
     """
     context.resumed = snapshot
     version, keeps = snapshot.version, snapshot.checkpoint is not None
@@ -303,10 +282,6 @@ def keep_settings_of_one_call(folder: Path, text: str) -> str:
     """Returns a resolved configuration with the limits and paths that the run was started with.
 
     They hold for the call that names them, and the next one starts from those of the run again.
-
-    Args:
-        folder: The run folder, with the configuration of the run so far.
-        text: The resolved configuration of this call.
     """
     if not (folder / CONFIG).is_file():  # the run stopped during startup
         return text

@@ -30,8 +30,7 @@ from reinforge.registry import Registry
 from reinforge.rollout.runner import score_alone
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.trainer.evaluate import ALL, load_examples, prepare_evaluation
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalInputItem
 
@@ -49,9 +48,7 @@ class CandidateAnswer:
     """An answer to score.
 
     Attributes:
-        example_id: The example.
         kind: `expected`, `real`, `wrong`, or the attack.
-        output: The answer.
     """
 
     example_id: str
@@ -64,12 +61,6 @@ class ScoredAnswer:
     """An evaluator's score of an answer.
 
     Attributes:
-        evaluator: Its name.
-        example_id: The example.
-        kind: `expected`, `real`, `wrong`, or the attack.
-        output: The answer.
-        score: None: missing.
-        error: Why it is missing.
         limit: What an attack on this example may score; None: unknown.
     """
 
@@ -92,13 +83,7 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RewardTestReport:
-    """The result of one test.
-
-    Attributes:
-        reward: The evaluator that is the reward.
-        num_examples: How many examples were tried.
-        answers: Every scored answer.
-    """
+    """The result of one test."""
 
     reward: str
     num_examples: int
@@ -115,7 +100,6 @@ class RewardTestReport:
         return list(best.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the result, ready for JSON."""
         return {
             "reward": self.reward,
             "num_examples": self.num_examples,
@@ -203,12 +187,9 @@ class RewardTestOptions:
         limit: How many examples, from the first of the training split.
         answers: JSON Lines with `id` and `output` of real answers, and `label: false` for those known to be wrong.
         num_samples: Real answers to sample from the agent for each example; 0: none.
-        attacks: Kinds of attacks; empty: all.
         num_guesses: Wrong answers that `best_of_n` tries.
-        evaluators: Names; empty: all of the file.
         trusted: An evaluator that tells which real answers are wrong; None: `gate.metric` if it is not the reward.
         max_score: An attack may score this much; None: half of what the expected answer scores.
-        progress: The progress display.
         adapter: Serves the policy in place of the file's trainer adapter.
     """
 
@@ -268,7 +249,6 @@ class _Bench:
     async def run(
         self, real: Sequence[CandidateAnswer], options: RewardTestOptions, trusted: str | None
     ) -> list[ScoredAnswer]:
-        """Returns the scores of all answers, with the limit of each attack."""
         items = list(self.items.values())
         known = {str(item.id): item.expected_output_obj for item in items if item.expected_output_obj is not None}
         expected = [CandidateAnswer(id_, EXPECTED, output) for id_, output in known.items()]
@@ -340,11 +320,6 @@ def _with_limit(scored: ScoredAnswer, limits: Mapping[tuple[str, str], float]) -
 
 
 async def _get_evaluators(builder: ComponentBuilder, options: RewardTestOptions) -> dict[str, Evaluator]:
-    """Returns the evaluators to test.
-
-    Raises:
-        ConfigError: One does not exist or cannot be built, or there is none.
-    """
     attempt, names = Attempts(builder.locate), builder.config.eval.evaluators
     attempt.add(builder.loaded.problems)
     for name in (*options.evaluators, *([options.trusted] if options.trusted is not None else [])):
@@ -370,11 +345,7 @@ def _choose_trusted(
 
 
 def _read_answers(path: Path, items: Sequence[EvalInputItem]) -> list[CandidateAnswer]:
-    """Returns the given answers to these examples; those to other examples are left out.
-
-    Raises:
-        ConfigError: A row has no `id` or `output`, or no answer belongs to one of the examples.
-    """
+    """Returns the given answers to these examples; those to other examples are left out."""
     problems, ids = RowProblems(), {str(item.id) for item in items}
     answers, num_rows = list[CandidateAnswer](), 0
     for row in read_jsonl_rows(TextRows(path, RowLimits()), problems):
@@ -397,11 +368,7 @@ def _read_answers(path: Path, items: Sequence[EvalInputItem]) -> list[CandidateA
 
 
 async def _sample(builder: ComponentBuilder, options: RewardTestOptions) -> list[CandidateAnswer]:
-    """Returns answers of the file's agent to the examples.
-
-    Raises:
-        EvaluationError: No episode has an answer.
-    """
+    """Returns answers of the file's agent to the examples."""
     config, progress = builder.config.finetuning, options.progress
     if options.adapter is not None:
         builder.use_trainer_adapter(options.adapter)

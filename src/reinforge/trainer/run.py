@@ -49,16 +49,14 @@ from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
 from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
 from reinforge.trainer.setup.check import refuse_problems
+from reinforge.trainer.setup.compatibility import require_policy_llm
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
-from reinforge.trainer.setup.dtype import settle_dtype
 from reinforge.trainer.setup.effective_settings import effective_settings
-from reinforge.trainer.setup.parts import Parts, bind_parts
-from reinforge.trainer.setup.prepare import build_parts, require_enabled
+from reinforge.trainer.setup.parts import Parts, bind_parts, finish_trackers, start_guards, start_trackers
+from reinforge.trainer.setup.prepare import build_parts, require_enabled, settle_dtype
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
-from reinforge.trainer.setup.served_policy import require_policy_llm
-from reinforge.trainer.setup.tracking import finish_trackers, start_guards, start_trackers
-from reinforge.trainer.signals import describe_kept_work, run_interruptible
+from reinforge.trainer.shutdown import describe_kept_work, run_interruptible
 from reinforge.types.job import TrainingJobStatus
 from reinforge.version import __version__
 
@@ -163,12 +161,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
 
 
 def _ensure_replaceable(folder: Path) -> None:
-    """Refuses to overwrite what is not a run, or a run that a process works on.
-
-    Raises:
-        ConfigError: The folder is a link, or no run folder.
-        StorageError: A process works on the run.
-    """
+    """Refuses to overwrite what is not a run, or a run that a process works on."""
     if not folder.exists():
         return
     if not (folder / JOURNAL).is_file():

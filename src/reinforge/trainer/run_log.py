@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunLogHandler(RotatingFileHandler):
-    """Writes messages to the log of a run; what cannot be written is left out, since it must not stop the run.
-
-    Args:
-        folder: The run folder.
-    """
+    """Writes messages to the log of a run; what cannot be written is left out, since it must not stop the run."""
 
     def __init__(self, folder: Path):
         super().__init__(folder / LOG, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace")
@@ -45,11 +41,7 @@ class RunLogHandler(RotatingFileHandler):
 
 
 class LoggedProgress:
-    """Passes the events of a run to the display and writes its permanent lines to the log.
-
-    Args:
-        display: What the user sees.
-    """
+    """Passes the events of a run to the display and writes its permanent lines to the log."""
 
     def __init__(self, display: RunProgress):
         self.display = display

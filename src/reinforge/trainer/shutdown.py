@@ -20,13 +20,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from reinforge.rollout.isolation.containment import SCOPE, BlockedTime, LoopBlocked
+from reinforge.errors import Interrupted, StorageError
+from reinforge.rollout.isolation.containment import SCOPE, BlockedTime, LoopBlocked, close_loop, create_loop, run_loop
 from reinforge.rollout.isolation.processes import kill_descendants
+from reinforge.runs.summary import RunSummary, describe_resume, load_summary
+from reinforge.trainer.options import LiveRun, RunOptions
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 """Signals that stop a run. Slurm can send SIGUSR1 some time before it ends a job (`sbatch --signal`)."""
@@ -47,32 +50,8 @@ BLOCKED_AT_STOP_S = 2.0
 """Seconds for which an agent may block the event loop of a run that stops."""
 
 
-@dataclass
-class LiveRun:
-    """What the guard knows about a run.
-
-    Attributes:
-        blocked_s: Seconds for which an agent may block the event loop.
-        is_saving: True while the run writes its last checkpoint.
-        record_end: Records in the run folder that the run is ended now, and returns the message for the user.
-    """
-
-    blocked_s: float = 120.0
-    is_saving: bool = False
-    record_end: Callable[[str], str] = lambda reason: reason
-
-
 class ShutdownThread:
-    """Watches a loop that runs on the main thread; on any other thread, which gets no signals, it does nothing.
-
-    Args:
-        loop: The loop.
-        task: The run; the first signal cancels it.
-        live: What is known about the run.
-
-    Attributes:
-        received: The first signal; None: there was none.
-    """
+    """Watches a loop that runs on the main thread; on any other thread, which gets no signals, it does nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], live: LiveRun):
         self.loop, self.task, self.live = loop, task, live
@@ -189,3 +168,54 @@ class ShutdownThread:
             os.write(2, f"\nerror: {told[0]}\n".encode(errors="backslashreplace"))
         kill_descendants()
         os._exit(128 + received)
+
+
+T = TypeVar("T")
+
+
+def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
+    """Runs `work` on an event loop of its own; a signal cancels it, and `ShutdownThread` ends what does not end."""
+    loop = create_loop()
+    task = loop.create_task(work)
+    with ShutdownThread(loop, task, options.live) as guard:
+        try:
+            return run_loop(loop, task)
+        except asyncio.CancelledError:
+            if guard.received is None:
+                raise
+            raise build_interruption(guard.received, options) from None
+        finally:
+            close_loop(loop)
+
+
+def is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def build_interruption(received: signal.Signals, options: RunOptions) -> Interrupted:
+    """Returns the error of a run that a signal stopped; says where its work is kept and how to resume it."""
+    interrupted = Interrupted(received.name, 128 + received)
+    if options.folder is not None:
+        interrupted.add_note(describe_kept_work(options.folder, _read_summary(options.folder)))
+    return interrupted
+
+
+def _read_summary(folder: Path) -> RunSummary | None:
+    try:
+        return load_summary(folder)
+    except StorageError:  # the run was stopped before it wrote one
+        return None
+
+
+def describe_kept_work(folder: Path, summary: RunSummary | None = None) -> str:
+    """Returns where the work of an unfinished run is kept, its best checkpoint, and how to resume it."""
+    lines = [f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"]
+    if summary is not None and summary.best is not None and (summary.checkpoint or summary.status == "stopped"):
+        lines.append(f"best so far: {summary.describe_best()}")
+    if summary is None or summary.can_resume:
+        lines.append(f"resume with: {describe_resume(folder)}")
+    return "\n".join(lines)

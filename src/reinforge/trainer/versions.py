@@ -29,7 +29,6 @@ async def commit(
     """Makes an epoch durable: its weights first, then, in one transaction, the point to resume from.
 
     Args:
-        adapter: Saves the weights.
         state: What a resume needs; the current counters are added unless it holds some.
         version: Version of the current weights; None: the backend serves no policy.
 
@@ -50,7 +49,6 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int) -> Validat
     """Validates on `select` and records the result with the version of the weights.
 
     Args:
-        trainer: Any trainer; its `run_validation_evaluation` is called.
         epoch: -1 for the baseline.
     """
     assert trainer.trajectory_builder.evaluation is not None
@@ -99,9 +97,6 @@ def drop_checkpoints(
     """Removes all checkpoints except the base, the best, the newest, the pinned ones and those between two stages.
 
     Args:
-        gate_metric: The metric that chooses the best checkpoint; None: the reward.
-        keep_last: How many of the newest to keep.
-        pin_every: Keep every version that this divides.
         stage_ends: The last epochs of the stages of a pipeline; the model after one is the reference of the next stage.
     """
     names = context.checkpoints.names()
@@ -121,7 +116,6 @@ async def adopt(
 
     Args:
         context: The run; None: the previous weights are unknown and nothing is recorded.
-        prompts: A few of the agent's conversations, by adapter.
         num_updates: Optimizer steps of the job; None: the backend does not report them.
 
     Raises:
@@ -164,11 +158,7 @@ async def adopt_unpublished(
 
 
 def refuse_failed(statuses: Sequence[TrainingJobStatus]) -> None:
-    """Stops the run if the trainer returned a job that did not complete.
-
-    Raises:
-        JobFailed: A job failed, was cancelled, or has not ended.
-    """
+    """Stops the run if the trainer returned a job that did not complete."""
     for status in statuses:
         if status.status is not TrainingStatusEnum.COMPLETED:
             reason = status.message or "no reason given"
@@ -197,13 +187,10 @@ class CanaryReport:
     """What the canary measured.
 
     Attributes:
-        version: The version that every reply carried.
-        fingerprint: Fingerprint of the served weights.
         max_difference: Largest |sampler - learner| log-prob, in nats; None: no token was compared.
         mean_difference: Mean |sampler - learner| log-prob; None as above.
         k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
             (Schulman, "Approximating KL divergence", 2020); None as above.
-        num_tokens: Tokens compared.
     """
 
     version: int
@@ -220,10 +207,6 @@ Prompts = Mapping[str, Sequence[list[Message]]]
 
 async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_fingerprint: str | None) -> CanaryReport:
     """Checks that the policy and each of its adapters serve `version`, with new weights.
-
-    Args:
-        prompts: Prompts to sample from; short ones are cheap.
-        previous_fingerprint: Fingerprint of the weights before the job; None: unknown.
 
     Raises:
         JobFailed: The weights did not change, or the sampler serves other weights than the learner's.

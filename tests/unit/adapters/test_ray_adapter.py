@@ -9,11 +9,11 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.isolation.isolated_agent import LOADER
 from reinforge.rollout.isolation.worker_protocol import decode, encode
+from reinforge.scale.engine_worker import find_differences, list_versions
 from reinforge.scale.ray import cluster as ray_cluster
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.scale.ray.agents import AgentHost
 from reinforge.scale.ray.cluster import check_ray, count_places
-from reinforge.scale.versions import find_differences, list_versions
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Which worker samples a reply."""
 
-from reinforge.scale import router as ray_router
-from reinforge.scale.router import Router, find_conversation
+from reinforge.scale import engine_group as ray_router
+from reinforge.scale.engine_group import Router, find_conversation
 from reinforge.types.request import ModelRequest, SamplingParams
 
 

@@ -14,11 +14,15 @@ from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.errors import BackendError, ConfigError
 from reinforge.rollout.models.openai_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
-from reinforge.scale.vllm.answers import GeneratedChoice
-from reinforge.scale.vllm.checks import check_sampler, require_guarded_server
-from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.client import GeneratedChoice, VLLMClient
 from reinforge.scale.vllm.policy import fill_in_tokens
-from reinforge.scale.vllm.process import PLUGIN, ServedModelSettings, build_arguments
+from reinforge.scale.vllm.process import (
+    PLUGIN,
+    ServedModelSettings,
+    build_arguments,
+    check_sampler,
+    require_guarded_server,
+)
 from reinforge.scale.vllm.sampler import VLLMSampler
 from reinforge.types.request import SamplingParams
 from tests.models import make_tiny_model
@@ -128,7 +132,7 @@ async def test_a_server_elsewhere_that_lets_everybody_send_weights_is_refused(mo
     with VLLMServer(model, key=KEY, guards=False) as server:
         await connect(server)
         assert "answers without a key" in caplog.text
-        monkeypatch.setattr("reinforge.scale.vllm.checks.LOOPBACK", frozenset())
+        monkeypatch.setattr("reinforge.scale.vllm.process.LOOPBACK", frozenset())
         with pytest.raises(ConfigError, match="answers without a key, so whoever") as error:
             await connect(server)
         assert "KeyGuard" in error.value.problems[0].fix

@@ -6,7 +6,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.row_statistics import compute_row_statistics, find_repeated_rows, load_rows
-from reinforge.trainer.builders.offline_choices import list_offline_choices
+from reinforge.trainer.builders.offline import list_offline_choices
 
 
 @pytest.fixture

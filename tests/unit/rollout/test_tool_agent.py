@@ -16,7 +16,8 @@ from reinforge.rollout.workflows import mcp_server
 from reinforge.rollout.workflows import tools as tools_module
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
-from reinforge.trainer.shutdown import LiveRun, ShutdownThread
+from reinforge.trainer.options import LiveRun
+from reinforge.trainer.shutdown import ShutdownThread
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome

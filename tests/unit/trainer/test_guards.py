@@ -11,9 +11,9 @@ from reinforge.errors import GuardHalted
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import GUARD, EpochMetrics, ValidationRow, list_guard_events
+from reinforge.trainer import guards
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.guards import measures
-from reinforge.trainer.guards.events import GuardWatch
+from reinforge.trainer.guards import GuardWatch
 
 NUM_EPOCHS = 10
 HALTING = GuardsConfig.model_validate(
@@ -144,7 +144,7 @@ def test_each_guard_warns_and_halts_at_the_right_epoch(play: Any, guard: str) ->
 
 @pytest.mark.parametrize("guard", CURVES)
 def test_without_its_measure_a_guard_is_silent(play: Any, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(measures.MEASURES, guard, lambda history, limit: None)
+    monkeypatch.setitem(guards.MEASURES, guard, lambda history, limit: None)
     run = play(**CURVES[guard][0])
     assert (run.play(), run.events) == (None, [])
 
@@ -195,7 +195,7 @@ def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(
     run = play(zero_variance=lambda e: 20)
     assert run.play() == 2
     del run.validations[3:]
-    monkeypatch.setattr("reinforge.trainer.guards.events.list_guard_events", lambda stages: [])
+    monkeypatch.setattr("reinforge.trainer.guards.list_guard_events", lambda stages: [])
     assert run.play(first=2, context=run.start()) == 2
 
 
@@ -219,12 +219,12 @@ def test_a_gap_within_the_intervals_is_no_gap() -> None:
     epochs = [EpochMetrics(0, avg_reward=0.2, ci_low=0.1), EpochMetrics(1, avg_reward=0.8, ci_low=0.7)]
     baseline = ValidationRow(-1, 0.3, 0.2, 0.4)
     for high, is_beyond in ((0.7, True), (0.9, False)):  # 0.7 - 0.2 is more than 0.7 - 0.3, and less than 0.9 - 0.3
-        history = measures.History(epochs, [baseline, ValidationRow(1, 0.4, 0.1, high)])
-        measured = measures.measure_train_select_gap(history, 0.2)
+        history = guards.History(epochs, [baseline, ValidationRow(1, 0.4, 0.1, high)])
+        measured = guards.measure_train_select_gap(history, 0.2)
         assert measured is not None
         assert (round(measured.value, 9), measured.is_beyond) == (0.5, is_beyond)
-    relative = measures.History(history.epochs, history.validations, is_relative=True)
-    assert measures.measure_train_select_gap(relative, 0.2) is None
+    relative = guards.History(history.epochs, history.validations, is_relative=True)
+    assert guards.measure_train_select_gap(relative, 0.2) is None
 
 
 def test_what_is_not_measured_is_no_event(play: Any) -> None:
@@ -250,10 +250,10 @@ def test_a_gap_and_a_length_are_measured_within_a_stage_of_a_pipeline() -> None:
         EpochMetrics(2, 0.9, completion_tokens=20, stage="grpo"),
     ]
     validations = [ValidationRow(-1, 0.1), ValidationRow(0, 0.6), ValidationRow(2, 0.6)]
-    history = measures.History(epochs, validations)
-    gap = measures.measure_train_select_gap(history, 0.2)
+    history = guards.History(epochs, validations)
+    gap = guards.measure_train_select_gap(history, 0.2)
     assert gap is not None
     assert (gap.value, gap.is_beyond) == (pytest.approx(0.3), True)
-    growth = measures.measure_length_growth(history, 3)
+    growth = guards.measure_length_growth(history, 3)
     assert growth is not None
     assert growth.value == pytest.approx(2.0)

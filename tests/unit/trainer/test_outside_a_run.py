@@ -18,7 +18,7 @@ from reinforge.finetuning import (
     TrajectoryBuilder,
     TrajectoryBuilderConfig,
 )
-from reinforge.trainer.builders.outputs import build_episode
+from reinforge.trainer.builders.group import build_episode
 from tests.contract.test_extension_guide import eval_output
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.scripted_run import ScriptedRun

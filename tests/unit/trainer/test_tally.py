@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reinforge.trainer.tally import EpisodeTally
+from reinforge.trainer.context import EpisodeTally
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest

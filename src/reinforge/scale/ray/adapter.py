@@ -101,7 +101,6 @@ class RayAdapter(LocalAdapter):
         self._connection: RayConnection | None = None
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns the problems of Ray, model and settings that show before anything is started."""
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
         found = check_ray(self.adapter_config.address)
         problems = [replace(each, path=".".join(filter(None, (where, each.path)))) for each in found]
@@ -132,11 +131,7 @@ class RayAdapter(LocalAdapter):
         return self._retry(lambda: super(RayAdapter, self)._train(engine, trajectories, save))
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Returns what a job returns, after running it again where workers end.
-
-        Raises:
-            BackendUnavailable: Workers end in every attempt, or too few are left.
-        """
+        """Returns what a job returns, after running it again where workers end."""
         from reinforge.scale.ray.members import WorkerLost
 
         for _ in range(MAX_ATTEMPTS):
@@ -169,7 +164,6 @@ class RayAdapter(LocalAdapter):
         return
 
     async def cleanup(self) -> None:
-        """Ends the workers, and the cluster that was started for them."""
         await super().cleanup()
         if self._connection is not None:
             connection, self._connection = self._connection, None
@@ -178,7 +172,6 @@ class RayAdapter(LocalAdapter):
 
 @register_trainer_adapter(config_type=RayAdapterConfig)
 async def ray_adapter(config: RayAdapterConfig, builder: Builder) -> AsyncIterator[RayAdapter]:
-    """Yields the adapter and ends its workers at the end."""
     adapters = list(dict.fromkeys(find_adapters(builder.config.llms).values()))
     adapter = RayAdapter(config, await builder.get_algorithm(), await builder.get_model_path(), adapters)
     try:

@@ -34,9 +34,6 @@ class AgentHost:
     """Runs the program of a worker; its methods are called by Ray, as an actor with an event loop.
 
     The agents have a loop and thread of their own, so that one that blocks does not keep the actor from answering.
-
-    Args:
-        path: Where the run finds its modules.
     """
 
     def __init__(self, path: Sequence[str]):
@@ -59,7 +56,6 @@ class AgentHost:
         threading.Thread(target=_serve, args=(self._link, decode(line)), name="agents", daemon=True).start()
 
     async def collect(self) -> list[bytes]:
-        """Returns the lines for the run, once there are any."""
         await self._has_lines.wait()
         lines, self._lines = self._lines, []
         self._has_lines.clear()
@@ -83,11 +79,7 @@ def _serve(link: Link, start: Message) -> None:
 
 
 class RayTransport:
-    """The connection to one actor.
-
-    Args:
-        actor: The actor, an `AgentHost`.
-    """
+    """The connection to one actor."""
 
     def __init__(self, actor: Any):
         self._actor = actor
@@ -100,19 +92,9 @@ class RayTransport:
         return self._end is None
 
     async def write(self, line: bytes) -> None:
-        """Sends a line.
-
-        Raises:
-            ConnectionError: The actor is gone.
-        """
         await self._call(self._actor.deliver, line)
 
     async def readline(self) -> bytes:
-        """Returns the next line of the actor.
-
-        Raises:
-            ConnectionError: The actor is gone.
-        """
         if not self._lines:
             self._lines.extend(await self._call(self._actor.collect))
         return self._lines.popleft()
@@ -163,11 +145,6 @@ class RayAgents:
         self._lock = asyncio.Lock()
 
     async def open(self) -> RayTransport:
-        """Starts a worker.
-
-        Raises:
-            BackendUnavailable: The cluster does not answer.
-        """
         async with self._lock:
             if self._connection is None:
                 self._connection = await run_in_daemon_thread(self._connect, "ray-agents")
@@ -182,18 +159,13 @@ class RayAgents:
         return RayConnection(self._address, 1, LEAST)
 
     async def close(self) -> None:
-        """Ends the connection, and a cluster that was started for it."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await run_in_daemon_thread(connection.close, "ray-close")
 
 
 def start_agents(address: str | None) -> RayAgents:
-    """Returns what opens agents on the nodes of a Ray cluster; an address of None is a cluster on this machine.
-
-    Raises:
-        ConfigError: Ray cannot be used.
-    """
+    """Returns what opens agents on the nodes of a Ray cluster; an address of None is a cluster on this machine."""
     if problems := check_ray(address):
         raise ConfigError(problems)
     return RayAgents(address)

@@ -79,12 +79,7 @@ class RayConnection:
 
     Args:
         address: Host and port of a running cluster; None: one on this machine.
-        num_workers: How many workers a cluster on this machine is made for.
-        resources: What each needs.
         min_workers: How many must fit on the nodes; None: all.
-
-    Raises:
-        BackendUnavailable: The cluster does not answer, or is too small.
     """
 
     def __init__(
@@ -122,7 +117,6 @@ class RayConnection:
                 started.set_exception(error)
 
     def close(self) -> None:
-        """Disconnects, which ends a cluster that was started here."""
         self._closing.set()
         self._thread.join()
 
@@ -160,10 +154,6 @@ def count_places(resources: Mapping[str, float], nodes: Sequence[Mapping[str, fl
     """Returns how many workers fit on the nodes, each whole on one of them.
 
     Example: 2 CPU for each worker, nodes of 4 and 3 CPU -> 2 + 1
-
-    Args:
-        resources: What each worker needs.
-        nodes: What each node has; None: the nodes of the cluster that are alive.
     """
     nodes = [each for _, each in _list_nodes()] if nodes is None else nodes
     places = (min(node.get(name, 0.0) / each for name, each in resources.items()) for node in nodes)

@@ -13,9 +13,9 @@ from typing import Any
 import ray
 
 from reinforge.errors import BackendUnavailable, ReinforgeError
+from reinforge.scale.engine_group import Router
 from reinforge.scale.ray.cluster import describe_room
 from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, explain_failure, find_cause
-from reinforge.scale.router import Router
 from reinforge.types.sample import Sharding
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,7 @@ class WeightsLost(BackendUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class GroupSize:
-    """How many workers there are.
-
-    Attributes:
-        num_workers: How many there shall be: one that ends is replaced.
-        min_workers: How many there must be for a job.
-        placement_timeout_s: How long Ray may take to place one that must be there.
-    """
+    """How many workers there are."""
 
     num_workers: int
     min_workers: int
@@ -59,12 +53,9 @@ class Members:
     """The living workers. They change only here; any thread may call it.
 
     Args:
-        recruiter: Starts workers.
-        size: How many there are.
         prepare: Gives a new worker the current weights; raises what is wrong with it.
 
     Attributes:
-        router: Chooses a worker for each reply.
         ranks: Numbers of the workers that are connected for training, by rank.
         sharding: Whether each of them holds the model (`replicate`), or they divide it (`full`).
     """
@@ -152,10 +143,6 @@ class Members:
 
         Args:
             at_least: How many there must be; None: `min_workers`.
-
-        Raises:
-            BackendUnavailable: Too few are left, and Ray places no other one in time.
-            WeightsLost: All have ended, and with them the current weights.
         """
         self.require_shards()
         if self.sharding == "full":
@@ -207,11 +194,7 @@ class Members:
         self._recruit()
 
     def connect(self) -> None:
-        """Connects the living workers for training, in the order of their numbers.
-
-        Raises:
-            WorkerLost: One ended meanwhile.
-        """
+        """Connects the living workers for training, in the order of their numbers."""
         workers = self.workers
         host = LOOPBACK if all(each.is_near for each in workers) else workers[0].host
         port = self.collect([(workers[0], workers[0].actor.listen.remote(host))])[0]
@@ -223,11 +206,7 @@ class Members:
         """Waits for all calls and returns their results.
 
         Args:
-            calls: Workers, and what they were asked.
             strict: Fail if one ended; otherwise the results are those of the others.
-
-        Raises:
-            WorkerLost: One ended, or they lost their connections.
         """
         results, errors, lost = [], list[BaseException](), list[WorkerHandle]()
         silent = _find_silent(calls, any_failure=self.sharding == "full")
@@ -255,7 +234,6 @@ class Members:
         return results
 
     def close(self) -> None:
-        """Ends the workers, and those on their way."""
         self._recruiter.close()
         for worker in self.workers:
             ray.kill(worker.actor)
@@ -268,7 +246,6 @@ def _find_silent(calls: Sequence[tuple[WorkerHandle, Any]], *, any_failure: bool
     A worker that is busy with its share answers a `ping`, and its call is waited for.
 
     Args:
-        calls: Workers, and what they were asked.
         any_failure: A worker that fails for any reason may have left the others in the middle of an exchange, in which
             they stay: none that has not answered is waited for.
     """

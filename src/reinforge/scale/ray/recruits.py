@@ -15,8 +15,7 @@ import ray
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ReinforgeError
-from reinforge.scale.engine_worker import EngineWorker, PolicyDescription
-from reinforge.scale.versions import find_differences, list_versions
+from reinforge.scale.engine_worker import EngineWorker, PolicyDescription, find_differences, list_versions
 
 MAX_CALLS = 16_384
 """Calls that may wait in one worker at a time: replies are requested one by one."""
@@ -30,10 +29,7 @@ class WorkerHandle:
 
     Attributes:
         number: Its number, from 0, which no other worker of the run has had.
-        actor: The Ray actor.
         is_near: True if it is on the driver's node, and so reads and writes the run folder itself.
-        pid: Its process.
-        host: The address at which other workers reach it.
         node: Its node, by the first digits of Ray's id and the address, for messages.
     """
 
@@ -50,13 +46,7 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What every worker is started with.
-
-    Attributes:
-        policy: The model and its training.
-        settings: Further arguments of `Engine.load`.
-        resources: What each worker needs, by Ray's names.
-    """
+    """What every worker is started with."""
 
     policy: PolicyConfig
     settings: Mapping[str, Any]
@@ -82,11 +72,7 @@ class Recruit:
 
 
 class Recruiter:
-    """The workers that were started and do not belong to the group yet; any thread may call it.
-
-    Args:
-        plan: What every worker is started with.
-    """
+    """The workers that were started and do not belong to the group yet; any thread may call it."""
 
     def __init__(self, plan: WorkerPlan):
         self._plan, self._numbers, self._lock = plan, itertools.count(), threading.Lock()
@@ -154,12 +140,10 @@ class Recruiter:
         ray.kill(worker.actor)
 
     def remove(self, number: int) -> None:
-        """Forgets a worker, which belongs to the group now."""
         with self._lock:
             self._waiting = [each for each in self._waiting if each.number != number]
 
     def close(self) -> None:
-        """Ends those that are on their way."""
         with self._lock:
             self._is_closed = True
             waiting, self._waiting = self._waiting, []
@@ -171,11 +155,7 @@ class Recruiter:
             return list(self._waiting)
 
     def _check(self, recruit: Recruit) -> WorkerHandle:
-        """Returns a worker that has a process.
-
-        Raises:
-            BackendError: Its node has other versions than this machine.
-        """
+        """Returns a worker that has a process."""
         node, pid, host, versions = ray.get(recruit.process)
         name = f"{node[:6]} ({host})"
         is_near = node == ray.get_runtime_context().get_node_id()

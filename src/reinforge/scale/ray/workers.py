@@ -13,9 +13,8 @@ import ray
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.files import find_damage
-from reinforge.scale.engine_group import EngineGroup, require_equal
+from reinforge.scale.engine_group import EngineGroup, RoutedPolicy, require_equal
 from reinforge.scale.engine_worker import read_files, write_files
-from reinforge.scale.policy import RoutedPolicy
 from reinforge.scale.project_losses import pack_loss
 from reinforge.scale.ray.cluster import count_places, describe_room
 from reinforge.scale.ray.members import GroupSize, Members, WeightsLost, WorkerLost
@@ -35,15 +34,7 @@ class WorkerGroup(EngineGroup):
     A worker that ends is replaced: the new one loads the model while the others go on, and takes part from the next job
     on, with the weights and the optimizer state of another one.
 
-    Args:
-        recruiter: Starts workers.
-        size: How many there are.
-        descriptions: What `EngineWorker.load` returned.
-        config: The policy's settings, for the tokenizer.
-
     Attributes:
-        policies: The policy of each adapter by name.
-        members: The living workers.
         checkpoints: The folder with the checkpoints of the run, for a replacement when no worker is left; None: there
             is none yet.
     """
@@ -72,17 +63,6 @@ class WorkerGroup(EngineGroup):
         """Starts the workers and loads the model in each.
 
         Those for which there is no room yet take part from the first job on that begins after they have started.
-
-        Args:
-            policy: The model and its training.
-            num_workers: How many there shall be.
-            min_workers: How many there must be.
-            resources: What each needs, by Ray's names.
-            placement_timeout_s: How long Ray may take to place those that must be there.
-
-        Raises:
-            BackendUnavailable: A worker ended while it loaded, or Ray has no room.
-            BackendError: They did not load the same weights, or a node has other versions.
         """
         size = GroupSize(num_workers, min_workers, placement_timeout_s)
         recruiter = Recruiter(WorkerPlan(policy, settings, resources))
@@ -108,7 +88,6 @@ class WorkerGroup(EngineGroup):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, loaded in this process on first use."""
         if self._tokenizer is None:
             from reinforge.engine.model.loading import load_tokenizer
 
@@ -116,11 +95,7 @@ class WorkerGroup(EngineGroup):
         return self._tokenizer
 
     def recover(self) -> None:
-        """Undoes an open job, and connects the workers that are left or came back, however many end meanwhile.
-
-        Raises:
-            BackendUnavailable: Too few are left.
-        """
+        """Undoes an open job, and connects the workers that are left or came back, however many end meanwhile."""
         while True:
             try:
                 self.rollback()
@@ -137,7 +112,6 @@ class WorkerGroup(EngineGroup):
 
         Raises:
             WeightsLost: No worker is left, and no checkpoint has that version.
-            BackendError: The worker has other weights then.
         """
         for name, policy in self.policies.items():
             version = max(policy.version, self._ended.get(name, 0))
@@ -188,14 +162,7 @@ class WorkerGroup(EngineGroup):
     # What its policies call.
 
     async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the worker that a conversation belongs to; of another one, if that ends meanwhile.
-
-        Args:
-            key: The conversation.
-
-        Raises:
-            BackendUnavailable: No worker is left and none comes, or several ended in turn while they answered.
-        """
+        """Returns the answer of the worker that a conversation belongs to; of another one, if that ends meanwhile."""
         num_lost = 0
         while num_lost < MAX_ATTEMPTS:
             number = self.members.router.acquire(key)
@@ -221,7 +188,6 @@ class WorkerGroup(EngineGroup):
         raise BackendUnavailable(f"{num_lost} workers ended, one after the other, while they answered one request")
 
     def publish(self, name: str, version: int) -> None:
-        """Opens admission on every worker."""
         self.members.router.forget()
         self._ended.pop(name, None)
         calls = [(each, each.actor.publish.remote(name, version)) for each in self.workers]
@@ -230,23 +196,14 @@ class WorkerGroup(EngineGroup):
     # What a training job calls of an engine.
 
     def begin_job(self, *adapters: str) -> None:
-        """Closes admission everywhere and waits until no reply is in flight; replacements that are ready take part.
-
-        Raises:
-            BackendUnavailable: Too few workers are left.
-            WorkerLost: One ended meanwhile.
-        """
+        """Closes admission everywhere and waits until no reply is in flight; replacements that are ready take part."""
         self.members.fill_up()
         if not self.members.is_connected:
             self.members.connect()
         self.call_connected("call", "begin_job", *adapters)
 
     def end_job(self) -> None:
-        """Ends the job everywhere.
-
-        Raises:
-            WorkerLost: None is left of those that trained.
-        """
+        """Ends the job everywhere."""
         calls = [(each, each.actor.call.remote("end_job")) for each in self.members.list_connected(strict=False)]
         self.members.collect(calls, strict=False)
         self._ended = {name: each.version + 1 for name, each in self.policies.items()}
@@ -268,11 +225,7 @@ class WorkerGroup(EngineGroup):
         self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
 
     def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Calls a method of `EngineWorker` on all workers that train together; returns what each returned, by its name.
-
-        Raises:
-            WorkerLost: One ended.
-        """
+        """Calls a method of `EngineWorker` on all workers that train together."""
         workers = self.members.list_connected()
         results = self.members.collect([(each, getattr(each.actor, method).remote(*arguments)) for each in workers])
         return dict(zip(map(str, workers), results, strict=True))
@@ -286,11 +239,7 @@ class WorkerGroup(EngineGroup):
         return pack_loss(loss)
 
     def compare_fingerprints(self, name: str) -> str:
-        """Returns the fingerprint of the weights that every worker has.
-
-        Raises:
-            BackendError: They differ.
-        """
+        """Returns the fingerprint of the weights that every worker has."""
         self._require_worker()
         found = self._compare(name)
         self._published[name] = (self.policies[name].version, found)
@@ -306,11 +255,7 @@ class WorkerGroup(EngineGroup):
         return str(found[0])
 
     def _require_worker(self) -> None:
-        """Waits for a replacement if no worker is left.
-
-        Raises:
-            BackendUnavailable: None comes.
-        """
+        """Waits for a replacement if no worker is left."""
         if not self.workers:
             self.members.fill_up(1)
 
@@ -345,7 +290,6 @@ class WorkerGroup(EngineGroup):
         return found[0]
 
     def load_reference(self, folder: str | Path, version: int) -> None:
-        """Makes a checkpoint's weights the reference of the current stage everywhere."""
         self._load("load_reference", Path(folder), version)
 
     def _load(self, method: str, folder: Path, argument: Any) -> None:
@@ -359,11 +303,7 @@ class WorkerGroup(EngineGroup):
 
 
 def _start_workers(recruiter: Recruiter, size: GroupSize, resources: Mapping[str, float]) -> list[Newcomer]:
-    """Returns the workers that there is room for, with the model loaded.
-
-    Raises:
-        BackendUnavailable: Too few have a place.
-    """
+    """Returns the workers that there is room for, with the model loaded."""
     recruiter.fill_up(size.num_workers)
     places = min(size.num_workers, count_places(resources))
     placed = recruiter.wait_for_places(places, size.placement_timeout_s)

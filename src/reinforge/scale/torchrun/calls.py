@@ -27,16 +27,11 @@ class RemoteMethod:
     name: str
 
     def remote(self, *arguments: Any) -> Future[Any]:
-        """Starts a call."""
         return self.call(self.name, arguments)
 
 
 class WorkerLoop:
-    """Runs the methods of a worker, many at a time, in a thread of its own.
-
-    Args:
-        worker: The worker.
-    """
+    """Runs the methods of a worker, many at a time, in a thread of its own."""
 
     def __init__(self, worker: Any):
         self._worker, self._loop = worker, asyncio.new_event_loop()
@@ -66,12 +61,7 @@ async def _cancel_others() -> None:
 
 
 class WorkerClient:
-    """A worker in another process.
-
-    Args:
-        connection: The connection to it.
-        name: Its name, for messages.
-    """
+    """A worker in another process."""
 
     def __init__(self, connection: Connection, name: str):
         self._connection, self._name = connection, name
@@ -141,19 +131,13 @@ class WorkerClient:
 
 
 class CallServer:
-    """Answers the calls of a `WorkerClient` until it disconnects.
-
-    Args:
-        connection: The connection to it.
-        calls: Runs the worker's methods.
-    """
+    """Answers the calls of a `WorkerClient` until it disconnects."""
 
     def __init__(self, connection: Connection, calls: WorkerLoop):
         self._connection, self._calls, self._lock = connection, calls, threading.Lock()
         self._running: dict[int, Future[Any]] = {}
 
     def serve(self) -> None:
-        """Returns when the other side has disconnected."""
         try:
             while True:
                 number, method, arguments = self._connection.recv()

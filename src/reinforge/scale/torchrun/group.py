@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendUnavailable, EngineError
-from reinforge.scale.engine_group import EngineGroup, require_equal
+from reinforge.scale.engine_group import EngineGroup, RoutedPolicy, Router, require_equal
 from reinforge.scale.engine_worker import EngineWorker, PeerSettings
-from reinforge.scale.policy import RoutedPolicy
 from reinforge.scale.project_losses import find_module
-from reinforge.scale.router import Router
 from reinforge.scale.torchrun.calls import WorkerClient, WorkerLoop
 from reinforge.scale.torchrun.place import ENDED, SharedStore, TorchrunPlace, announce, choose_gpu, open_own_store
 from reinforge.types.sample import Sharding
@@ -49,11 +47,7 @@ class TorchrunWorkers:
         atexit.register(self.end)
 
     def connect(self) -> list[WorkerClient]:
-        """Returns the others, by rank.
-
-        Raises:
-            BackendUnavailable: torchrun is gone.
-        """
+        """Returns the others, by rank."""
         self._store = self._store or open_own_store(self.place)
         folder = Path(tempfile.mkdtemp(prefix="reinforge-"))  # which only this user can open
         try:
@@ -90,15 +84,6 @@ class TorchrunGroup(EngineGroup):
     """One engine in each process of torchrun, all with the same weights.
 
     torchrun ends all processes when one ends; the run can be resumed then.
-
-    Args:
-        worker: The engine of this process.
-        others: Those of the others, by rank.
-        descriptions: What `EngineWorker.load` returned.
-
-    Attributes:
-        policies: The policy of each adapter by name.
-        sharding: How the processes hold the model: `replicate` or `full`.
     """
 
     def __init__(self, worker: EngineWorker, own: WorkerLoop, others: list[WorkerClient]):
@@ -113,17 +98,7 @@ class TorchrunGroup(EngineGroup):
     def load(
         cls, workers: TorchrunWorkers, peers: PeerSettings, policy: PolicyConfig, *, device: str, **settings: Any
     ) -> TorchrunGroup:
-        """Loads the model in every process.
-
-        Args:
-            workers: The other processes.
-            peers: How they train together.
-            policy: The model and its training.
-
-        Raises:
-            BackendUnavailable: A process ended.
-            BackendError: They did not load the same weights.
-        """
+        """Loads the model in every process."""
         choose_gpu(workers.place, device)
         worker = EngineWorker(0)
         group = cls(worker, WorkerLoop(worker), workers.connect())
@@ -163,11 +138,7 @@ class TorchrunGroup(EngineGroup):
         return self._worker.engine
 
     def _collect(self, calls: list[Future[Any]]) -> list[Any]:
-        """Waits for all calls and returns their results; the error that explains the others comes first.
-
-        Raises:
-            BackendUnavailable: A process ended.
-        """
+        """Waits for all calls and returns their results; the error that explains the others comes first."""
         errors = [error for call in _wait_for(calls) if (error := call.exception()) is not None]
         if errors:
             lost = [each for each in errors if isinstance(each, BackendUnavailable)]
@@ -181,14 +152,7 @@ class TorchrunGroup(EngineGroup):
         return {f"process {rank}": result for rank, result in enumerate(results)}
 
     async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the process that a conversation belongs to.
-
-        Args:
-            key: The conversation.
-
-        Raises:
-            BackendUnavailable: The process ended.
-        """
+        """Returns the answer of the process that a conversation belongs to."""
         number = self._router.acquire(key)
         assert number is not None  # none is ever taken out
         try:
@@ -197,16 +161,11 @@ class TorchrunGroup(EngineGroup):
             self._router.release(number)
 
     def publish(self, name: str, version: int) -> None:
-        """Opens admission in every process."""
         self._router.forget()
         self.call_connected("publish", name, version)
 
     def begin_job(self, *adapters: str) -> None:
-        """Closes admission everywhere and waits until no reply is in flight.
-
-        Raises:
-            BackendUnavailable: A job could not be undone.
-        """
+        """Closes admission everywhere and waits until no reply is in flight."""
         if self._has_lost_shards:
             raise BackendUnavailable(
                 "the processes of torchrun have lost each other in a step, and with it the parts of the model that "
@@ -228,17 +187,12 @@ class TorchrunGroup(EngineGroup):
             self._has_lost_shards = True
 
     def update(self, samples: Any, loss: Any, **settings: Any) -> Any:
-        """Trains on the samples, each process on its share of every step."""
         if (module := find_module(loss)) is not None:
             self.call_connected("import_losses", module, list(sys.path))
         return super().update(samples, loss, **settings)
 
     def compare_fingerprints(self, name: str) -> str:
-        """Returns the fingerprint of the weights that every process has.
-
-        Raises:
-            BackendError: They differ.
-        """
+        """Returns the fingerprint of the weights that every process has."""
         found = self.call_connected("call", "fingerprint", name)
         require_equal(found)
         return str(next(iter(found.values())))
@@ -257,7 +211,6 @@ class TorchrunGroup(EngineGroup):
 
     @property
     def missing_reference(self) -> int | None:
-        """Version of the reference that the current stage needs and no process has."""
         return self._engine.missing_reference
 
     def load_reference(self, folder: str | Path, version: int) -> None:
@@ -276,9 +229,6 @@ def _wait_for(calls: list[Future[Any]]) -> list[Future[Any]]:
     """Returns the calls that have ended: all, or those that had when one had failed long before.
 
     A process that fails may leave the others in the middle of an exchange.
-
-    Raises:
-        BackendUnavailable: Some have not ended, and no other error says why.
     """
     waiting, deadline = set(calls), None
     while waiting:

@@ -49,10 +49,6 @@ class TorchrunPlace:
     """One process of torchrun.
 
     Attributes:
-        rank: Its number, from 0.
-        size: Number of processes.
-        size_here: Number of those on this machine.
-        store: Host and port of torchrun's store.
         attempt: How often torchrun has started the processes anew.
     """
 
@@ -85,12 +81,7 @@ def check_place(place: TorchrunPlace) -> list[Problem]:
 
 
 def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler: bool) -> list[Problem]:
-    """Returns why a trainer adapter cannot use the processes of torchrun, if it has started this one.
-
-    Args:
-        where: Its path in the configuration.
-        max_staleness: How many versions older than a job its tokens may be.
-    """
+    """Returns why a trainer adapter cannot use the processes of torchrun, if it has started this one."""
     place = find_place()
     if place is None:
         return []
@@ -109,11 +100,7 @@ def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler:
 
 
 def open_own_store(place: TorchrunPlace) -> SharedStore:
-    """Returns torchrun's store, in which the processes of this attempt have keys of their own.
-
-    Raises:
-        BackendUnavailable: It cannot be reached.
-    """
+    """Returns torchrun's store, in which the processes of this attempt have keys of their own."""
     from reinforge.engine.training.data_parallel import open_store
 
     return open_store(place.store, f"reinforge-{place.attempt}")
@@ -125,11 +112,7 @@ def announce(store: SharedStore, number: int, message: str) -> None:
 
 
 def wait_for_announcement(store: SharedStore, number: int) -> str:
-    """Returns what the first process announces.
-
-    Raises:
-        BackendUnavailable: torchrun is gone.
-    """
+    """Returns what the first process announces."""
     key = f"engines-{number}"
     try:
         while not store.check([key]):  # waiting inside of torch, no signal would be seen
@@ -140,11 +123,7 @@ def wait_for_announcement(store: SharedStore, number: int) -> str:
 
 
 def check_socket(path: Path) -> None:
-    """Checks that only the user of this process can have made a socket: what arrives there is unpickled.
-
-    Raises:
-        EngineError: Somebody else could have.
-    """
+    """Checks that only the user of this process can have made a socket: what arrives there is unpickled."""
     for each, is_kind in ((path.parent, stat.S_ISDIR), (path, stat.S_ISSOCK)):
         found = each.lstat()
         if not is_kind(found.st_mode) or found.st_uid != os.getuid():
@@ -154,11 +133,7 @@ def check_socket(path: Path) -> None:
 
 
 def choose_gpu(place: TorchrunPlace, device: str) -> None:
-    """Lets this process see one GPU, that of its rank, if it shall use GPUs and there are any.
-
-    Raises:
-        ConfigError: There are fewer GPUs than processes.
-    """
+    """Lets this process see one GPU, that of its rank, if it shall use GPUs and there are any."""
     if device not in ("auto", "cuda"):
         return
     from reinforge.engine.devices import count_gpus

@@ -32,11 +32,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TorchrunWorker(EngineWorker):
-    """An engine on the GPU of its rank.
-
-    Args:
-        place: This process.
-    """
+    """An engine on the GPU of its rank."""
 
     def __init__(self, place: TorchrunPlace):
         super().__init__(place.rank)
@@ -74,11 +70,7 @@ class PatientStop:
 
 
 class Torchrun:
-    """The processes of torchrun, as a `EngineLauncher` of the embedded engine.
-
-    Args:
-        place: This process.
-    """
+    """The processes of torchrun, as an `EngineLauncher` of the embedded engine."""
 
     check = staticmethod(check_torchrun)
 
@@ -97,7 +89,6 @@ class Torchrun:
         return None
 
     def close(self) -> None:
-        """Lets the other processes exit, if this is the first."""
         if self._place.rank == 0:
             find_workers(self._place).end()
 
@@ -109,11 +100,7 @@ def find_torchrun() -> Torchrun | None:
 
 
 def serve_first_process(place: TorchrunPlace) -> None:
-    """Holds an engine whenever the first process asks for one; returns when that has ended.
-
-    Raises:
-        BackendUnavailable: torchrun is gone.
-    """
+    """Holds an engine whenever the first process asks for one; returns when that has ended."""
     stop, number = PatientStop(), 0
     store = open_own_store(place)
     while (message := wait_for_announcement(store, number)) != ENDED:

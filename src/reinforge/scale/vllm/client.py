@@ -19,17 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import Field, FiniteFloat, StrictInt
+
 from reinforge.errors import BackendError, ContextOverflow
-from reinforge.rollout.models.openai_answers import Answer, parse_answer
+from reinforge.rollout.models.openai_answers import Answer, Name, parse_answer
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, UnexpectedAnswer
-from reinforge.scale.vllm.answers import (
-    CacheResetAnswer,
-    GenerateAnswer,
-    ServedModelAnswer,
-    ServedModelsAnswer,
-    VersionAnswer,
-    WeightInfoAnswer,
-)
 
 A = TypeVar("A", bound=Answer)
 
@@ -40,11 +34,7 @@ RELOAD_METHOD = "reinforge_reload_weights"
 
 
 class VLLMClient:
-    """One server.
-
-    Args:
-        endpoint: The connection.
-    """
+    """One server."""
 
     def __init__(self, endpoint: OpenAIEndpoint):
         self.endpoint = endpoint
@@ -61,13 +51,7 @@ class VLLMClient:
         return (await self._get("/weight_info", WeightInfoAnswer)).weight_version
 
     async def generate(self, body: Mapping[str, Any]) -> GenerateAnswer:
-        """Samples one reply.
-
-        Raises:
-            ContextOverflow: The prompt does not fit the server's context.
-            ValueError: The server rejects the request.
-            BackendError: It does not answer, or with something else than a reply.
-        """
+        """Samples one reply."""
         try:
             return await self._post("/inference/v1/generate", GenerateAnswer, body)
         except RequestRejected as error:
@@ -82,7 +66,6 @@ class VLLMClient:
         await self.endpoint.call("POST", "/pause", query={"mode": "wait"})
 
     async def resume(self) -> None:
-        """Admits requests again."""
         await self.endpoint.call("POST", "/resume")
 
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -91,20 +74,12 @@ class VLLMClient:
         await self.endpoint.call("POST", "/v1/load_lora_adapter", body=body)
 
     async def reload_weights(self, folder: Path) -> None:
-        """Serves the model of a folder.
-
-        Raises:
-            BackendError: The server runs without our worker extension, or cannot load the folder.
-        """
+        """Serves the model of a folder."""
         body = {"method": RELOAD_METHOD, "args": [str(folder)]}
         await self.endpoint.call("POST", "/collective_rpc", body=body)
 
     async def reset_prefix_cache(self) -> None:
-        """Drops the keys and values of older weights.
-
-        Raises:
-            BackendError: The server kept them.
-        """
+        """Drops the keys and values of older weights."""
         if not (await self._post("/reset_prefix_cache", CacheResetAnswer)).success:
             raise BackendError(f"{self.endpoint.url}/reset_prefix_cache: the prefix cache was not dropped")
 
@@ -128,3 +103,68 @@ class VLLMClient:
         except (ValueError, RecursionError):
             raise UnexpectedAnswer(f"{where}: the response is not JSON") from None
         return parse_answer(kind, value, where, "what vLLM answers")
+
+
+class VersionAnswer(Answer):
+    version: Name
+
+
+class ServedModelAnswer(Answer):
+    """A model of `/v1/models`; an adapter names the model that it belongs to as its `parent`."""
+
+    id: Name
+    parent: str | None = None
+    max_model_len: StrictInt | None = None
+
+
+class ServedModelsAnswer(Answer):
+    data: list[ServedModelAnswer] = Field(min_length=1)
+
+
+class WeightInfoAnswer(Answer):
+    """The answer of `/weight_info`: the label of the weights."""
+
+    weight_version: str
+
+
+class CacheResetAnswer(Answer):
+    success: bool
+
+
+class TokenCandidate(Answer):
+    token_id: StrictInt = Field(ge=0)
+    logprob: FiniteFloat
+
+
+class TokenPosition(TokenCandidate):
+    """The sampled token of one position, and the most likely ones in its place."""
+
+    top_logprobs: tuple[TokenCandidate, ...] = ()
+
+
+class GeneratedLogprobs(Answer):
+    content: list[TokenPosition]
+
+
+class WeightSpan(Answer):
+    """Which of a reply's tokens the weights with this label sampled."""
+
+    version: str
+    start: StrictInt
+    end: StrictInt
+
+
+class GeneratedChoice(Answer):
+    """One reply of `/inference/v1/generate`."""
+
+    finish_reason: str | None = None
+    token_ids: list[StrictInt]
+    logprobs: GeneratedLogprobs
+    weight_versions: list[WeightSpan] | None = None
+
+
+class GenerateAnswer(Answer):
+    """The answer of `/inference/v1/generate`, which takes and returns token ids."""
+
+    prompt_token_ids: list[StrictInt]
+    choices: list[GeneratedChoice] = Field(min_length=1, max_length=1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import BackendError
 from reinforge.interfaces import PolicyServer
-from reinforge.scale.vllm.answers import GenerateAnswer, GeneratedChoice
+from reinforge.scale.vllm.client import GenerateAnswer, GeneratedChoice
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
@@ -42,11 +42,7 @@ class Admission:
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
-        """Waits until requests are admitted; the block is one of them.
-
-        Raises:
-            BackendError: The server could not be given the newest weights.
-        """
+        """Waits until requests are admitted; the block is one of them."""
         await self._is_open.wait()
         if self._failure is not None:
             raise BackendError(f"the vLLM server does not have the newest weights: {self._failure}")
@@ -99,11 +95,6 @@ class VLLMPolicy(PolicyServer):
 
     Attributes:
         longest_prompts: The longest prompts since the last weights, by which the next ones are checked.
-
-    Args:
-        own: The embedded policy of the same adapter.
-        served_name: The model's name at the server.
-        server: Has the weights.
     """
 
     def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
@@ -129,13 +120,7 @@ class VLLMPolicy(PolicyServer):
         return self.own.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply.
-
-        Raises:
-            ValueError: The sampler cannot follow the request's settings or its grammar.
-            ContextOverflow: The prompt leaves no room for a reply.
-            BackendError: The server does not answer, or with a reply of other weights.
-        """
+        """Samples one reply."""
         sampled = self.own.build_request(request, None, await self.own.compile_grammar(request))
         async with self._server.admission.enter():
             await self.fill_in(sampled, request.grammar)
@@ -148,11 +133,7 @@ class VLLMPolicy(PolicyServer):
         """Samples a reply without waiting for admission, and sets its tokens.
 
         Args:
-            grammar: What it must match.
             reads_prefix_cache: False: the server computes the whole prompt.
-
-        Raises:
-            BackendError: The server does not answer, or with a reply of other weights.
         """
         body = self._build_body(sampled, grammar)
         if not reads_prefix_cache:
@@ -199,11 +180,7 @@ class VLLMPolicy(PolicyServer):
         }
 
     def _check_weights(self, choice: GeneratedChoice) -> None:
-        """Compares the label that the server gives a reply with that of the weights that it was sent.
-
-        Raises:
-            BackendError: Other weights sampled some of the tokens, or it is unknown which.
-        """
+        """Compares the label that the server gives a reply with that of the weights that it was sent."""
         labels = {span.version for span in choice.weight_versions or ()}
         if choice.token_ids and labels != {self._server.label}:
             found = ", ".join(sorted(labels)) or "no label"
@@ -221,23 +198,16 @@ class VLLMPolicy(PolicyServer):
             heapq.heappop(self.longest_prompts)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns the learner's log p of each token given those before it, at temperature 1."""
         return await self.own.score(token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
         return await self.own.encode(request, reply)
 
     async def publish(self, version: int) -> None:
-        """Sends the learner's weights and serves them as `version`; one version for all adapters.
-
-        Raises:
-            BackendError: The server did not take them.
-            JobFailed: It does not serve them.
-        """
+        """Sends the learner's weights and serves them as `version`; one version for all adapters."""
         await self._server.publish(version)
 
     async def fingerprint(self) -> str:
-        """Returns a short hash of the learner's weights."""
         return await self.own.fingerprint()
 
 
@@ -255,11 +225,7 @@ def _find_stop(sampled: SampleRequest, token_ids: list[int]) -> int | None:
 
 
 def fill_in_tokens(sampled: SampleRequest, choice: GeneratedChoice) -> None:
-    """Sets the tokens of a reply.
-
-    Raises:
-        BackendError: There are other tokens than log-probs, or the server gave up.
-    """
+    """Sets the tokens of a reply."""
     if choice.finish_reason not in FINISH_REASONS:
         raise BackendError(f"the vLLM server ended a reply with finish_reason {choice.finish_reason!r}")
     positions = choice.logprobs.content

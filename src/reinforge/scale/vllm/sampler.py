@@ -14,31 +14,34 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from reinforge.adapters.local_config import VLLMSamplerConfig
 from reinforge.engine.policies import NamedPolicies
-from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, JobFailed, Problem
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
-from reinforge.scale.vllm.answers import GenerateAnswer
-from reinforge.scale.vllm.canary import check_served_weights
-from reinforge.scale.vllm.checks import check_sampler, require_guarded_server
-from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.client import GenerateAnswer, VLLMClient
 from reinforge.scale.vllm.policy import Admission, VLLMPolicy
 from reinforge.scale.vllm.process import (
     ServedModelSettings,
     VLLMProcess,
     build_arguments,
+    check_sampler,
     describe_command,
+    require_guarded_server,
 )
+from reinforge.types.request import ModelRequest, SamplingParams
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
+
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +55,8 @@ MIN_KV_CACHE = 2**30
 class VLLMSampler:
     """One server and the policies that it samples.
 
-    Attributes:
-        admission: Admits the agents' requests.
-        policy: What the agents call.
-
     Args:
-        config: Where the server is, or how to start it.
-        engine: Trains the weights.
         adapters: Names of its adapters, as in `llms`; at most one: a single policy.
-        project_root: Where relative paths of the configuration start.
     """
 
     def __init__(
@@ -110,16 +106,7 @@ class VLLMSampler:
         return f"reinforge-{self._run}-{self._version}"
 
     async def start(self, seed: int) -> None:
-        """Returns once the server serves the engine's weights.
-
-        Args:
-            seed: Seed of requests without one.
-
-        Raises:
-            BackendUnavailable: The server does not start, or does not answer.
-            ConfigError: It is too old, or serves another model, or lets everybody in.
-            JobFailed: It does not serve the weights.
-        """
+        """Returns once the server serves the engine's weights."""
         if self._process is not None:
             await self._launch(self._process, seed)
         else:
@@ -162,11 +149,7 @@ class VLLMSampler:
             logger.warning("the server is vLLM %s; reinforge is tested with %s", version, TESTED)
 
     async def _find_model(self) -> None:
-        """Reads what the server at the URL serves.
-
-        Raises:
-            ConfigError: Its context is shorter than the policy's.
-        """
+        """Reads what the server at the URL serves."""
         model = await self._client.get_model()
         wanted = self.engine.policy.max_model_len
         if model.max_model_len is not None and model.max_model_len < wanted:
@@ -178,11 +161,7 @@ class VLLMSampler:
                 policy.served_name = model.id
 
     async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
-        """Samples one reply.
-
-        Raises:
-            BackendError: The server does not answer, or has ended; the message has the end of its log.
-        """
+        """Samples one reply."""
         try:
             return await self._client.generate(body)
         except BackendError as error:
@@ -193,12 +172,7 @@ class VLLMSampler:
         return error if reason is None else BackendUnavailable(f"the vLLM server {reason}")
 
     async def publish(self, version: int) -> None:
-        """Sends the weights of all adapters, and admits requests once they are served.
-
-        Raises:
-            BackendError: The server did not take them.
-            JobFailed: It does not serve them.
-        """
+        """Sends the weights of all adapters, and admits requests once they are served."""
         async with self._lock:
             await self.admission.close()
             try:
@@ -236,7 +210,6 @@ class VLLMSampler:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
     def _write(self) -> dict[str, Path]:
-        """Returns the new folder with each adapter's weights."""
         place = self._folder / f"{self.label}-{secrets.token_hex(2)}"  # a path that no earlier weights had
         place.mkdir(parents=True)
         folders = {name: place / name for name in self._policies}
@@ -245,11 +218,7 @@ class VLLMSampler:
         return folders
 
     async def _load(self, name: str, folder: Path) -> None:
-        """Replaces an adapter, or all weights.
-
-        Raises:
-            BackendError: The server does not take them; of one at a URL the message says how to start it.
-        """
+        """Replaces an adapter, or all weights."""
         try:
             if self.engine.model.has_adapters:
                 await self._client.load_adapter(name, folder)
@@ -265,7 +234,6 @@ class VLLMSampler:
             ) from error
 
     async def close(self) -> None:
-        """Ends a launched server, and removes the weights that were sent."""
         await self._client.close()
         if self._process is not None:
             await self._process.close()
@@ -274,21 +242,71 @@ class VLLMSampler:
 
 
 class JointPolicies(NamedPolicies):
-    """Several adapters at one server, which are sent together.
-
-    Args:
-        policies: By name.
-        server: The server.
-    """
+    """Several adapters at one server, which are sent together."""
 
     def __init__(self, policies: Mapping[str, PolicyServer], server: VLLMSampler):
         super().__init__(policies)
         self._server = server
 
     async def publish(self, version: int) -> None:
-        """Sends the weights of all adapters."""
         await self._server.publish(version)
 
 
 def find_largest_rank(settings: dict[str, Any]) -> int:
     return max(rank for each in settings.values() for rank in (each.r, *(each.rank_pattern or {}).values()))
+
+
+PROBE_TOKENS = 300
+"""Tokens of the prompt that is sampled each time: a block of vLLM's prefix cache has 16 on a GPU and 128 on a CPU."""
+REPLY_TOKENS = 8
+PROBE_TEXT = " ".join(map(str, range(1, PROBE_TOKENS)))
+
+
+async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
+    """Returns the largest difference between the sampler's and the learner's log-probs, in nats.
+
+    Weights can be old in two ways without an error: a layer keeps them (a packed output layer that is tied to the
+    embeddings), or the prefix cache keeps keys and values that they computed. So the same long prompt is sampled after
+    every change of the weights, with the longest prompts of the agents: the cache held them under the older weights.
+
+    Raises:
+        JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.
+    """
+    prompts = [build_probe(policy), *(prompt for _, prompt in policy.longest_prompts)]
+    largest = await _measure(policy, prompts)
+    if largest <= policy.tolerance:
+        return largest
+    uncached = await _measure(policy, prompts, reads_prefix_cache=False)
+    cause = (
+        "its prefix cache still holds keys of older weights: /reset_prefix_cache had no effect"
+        if uncached <= policy.tolerance
+        else f"also without its prefix cache ({uncached:.2e}): a layer kept older weights, or it has another model, "
+        "data type or logprobs_mode"
+    )
+    raise JobFailed(
+        f"the vLLM server does not serve the weights of version {version}: log-probs of the same tokens differ by up "
+        f"to {largest:.2e} nats between sampler and learner, {cause}"
+    )
+
+
+def build_probe(policy: VLLMPolicy) -> tuple[int, ...]:
+    """Returns a prompt that fills blocks of the prefix cache, if the context has room for one."""
+    token_ids: Sequence[int] = policy.own.renderer.tokenizer.encode(PROBE_TEXT)
+    return tuple(token_ids[: max(1, min(PROBE_TOKENS, policy.max_model_len - REPLY_TOKENS))])
+
+
+async def _measure(policy: VLLMPolicy, prompts: Iterable[tuple[int, ...]], *, reads_prefix_cache: bool = True) -> float:
+    requests = [
+        policy.own.build_request(
+            ModelRequest([], SamplingParams(max_tokens=REPLY_TOKENS, seed=number), prompt=prompt), None
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    await asyncio.gather(*(policy.fill_in(each, reads_prefix_cache=reads_prefix_cache) for each in requests))
+    scored = await policy.score([[*each.prompt, *each.token_ids] for each in requests])
+    differences = [
+        np.abs(row[-len(each.token_ids) :] - np.asarray(each.logprobs))
+        for row, each in zip(scored, requests, strict=True)
+    ]
+    largest = float(np.max(np.concatenate(differences)))
+    return largest if np.isfinite(largest) else np.inf

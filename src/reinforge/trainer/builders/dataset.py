@@ -62,12 +62,7 @@ class DatasetTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="dataset"):
 
 
 class DatasetTrajectoryBuilder(TrajectoryBuilder):
-    """Makes groups of the training rows: the replies to one prompt if they have rewards, else those of one row.
-
-    Args:
-        trajectory_builder_config: Its configuration.
-        policy: Returns the policy whose chat template renders the rows as tokens.
-    """
+    """Makes groups of the training rows: the replies to one prompt if they have rewards, else those of one row."""
 
     rewards_are_scores = False
     is_resumable = True
@@ -93,7 +88,6 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
     ) -> list[Problem]:
-        """Returns why these rows cannot be trained on by this algorithm; needs no model."""
         problems = list[Problem]()
         if len(names := list(dict.fromkeys(find_adapters(config.llms).values()))) > 1:
             message = f"the rows of a dataset do not say which adapter to train: {', '.join(names)}"
@@ -128,7 +122,6 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         return refuse_rewards(algorithm, rewards)
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Starts tokenizing the rows of an epoch; `meta` names the epoch."""
         self._runs[run_id] = asyncio.create_task(self._build_groups(int((meta or {}).get("epoch", 0))))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
@@ -136,7 +129,6 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         return TrajectoryCollection(trajectories=groups, run_id=run_id, epoch=(meta or {}).get("epoch"))
 
     async def cleanup(self) -> None:
-        """Cancels the collections that are still running."""
         for task in self._runs.values():
             task.cancel()
         await asyncio.gather(*self._runs.values(), return_exceptions=True)
@@ -161,11 +153,7 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         ]
 
     async def _find_fitting_rows(self, rows: Mapping[str, Any], row_format: RowFormat) -> list[str]:
-        """Returns the ids of the rows that fit the context, and notes how many do not.
-
-        Raises:
-            ConfigError: The chat template rejects some rows, or no row fits.
-        """
+        """Returns the ids of the rows that fit the context, and notes how many do not."""
         found, fitting, reason = RowProblems(), list[str](), ""
         for id_, row in rows.items():
             try:
@@ -229,7 +217,6 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
 
 
 def _find_row_problems(rows: Mapping[str, Any], row_format: RowFormat, locations: Mapping[str, str]) -> list[Problem]:
-    """Returns which rows have no reply to train on, no reward, or are malformed; rows and locations are by id."""
     found = RowProblems()
     for id_, row in rows.items():
         try:
@@ -245,5 +232,4 @@ def _find_row_problems(rows: Mapping[str, Any], row_format: RowFormat, locations
 async def dataset_builder(
     config: DatasetTrajectoryBuilderConfig, builder: Builder
 ) -> AsyncIterator[DatasetTrajectoryBuilder]:
-    """Yields the dataset builder."""
     yield DatasetTrajectoryBuilder(config, builder.policy)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
-from reinforge.config.schema import Config, TrajectoryBuilderConfig
-from reinforge.errors import Problem, TrajectoryError
+from reinforge.config.schema import Config, FinetuneConfig, TrajectoryBuilderConfig
+from reinforge.errors import EvaluationError, Problem, TrajectoryError
 from reinforge.interfaces import Algorithm, Builder, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
-from reinforge.rollout.episode import build_adapter_trajectories, is_trained_call
+from reinforge.rollout.episode import build_adapter_trajectories, extract_text, is_trained_call
 from reinforge.rollout.functions import find_named_llm
 from reinforge.rollout.models.llms import find_adapters, find_served_entries
-from reinforge.trainer.builders.outputs import build_output_groups
+from reinforge.rollout.step_messages import parse_to_openai_messages
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
-from reinforge.types.evaluation import EvalInputItem, EvaluationRunOutput
+from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from reinforge.types.seeding import stable_random
-from reinforge.types.trajectory import CollectionPlan, Trajectory, TrajectoryCollection
+from reinforge.types.steps import IntermediateStep, IntermediateStepCategory
+from reinforge.types.trajectory import CollectionPlan, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 
 class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
@@ -40,11 +43,9 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     """Collects `num_generations` episodes of each example and returns all groups.
 
     Args:
-        trajectory_builder_config: Its configuration.
         policies: Entries of `llms` that are trained, with the adapter of each.
 
     Attributes:
-        siblings_setting: The setting that says how many siblings there are, for messages.
         groups_are_examples: True: each example makes exactly one group, named by the example's id.
     """
 
@@ -68,18 +69,13 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
 
     @property
     def num_generations(self) -> int:
-        """Number of episodes per example."""
         return self.trajectory_builder_config.num_generations
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Starts the episodes of an epoch; outside a run, one `run_eval` per generation.
 
         Args:
-            run_id: Names this collection.
             meta: `epoch`; for a refill also `example_ids` and `round`.
-
-        Raises:
-            TrajectoryError: A collection of that name has started and was not finalized.
         """
         if run_id in self.evaluation_runs:
             message = f'run "{run_id}" is being collected already; finalize it first, or use another run_id'
@@ -111,7 +107,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return CollectionPlan(tuple(ids), config.num_generations, max(1, len(set(self.policies.values()))))
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
         if self.evaluation is None:
             return []
         spare = [id_ for id_ in self.evaluation.example_ids("train") if id_ not in used]
@@ -119,11 +114,7 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return rng.sample(spare, min(count, len(spare)))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0.
-
-        Raises:
-            TrajectoryError: No collection of that name was started.
-        """
+        """Waits for the episodes and returns all groups; missing episodes are left out, never scored 0."""
         if run_id not in self.evaluation_runs:
             started = ", ".join(self.evaluation_runs) or "none"
             raise TrajectoryError(f'run "{run_id}" was not started; started and not finalized: {started}')
@@ -139,7 +130,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
     ) -> list[Problem]:
-        """Returns why the algorithm or the curriculum cannot use the groups that this builder makes."""
         problems, path = self._validate_target(config), "finetuning.curriculum_learning.collect_only_included"
         # the backend of a model that the adapter does not serve may form its own groups
         adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
@@ -162,7 +152,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return problems
 
     def _validate_target(self, config: Config) -> list[Problem]:
-        """Returns why `target_model` selects no call for training."""
         target = config.finetuning.target_model
         if config.llms and not self.policies:
             message = f"not set, and nothing says which of {', '.join(config.llms)} the trainer adapter trains"
@@ -183,7 +172,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return self._group_scored(scored)
 
     def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
-        """Returns the siblings of each example and adapter."""
         groups: dict[str, list[Trajectory]] = {}
         for record, reward in scored:
             for trajectory in build_adapter_trajectories(record, reward, self._targets(record), self.policies):
@@ -197,7 +185,6 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         ]
 
     async def discard_run(self, run_id: str) -> None:
-        """Stops a collection that will not be finalized; finished episodes stay in the journal."""
         await self._cancel([run_id])
 
     async def cleanup(self) -> None:
@@ -233,8 +220,6 @@ def select_epoch_examples(
     """Returns an epoch's slice of the shuffled example ids; each pass over the data is shuffled again.
 
     Args:
-        count: How many an epoch uses; None: all.
-        seed: The run's.
         drop_last: The remainder of a pass that is shorter than a whole slice is not used in that pass; False: it is the
             pass's last slice.
     """
@@ -249,7 +234,6 @@ def select_epoch_examples(
 async def group_builder(
     config: GroupTrajectoryBuilderConfig, builder: Builder
 ) -> AsyncIterator[GroupTrajectoryBuilder]:
-    """Yields the group builder."""
     yield GroupTrajectoryBuilder(config, find_policy_entries(builder))
 
 
@@ -278,3 +262,83 @@ def find_remote_entries(config: Config) -> list[str]:
     if wanted is None:
         return list(models) if len(models) == 1 else []
     return [entry for entry, model in models.items() if wanted in (entry, model) or model == models.get(wanted)]
+
+
+logger = logging.getLogger(__name__)
+
+KEPT_KEYS = ("tool_calls", "tool_call_id", "function_call", "name")
+"""What an item's `metadata` keeps of its message."""
+
+ROLES = frozenset(role.value for role in EpisodeItemRole)
+
+
+async def build_output_groups(
+    builder: TrajectoryBuilder, outputs: Sequence[EvaluationRunOutput], run_id: str, meta: dict[str, Any]
+) -> list[list[Trajectory]]:
+    """Returns the trajectories of each example from the outputs of `run_eval`, for a group builder outside a run.
+
+    A run has the episodes themselves. Outside a run there are only outputs, steps and scores, also those of a
+    `run_eval` that a user has overridden. Those without a score or without a trained turn are left out.
+    """
+    config, groups = builder.run_config, dict[Any, list[Trajectory]]()
+    left_out: Counter[str] = Counter()
+    reward_function = config.reward_function if config is not None else builder.trajectory_builder_config.reward
+    for generation, output in enumerate(outputs):
+        scores = _find_scores(output, reward_function)
+        for item in output.eval_input.eval_input_items:
+            score = scores.get(item.id)
+            episode = build_episode(_select_steps(item.trajectory, config))
+            if not any(part.logprobs is not None for part in episode):
+                left_out["without a reply with log-probs (of target_functions and target_model)"] += 1
+                continue
+            reward = await builder.compute_reward(score, meta) if score is not None else None
+            if score is None or reward is None:
+                left_out["without a score"] += 1
+                continue
+            metadata = {"id": item.id, "reasoning": score.reasoning, "run_id": run_id, "generation": generation}
+            trajectory = Trajectory(episode=episode, reward=reward, metadata=metadata, group_id=str(item.id))
+            groups.setdefault(item.id, []).append(trajectory)
+    if left_out:
+        counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        logger.warning("%s: %d trajectories; left out: %s", run_id, sum(map(len, groups.values())), counts)
+    return list(groups.values())
+
+
+def build_episode(steps: Sequence[IntermediateStep]) -> list[EpisodeItem]:
+    """Returns the messages of an episode; a reply without log-probs is context."""
+    episode = []
+    for message in parse_to_openai_messages(steps):
+        role, content = message["role"], message["content"]
+        metadata = {key: message[key] for key in KEPT_KEYS if key in message}
+        item = EpisodeItem(
+            role=EpisodeItemRole(role) if role in ROLES else EpisodeItemRole.OTHER,
+            content=extract_text(content),
+            logprobs=message.get("logprobs"),
+            metadata=metadata or None,
+        )
+        episode.append(item)
+    return episode
+
+
+def _find_scores(output: EvaluationRunOutput, reward: Any) -> dict[Any, EvalOutputItem]:
+    for name, result in output.evaluation_results:
+        if reward is None or name == reward.name:
+            return {item.id: item for item in result.eval_output_items}
+    names = ", ".join(name for name, _ in output.evaluation_results) or "none"
+    raise EvaluationError(f'the evaluation has no scores of "{reward.name if reward else None}"; it has {names}')
+
+
+def _select_steps(steps: Sequence[IntermediateStep], config: FinetuneConfig | None) -> list[IntermediateStep]:
+    """Returns the steps of the target functions and, of model calls, those of the target model."""
+    if config is None:
+        return list(steps)
+    return [
+        step
+        for step in steps
+        if step.function_ancestry.function_name in config.target_functions
+        and (
+            config.target_model is None
+            or step.event_category is not IntermediateStepCategory.LLM
+            or step.name == config.target_model
+        )
+    ]

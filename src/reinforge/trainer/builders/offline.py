@@ -1,17 +1,20 @@
-"""Whether an algorithm can learn from the rows of a dataset, and what to use instead."""
+"""Which algorithms can learn from the rows of a dataset, and what to use instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.expert_iteration import ExpertIteration
 from reinforge.algorithms.kto import KTO
 from reinforge.algorithms.preference import Preference
-from reinforge.algorithms.rejection_sampling import RejectionSampling
-from reinforge.algorithms.sft import SFT
+from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
+from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.errors import Problem
 from reinforge.evaluation.demonstrations import LABEL, REWARD_KEYS, RowFormat, find_unlabelled, find_unrewarded
+from reinforge.evaluation.row_statistics import LoadedRows
 from reinforge.evaluation.rows import RowProblems
 from reinforge.interfaces import Algorithm
 
@@ -56,11 +59,7 @@ def refuse_algorithm(algorithm: Algorithm, rows: RowFormat) -> list[Problem]:
 
 
 def refuse_rewards(algorithm: Algorithm, rewards: Sequence[Sequence[float]]) -> list[Problem]:
-    """Returns why nothing can be learnt from these rewards.
-
-    Args:
-        rewards: Rewards of the replies to each prompt.
-    """
+    """Returns why nothing can be learnt from these rewards."""
     name, floor = type(algorithm).__name__, _get_floor(algorithm)
     highest = max(map(max, rewards))
     if isinstance(algorithm, KTO):
@@ -94,12 +93,7 @@ def uses_rewards(algorithm: Algorithm) -> bool:
 
 
 def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
-    """Returns why it is not clear which column holds the rewards: two might, or one does for some rows only.
-
-    Args:
-        rows: Rows that do not say themselves which replies are good.
-        locations: Location of each.
-    """
+    """Returns why it is not clear which column holds the rewards: two might, or one does for some rows only."""
     unlabelled = find_unlabelled(rows)
     missing = {key: find_unrewarded(rows, key) for key in REWARD_KEYS}
     present = [key for key, indices in missing.items() if len(indices) < len(rows)]
@@ -116,11 +110,7 @@ def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[
 
 
 def find_missing_labels(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
-    """Returns which rows have no thumb, for an algorithm that learns from thumbs.
-
-    Args:
-        locations: Location of each.
-    """
+    """Returns which rows have no thumb, for an algorithm that learns from thumbs."""
     found, unlabelled = RowProblems(), find_unlabelled(rows)
     several = "; other rows have one, so every row needs it" if len(unlabelled) < len(rows) else ""
     fix = "leave these rows out; `reinforge data import --rated` does so" if several else "add label: true or false"
@@ -136,3 +126,56 @@ def _get_floor(algorithm: Algorithm) -> float | None:
     if isinstance(algorithm, SFT):
         return algorithm.config.min_reward
     return algorithm.min_reward if isinstance(algorithm, RejectionSampling) else None
+
+
+GOOD = 0.5
+"""Reward from which a reply with a thumb is good."""
+
+
+@dataclass(frozen=True)
+class OfflineChoice:
+    """An algorithm for rows with replies."""
+
+    algorithm: str
+    settings: str = ""
+    problem: str = ""
+
+
+def list_offline_choices(loaded: LoadedRows) -> list[OfflineChoice]:
+    """Returns whether SFT, rejection sampling, KTO and DPO can train on rows, and with which settings."""
+    if not any(loaded.parse()):
+        why = f"no: rows of the shape {loaded.shape} bring no replies; the agent samples them (`_type: group`)"
+        return [OfflineChoice(name, problem=why) for name in ("sft", "rejection_sampling", "kto", "dpo")]
+    has_rewards = loaded.row_format.has_rewards
+    sft = SFTConfig(min_reward=GOOD) if has_rewards else SFTConfig()
+    choices: list[tuple[str, Algorithm, str]] = [
+        ("sft", SFT(sft), f"yes, with min_reward: {GOOD}" if has_rewards else "yes"),
+        (
+            "rejection_sampling",
+            RejectionSampling(RejectionSamplingConfig(min_reward=GOOD)),
+            f"yes, with min_reward: {GOOD}",
+        ),
+        ("kto", KTO(), "yes"),
+        ("dpo", DPO(DPOConfig()), "yes"),
+    ]
+    return [OfflineChoice(name, settings, _refuse(algorithm, loaded)) for name, algorithm, settings in choices]
+
+
+def _refuse(algorithm: Algorithm, loaded: LoadedRows) -> str:
+    """Returns why an algorithm cannot train on rows; empty: it can."""
+    row_format, rows = loaded.row_format, {str(item.id): item.full_dataset_entry for item in loaded.items}
+    locations = [loaded.locations[id_] for id_ in rows]
+    unclear = row_format.is_rewardable and row_format.reward_key is None and uses_rewards(algorithm)
+    problems = find_unclear_rewards(list(rows.values()), locations) if unclear else []
+    problems = problems or refuse_algorithm(algorithm, row_format)
+    if not problems:
+        groups = row_format.group(rows)
+        problems = refuse_rewards(
+            algorithm, [[each.reward for id_ in group for each in row_format.parse(rows[id_])] for group in groups]
+        )
+    if not problems:
+        return ""
+    first = problems[0]
+    where = f"{first.location}: " if first.location else ""
+    more = " (and other rows)" if len(problems) > 1 else ""
+    return f"no: {where}{first.message}{more}; {first.fix}" if first.fix else f"no: {where}{first.message}{more}"

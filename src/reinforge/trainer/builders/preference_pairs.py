@@ -60,11 +60,7 @@ class CandidateStep:
     """One scored candidate.
 
     Attributes:
-        example_id: The example.
         turn_id: The turn; candidates of one turn answer the same prompt.
-        candidate_index: Its index in the turn.
-        prompt: The prompt, as text or messages.
-        response: What the model wrote.
         score: Higher is better.
     """
 
@@ -85,7 +81,6 @@ class PreferencePair:
 
     @property
     def score_diff(self) -> float:
-        """How much higher the preferred one's score is."""
         return self.chosen.score - self.rejected.score
 
     @property
@@ -110,7 +105,6 @@ class DPOTrajectoryBuilder(GroupTrajectoryBuilder):
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
     ) -> list[Problem]:
-        """Returns why this run cannot train on pairs of texts."""
         problems = list[Problem]()
         if not self.trajectory_builder_config.require_multiple_candidates:
             message = "is false, but a single candidate has nothing to be compared with"
@@ -195,7 +189,6 @@ def find_candidates(record: EpisodeRecord, step_name: str, left_out: Counter[str
 
 
 def group_by_turn(candidates: Iterable[CandidateStep]) -> list[list[CandidateStep]]:
-    """Returns the candidates of each turn, the turns in the order in which they came."""
     turns: dict[str, list[CandidateStep]] = {}
     for candidate in candidates:
         turns.setdefault(candidate.turn_id, []).append(candidate)
@@ -269,7 +262,6 @@ def _read_candidate(mark: Mark, step_name: str) -> TTCEventData | None:
 
 
 def _read_prompt(given: Any) -> list[OpenAIMessage] | str:
-    """Returns a prompt as text or messages; anything else becomes text."""
     if not isinstance(given, list):
         return extract_text(given)
     messages = [each if isinstance(each, dict) else each.model_dump() for each in given]
@@ -278,5 +270,4 @@ def _read_prompt(given: Any) -> list[OpenAIMessage] | str:
 
 @register_trajectory_builder(config_type=DPOTrajectoryBuilderConfig)
 async def dpo_builder(config: DPOTrajectoryBuilderConfig, builder: Builder) -> AsyncIterator[DPOTrajectoryBuilder]:
-    """Yields the builder of preference pairs."""
     yield DPOTrajectoryBuilder(config, find_policy_entries(builder))

@@ -26,13 +26,7 @@ def name_train_split(stage: PipelineStage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """The components of one stage.
-
-    Attributes:
-        stage: Its place among the epochs, and its settings.
-        algorithm: Its algorithm.
-        builder: Its trajectory builder.
-    """
+    """The components of one stage."""
 
     stage: PipelineStage
     algorithm: Algorithm
@@ -43,7 +37,6 @@ class StageEvaluation(EvaluationRunner):
     """The run's evaluation with the training examples of one stage.
 
     Args:
-        evaluation: The run's.
         split: What `train` means in this stage.
     """
 
@@ -52,15 +45,10 @@ class StageEvaluation(EvaluationRunner):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # a plain attribute of the port
-        """The epoch that the episodes of `run_eval` belong to."""
         return self.inner.epoch
 
     async def run_eval(self) -> EvaluationRunOutput:
-        """Refuses: the run's evaluation would run its own training examples.
-
-        Raises:
-            EvaluationError: Always.
-        """
+        """Refuses: the run's evaluation would run its own training examples."""
         raise EvaluationError(
             "run_eval() runs the training examples of the run, but this stage has a dataset of its own: call "
             "evaluation.examples('train') and evaluation.collect(keys), or leave `dataset` out of the stage"
@@ -89,11 +77,7 @@ class StageEvaluation(EvaluationRunner):
 
 
 class StagedTrajectoryBuilder(TrajectoryBuilder):
-    """Hands each epoch to the builder of its stage.
-
-    Args:
-        parts: The stages, in the order of their epochs.
-    """
+    """Hands each epoch to the builder of its stage."""
 
     def __init__(self, parts: Sequence[StageParts]):
         self.parts = list(parts)
@@ -146,11 +130,9 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return self._find(epoch).builder.plan(epoch)
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        """Returns training examples that the epoch has not used yet."""
         return self._find(epoch).builder.further_examples(epoch, used, count)
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Starts collecting; the first collection of a stage is noted."""
         self._current = self._find(int((meta or {}).get("epoch", 0)))
         stage = self._current.stage
         if stage.name not in self._begun:
@@ -163,7 +145,6 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return await self._find(int((meta or {}).get("epoch", 0))).builder.finalize(run_id, meta)
 
     async def discard_run(self, run_id: str) -> None:
-        """Stops a collection that will not be finalized."""
         await self._current.builder.discard_run(run_id)
 
     def take_notes(self) -> list[str]:
@@ -171,14 +152,12 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return notes + self._current.builder.take_notes()
 
     def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
-        """Returns the mean reward of each example, where the rewards of the current stage are scores."""
         return self._current.builder.example_rewards(groups)
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:
         return await self._find(int((meta or {}).get("epoch", 0))).builder.compute_reward(output_item, meta)
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Reports on a collection."""
         self._current.builder.log_progress(run_id, metrics, output_dir)
 
     async def cleanup(self) -> None:

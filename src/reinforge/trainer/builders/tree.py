@@ -48,5 +48,4 @@ class TreeTrajectoryBuilder(GroupTrajectoryBuilder):
 
 @register_trajectory_builder(config_type=TreeTrajectoryBuilderConfig)
 async def tree_builder(config: TreeTrajectoryBuilderConfig, builder: Builder) -> AsyncIterator[TreeTrajectoryBuilder]:
-    """Yields the tree builder."""
     yield TreeTrajectoryBuilder(config, find_policy_entries(builder))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import FinetuneConfig, GateConfig
@@ -18,7 +20,6 @@ from reinforge.registry import Registry
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.preflight.costs import ModelCost, predict_costs, predict_training_cost
 from reinforge.trainer.preflight.durations import PredictedTime, TimePart, compute_growth, predict_time
-from reinforge.trainer.preflight.group_signal import measure_signal_share, predict_signal_share
 from reinforge.trainer.preflight.probe import PreflightOptions, Probe, probe_run
 from reinforge.trainer.preflight.recommendation import GROUP_SIZES, Findings, recommend
 from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport
@@ -36,8 +37,6 @@ async def preflight(
 
     Args:
         loaded: The configuration; the probe changes it.
-        options: How much to sample, and the prices.
-        registry: Component types; None: all installed ones.
 
     Raises:
         ConfigError: The configuration or the data is wrong; nothing was started.
@@ -84,11 +83,6 @@ def measure_noise(
     `deviation = sqrt(mean((a - b)^2) / 2)`, since the difference of two scores has twice the variance of one.
 
     Example: scores (1, 0) and (1, 1) -> sqrt(0.5 / 2) = 0.5.
-
-    Args:
-        twice: Both scores of each answer.
-        groups: The rewards of each example.
-        reason: Why no answer was scored twice.
     """
     if not twice:
         return JudgeNoise(0, 0, None, None, reason or "no answer was scored twice")
@@ -131,11 +125,7 @@ def find_cut_harm(records: Sequence[EpisodeRecord]) -> bool:
 
 
 def measure_lengths(records: Sequence[EpisodeRecord], context: int | None) -> Lengths:
-    """Returns the lengths of the sampled model calls.
-
-    Args:
-        context: Tokens that fit the policy's context; None: unknown.
-    """
+    """Returns the lengths of the sampled model calls."""
     calls = [call for record in records for call in record.calls]
     replies = [(call.reply.num_prompt_tokens, reply) for call in calls for reply in call.choices]
     prompts = [prompt for prompt, _ in replies]
@@ -157,9 +147,6 @@ def measure_detectable(gate: GateConfig, num_confirm: int, groups: Sequence[Sequ
 
     With the variance `v` within an example of the sample, the difference of two models that are about equally good has
     the variance `2 v / num_samples` on an example.
-
-    Args:
-        groups: Scores of the metric of the verdict, by example.
     """
     text = describe_power(gate, num_confirm)
     margin = max(0.0, gate.margin)
@@ -212,7 +199,6 @@ def _name_algorithm(config: FinetuneConfig) -> str:
 
 
 def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> list[list[float]]:
-    """Returns the scores of an evaluator by example."""
     groups: dict[str, list[float]] = {}
     for record in records:
         score = record.scores.get(metric)
@@ -249,3 +235,63 @@ def _collect_notes(probe: Probe, total_s: float) -> list[str]:
     if limits.max_minutes is not None and total_s > 60 * limits.max_minutes:
         notes.append(f"finetuning.limits.max_minutes is {limits.max_minutes:g}, which stops the run before its end")
     return notes
+
+
+CONCENTRATIONS = [10 ** (exponent / 10) for exponent in range(-20, 31)]
+"""Candidates for the concentration, 0.01 to 1000."""
+
+
+def measure_signal_share(groups: Sequence[Sequence[float]], min_reward_diff: float = 0.0) -> float | None:
+    """Returns the share of groups whose rewards differ by at least `min_reward_diff`; None: there is no group.
+
+    Args:
+        groups: The rewards of each example's replies; groups of fewer than two count as unknown.
+    """
+    known = [group for group in groups if len(group) > 1]
+    if not known:
+        return None
+    least = max(ZERO_VARIANCE, min_reward_diff - ZERO_VARIANCE)
+    return sum(max(group) - min(group) > least for group in known) / len(known)
+
+
+def predict_signal_share(groups: Sequence[Sequence[float]], size: int, min_reward_diff: float = 0.0) -> float | None:
+    """Returns the share of groups of `size` replies that will have signal; None: there is no group.
+
+    Four replies of an example show whether its group has signal at four replies; for larger groups a distribution over
+    examples is fitted: an example has the probabilities `p ~ Dirichlet(a * m)` of the possible rewards, where `m` are
+    the shares of the rewards in the whole sample and the concentration `a` is that of highest likelihood (a small one:
+    each example is always solved or never; a large one: all examples are alike). Then
+
+        share(G) = 1 - sum_v E[p_v^G],   E[p_v^G] = prod_(i<G) (a m_v + i) / (a + i)
+
+    Example: every example is solved half of the time -> 1 - 2 * 0.5^4 = 0.875 of groups of 4, 0.992 of groups of 8.
+
+    Args:
+        min_reward_diff: Rewards that differ by less count as equal.
+    """
+    counts = [_count_levels(group, max(ZERO_VARIANCE, min_reward_diff)) for group in groups if len(group) > 1]
+    total: Counter[int] = sum(counts, Counter())
+    if not total:
+        return None
+    shares = {level: count / total.total() for level, count in total.items()}
+    best = max(CONCENTRATIONS, key=lambda a: sum(_log_likelihood(each, shares, a) for each in counts))
+    return 1 - sum(math.exp(_log_all_equal(share, size, best)) for share in shares.values())
+
+
+def _count_levels(rewards: Sequence[float], width: float) -> Counter[int]:
+    return Counter(round(reward / width) for reward in rewards)
+
+
+def _log_likelihood(counts: Mapping[int, int], shares: Mapping[int, float], concentration: float) -> float:
+    """Returns the log-probability of an example's counts, up to a constant."""
+    num = sum(counts.values())
+    parts = (
+        math.lgamma(concentration * shares[level] + count) - math.lgamma(concentration * shares[level])
+        for level, count in counts.items()
+    )
+    return math.lgamma(concentration) - math.lgamma(concentration + num) + sum(parts)
+
+
+def _log_all_equal(share: float, size: int, concentration: float) -> float:
+    mean = concentration * share
+    return math.lgamma(mean + size) - math.lgamma(mean) + math.lgamma(concentration) - math.lgamma(concentration + size)

@@ -21,12 +21,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """What a million tokens cost, in any currency.
-
-    Attributes:
-        prompt: A million tokens of prompts.
-        completion: A million sampled tokens.
-    """
+    """What a million tokens cost, in any currency."""
 
     prompt: float
     completion: float
@@ -38,9 +33,7 @@ class ModelCost:
 
     Attributes:
         entry: Its entry of `llms`, or `training`.
-        calls: Calls.
         prompt_tokens: Tokens of prompts, or tokens that are trained on.
-        completion_tokens: Sampled tokens.
         cost: In the currency of the price; None: no price was given.
     """
 
@@ -51,7 +44,6 @@ class ModelCost:
     cost: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it ready for JSON."""
         return asdict(self)
 
 
@@ -67,9 +59,6 @@ def measure_usage(
     """Returns what a sample of episodes has asked each model for.
 
     A model that counts its calls knows those of judges too; of the others the calls of the agent are known.
-
-    Args:
-        before: What `copy_usage` returned before the sample.
     """
     found = {}
     for name, now in copy_usage(llms).items():
@@ -106,10 +95,6 @@ def predict_costs(
 
 
 def predict_training_cost(tokens_per_episode: float, num_trained: int, price: float | None) -> ModelCost:
-    """Returns the cost of training at a service that counts the tokens of the episodes that it trains on.
-
-    Args:
-        price: Of a million tokens; None: not known.
-    """
+    """Returns the cost of training at a service that counts the tokens of the episodes that it trains on."""
     tokens = tokens_per_episode * num_trained
     return ModelCost("training", 0, tokens, 0, None if price is None else tokens * price / MILLION)

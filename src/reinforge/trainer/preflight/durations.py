@@ -24,7 +24,6 @@ from reinforge.algorithms.curriculum import compute_included_share
 from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochMetrics
-from reinforge.trainer.preflight.job_time import JobTime
 
 PUBLISH = ("ADOPT", "VALIDATE")
 """Stages of an epoch after its job; the epoch's files are written in the first one."""
@@ -35,13 +34,8 @@ class RunSize:
     """How much a run does.
 
     Attributes:
-        num_epochs: Epochs.
-        examples_per_epoch: Examples of an epoch.
         group_size: Episodes of an example; 0: the agent does not run in training.
-        groups_per_example: Groups that the episodes of an example make.
-        num_select: Examples of a validation.
         num_validations: Validations after the baseline, the final one included.
-        num_confirm: Examples of the verdict.
         num_samples: Episodes of each of them, for each of the two models.
     """
 
@@ -56,7 +50,6 @@ class RunSize:
 
     @property
     def num_collected(self) -> int:
-        """Training episodes of the whole run."""
         return self.num_epochs * self.examples_per_epoch * self.group_size
 
     @property
@@ -65,7 +58,6 @@ class RunSize:
 
     @property
     def num_confirmed(self) -> int:
-        """Episodes of the verdict, of both models."""
         return 2 * self.num_confirm * self.num_samples
 
     @property
@@ -76,13 +68,8 @@ class RunSize:
 class StageClock(SilentProgress):
     """Measures the stages of a run; a progress display that shows another one what it is told.
 
-    Args:
-        shown: The display for the user.
-        clock: Returns seconds.
-
     Attributes:
         seconds: (epoch, stage) -> seconds.
-        rows: The metrics of each finished epoch.
     """
 
     def __init__(self, shown: RunProgress, clock: Callable[[], float] = time.monotonic):
@@ -104,14 +91,12 @@ class StageClock(SilentProgress):
             self._current = None
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        """Shows it."""
         self._shown.episode(outcome, reward, num_tokens)
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
         self.rows.append(metrics)
 
     def note(self, text: str) -> None:
-        """Shows it."""
         self._shown.note(text)
 
     def measure(self, stage: str) -> float:
@@ -127,9 +112,6 @@ class ProbedEpoch:
         collect_s: Seconds of collecting and selecting.
         train_s: Seconds of the job, with its checkpoint.
         publish_s: Seconds of serving the new weights, checking them, and writing the epoch's files.
-        num_groups: Collected groups.
-        num_kept: Groups that were trained on.
-        num_episodes: Collected episodes.
     """
 
     collect_s: float
@@ -141,7 +123,6 @@ class ProbedEpoch:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole epoch."""
         return self.collect_s + self.train_s + self.publish_s
 
 
@@ -162,6 +143,31 @@ def list_probed_epochs(clock: StageClock) -> list[ProbedEpoch]:
 
 
 @dataclass(frozen=True, slots=True)
+class JobTime:
+    """What a training job takes: `fixed_s + groups * group_s`.
+
+    Attributes:
+        fixed_s: Seconds of a job of any size: optimizer steps, fingerprints.
+    """
+
+    fixed_s: float
+    group_s: float
+
+
+def fit_job_time(small: tuple[int, float], large: tuple[int, float]) -> JobTime:
+    """Returns the line through a small and a large job.
+
+    Example: 2 groups in 3 s and 10 groups in 7 s -> 0.5 s per group and 2 s; 2 groups in 3 s alone -> 1.5 s and 0.
+    """
+    (few, few_s), (many, many_s) = small, large
+    slope = (many_s - few_s) / (many - few) if many > few else 0.0
+    fixed_s = many_s - many * slope
+    if slope <= 0 or fixed_s <= 0:  # one job only, or another program was in the way
+        return JobTime(0.0, many_s / max(1, many))
+    return JobTime(fixed_s, slope)
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """What the probe measured.
 
@@ -169,9 +175,6 @@ class Timings:
         start_s: Until the model was loaded and its first checkpoint written.
         episode_s: Seconds per episode of the sample, at the run's concurrency.
         select_episode_s: The same for a validation.
-        save_s: Writing a checkpoint.
-        load_s: Loading one.
-        files_s: Writing report, page and plot.
         epochs: The probed epochs; empty: none could be trained here.
         is_whole: True: a probed epoch does as much as one of the run.
         job: What a job takes by its size; None: it is that of the probed epoch.
@@ -190,13 +193,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """The predicted duration of one part of a run.
-
-    Attributes:
-        name: The part.
-        seconds: None: unknown.
-        reason: How it was found.
-    """
+    """The predicted duration of one part of a run."""
 
     name: str
     seconds: float | None
@@ -218,7 +215,6 @@ class PredictedTime:
         return sum(part.seconds or 0.0 for part in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it ready for JSON."""
         parts = [asdict(part) for part in self.parts]
         return {"total_s": self.total_s if self.is_complete else None, "known_s": self.total_s, "parts": parts}
 
@@ -227,7 +223,6 @@ def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None,
     """Returns what a run will take.
 
     Args:
-        timings: What the probe took.
         signal_share: Expected share of groups with signal, where the probed epochs are smaller than the run's.
         growth: Mean share of the groups that the curriculum trains on, as a multiple of the first epochs' share.
     """

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reinforge.adapters.local import LocalAdapter
+from reinforge.algorithms.curriculum import split_by_signal
 from reinforge.config.blocks import LimitsConfig
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
@@ -29,10 +30,12 @@ from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
-from reinforge.errors import EvaluationError, ReinforgeError
+from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
+from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
+from reinforge.rollout.episode import attach_captured_tokens
 from reinforge.rollout.models.openai_client import ModelUsage
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
@@ -44,17 +47,22 @@ from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
-from reinforge.trainer.preflight.durations import RunSize, StageClock, Timings, list_probed_epochs
-from reinforge.trainer.preflight.job_time import JobTime, time_jobs
+from reinforge.trainer.preflight.durations import (
+    JobTime,
+    RunSize,
+    StageClock,
+    Timings,
+    fit_job_time,
+    list_probed_epochs,
+)
 from reinforge.trainer.preflight.scoring import score_twice
 from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.trainer.setup.dtype import settle_dtype
 from reinforge.trainer.setup.parts import Parts, bind_parts
-from reinforge.trainer.setup.prepare import build_parts, require_enabled
+from reinforge.trainer.setup.prepare import build_parts, require_enabled, settle_dtype
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
-from reinforge.types.trajectory import CollectionPlan
+from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
 
 if TYPE_CHECKING:
     from reinforge.engine.devices import MemoryUse
@@ -65,6 +73,9 @@ VALIDATION_SHARE, TRAINING_SHARE = 0.25, 0.5
 """Shares of the time of a probe that validating and training may take."""
 MIN_EPOCHS, MAX_EPOCHS = 2, 4
 """Whole epochs of a probe: the first one is slower than the others, and short ones need not be many."""
+SMALL_JOB = 4
+"""How many times fewer groups the smaller one of two jobs has that are timed."""
+NAME = "preflight"
 TRAIN_FACTOR = 2.0
 """How long an epoch is guessed to take, as a multiple of its sampling, before one has been measured."""
 
@@ -74,12 +85,7 @@ class PreflightOptions:
     """Options of one preflight.
 
     Attributes:
-        num_examples: Training examples to sample.
-        num_samples: Episodes of each.
         max_probe_s: Seconds that validating and training may take together, about.
-        prices: Price of the models that are paid for, by entry of `llms`.
-        training_price: Price of a million tokens of training at a service; None: unknown.
-        progress: The progress display.
     """
 
     num_examples: int = 20
@@ -96,17 +102,9 @@ class Probe:
 
     Attributes:
         parts: The components of the run; closed by now.
-        size: How much the run does.
-        report: The scores of the sample.
-        records: The sampled episodes.
         scored_twice: Both rewards of each answer that was scored twice.
         rescored: Why answers were not scored twice; empty: they were.
-        usage: What the sample asked each model for.
-        timings: What everything took.
-        trains_here: True: the embedded backend trains.
         failure: The error that would end the run; empty: none came up.
-        max_model_len: The policy's context in tokens; None: unknown.
-        memory: The most memory that the probe used; None: no model runs here.
     """
 
     parts: Parts
@@ -124,7 +122,6 @@ class Probe:
 
     @property
     def config(self) -> FinetuneConfig:
-        """The run's settings."""
         return self.parts.config
 
     @property
@@ -133,7 +130,6 @@ class Probe:
 
     @property
     def compares_siblings(self) -> bool:
-        """True if only groups with rewards that differ are trained on."""
         return self.parts.algorithm.needs_groups
 
     def group_rewards(self) -> list[list[float]]:
@@ -146,12 +142,7 @@ class Probe:
 
 
 async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: Registry | None = None) -> Probe:
-    """Returns what a run of this configuration does to a few examples, and how long it takes.
-
-    Raises:
-        ConfigError: The configuration or the data is wrong; nothing was started.
-        EvaluationError: No sampled episode has a reward.
-    """
+    """Returns what a run of this configuration does to a few examples, and how long it takes."""
     started = time.monotonic()
     await refuse_problems(loaded, registry)
     require_enabled(loaded)
@@ -196,13 +187,11 @@ class _Prober:
 
     @property
     def evaluation(self) -> DatasetEvaluation:
-        """Runs and scores the episodes."""
         evaluation = self.parts.trajectory_builder.evaluation
         assert isinstance(evaluation, DatasetEvaluation)  # `bind_parts` made it
         return evaluation
 
     async def run(self, started: float) -> Probe:
-        """Runs every stage of the probe."""
         parts, context = self.parts, self.context
         context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
         replace_file(context.folder / "config.yml", dump_config(self.loaded))
@@ -277,11 +266,7 @@ class _Prober:
         )
 
     async def _sample(self) -> list[EpisodeRecord]:
-        """Runs the agent on the examples that the run collects first.
-
-        Raises:
-            EvaluationError: No episode has a reward.
-        """
+        """Runs the agent on the examples that the run collects first."""
         known = self.evaluation.example_ids("train")
         ids = list(self.plan.example_ids if self.plan is not None else known)[: self.options.num_examples]
         samples = range(self.options.num_samples)
@@ -295,7 +280,6 @@ class _Prober:
         return records
 
     async def _score_again(self, records: Sequence[EpisodeRecord]) -> tuple[list[tuple[float, float]], str]:
-        """Returns both rewards of each answer that was scored twice, or why none was."""
         self.clock.stage(None, "SCORE AGAIN", None)
         found = await score_twice(self.evaluation, records, self.loaded.config.eval.general.max_concurrency)
         self.clock.stop()
@@ -368,7 +352,6 @@ class _Prober:
         return time.monotonic() - started
 
     def _write_files(self) -> float:
-        """Writes the files of a run's end; returns the seconds."""
         started, folder = time.monotonic(), self.context.folder
         summary = RunSummary("preflight", "completed", folder)
         self.context.journal.flush()
@@ -380,3 +363,29 @@ class _Prober:
         except ReinforgeError:
             logger.debug("the files of the probe were not written", exc_info=True)
         return time.monotonic() - started
+
+
+async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | None:
+    """Trains a small and a larger job on what the builder collects for epoch 0; None: nothing can be trained."""
+    await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
+    collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
+    attach_captured_tokens(collection, evaluation.find_call)
+    algorithm, least = parts.algorithm.for_epoch(0), parts.config.curriculum_learning.min_reward_diff
+    kept = split_by_signal(collection.groups, least, algorithm.needs_groups, algorithm.has_signal).kept
+    if not kept:
+        return None
+    few = max(1, len(kept) // SMALL_JOB)
+    try:
+        small_s = await _time_job(parts.adapter, kept[:few])
+        return fit_job_time((few, small_s), (len(kept), await _time_job(parts.adapter, kept)))
+    except JobFailed:  # such as a group that has no credit alone
+        return None
+
+
+async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
+    """Trains on groups and returns the seconds."""
+    started, key = time.monotonic(), f"{NAME}/{len(groups)}"
+    trajectories = [group.trajectories for group in groups]
+    collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)
+    versions.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
+    return time.monotonic() - started

@@ -36,8 +36,6 @@ TOP = 0.95
 
 
 class Advice(StrEnum):
-    """What to do."""
-
     FIX_ENVIRONMENT = "fix the environment"
     FIX_REWARD = "fix the reward"
     FIX_PROMPT = "fix the prompt"
@@ -55,26 +53,14 @@ class Findings:
 
     Attributes:
         num_examples: Examples with at least one reward.
-        num_samples: Replies of each.
         missing_share: Episodes that the environment failed.
-        missing_reason: The commonest reason; empty: none failed.
         failed_share: Episodes that the policy failed: unusable answers, too long, out of context or of time.
-        failure_reason: The commonest reason; empty: none failed.
-        cut_share: Replies that were cut off at their maximum length.
         cuts_hurt: Episodes with such a reply have lower rewards, or nothing else is known about them.
         mean_score: Mean over examples of the metric of the verdict.
-        is_binary: True: each of its scores is 0 or 1.
         solved_share: Examples with a reply above its lowest score.
-        signal_share: Groups of `num_samples` with signal; None: unknown.
-        signal_by_size: Predicted share of groups with signal by group size.
         group_size: The configured one; 0: the agent does not run in training.
-        algorithm: `_type` of the configured algorithm.
         noise_share: Variance of the evaluator over the variance of rewards within groups; None: unknown.
         noise: Standard deviation of the score of one answer; None: unknown.
-        max_missing: Share of missing episodes with which a run stops.
-        has_pairs: The rows hold better and worse replies.
-        has_labels: The rows hold replies with thumbs.
-        has_answers: The rows hold expected answers or replies.
     """
 
     num_examples: int
@@ -105,10 +91,7 @@ class Recommendation:
     """What to do, and why.
 
     Attributes:
-        advice: What to do.
         group_size: Replies per example, for GRPO; None: not about groups.
-        reason: Why, with the figures that decided.
-        how: What to change in the file or the agent.
     """
 
     advice: Advice
@@ -122,7 +105,6 @@ class Recommendation:
 
 
 def recommend(found: Findings) -> Recommendation:
-    """Returns what to do; see the table at the head of this module."""
     for rule in (_check_environment, _check_reward, _check_rows, _check_replies, _check_room, _check_signal):
         if (advice := rule(found)) is not None:
             return advice

@@ -24,12 +24,8 @@ class Lengths:
     """Tokens of the sampled model calls.
 
     Attributes:
-        longest_prompt: Tokens of the longest prompt.
-        mean_reply: Tokens of a reply, on average.
-        longest_reply: Tokens of the longest reply.
         longest: Tokens of the longest prompt with its reply.
         context: Tokens that fit; None: unknown.
-        cut_share: Share of the replies that were cut off.
     """
 
     longest_prompt: int
@@ -45,11 +41,8 @@ class JudgeNoise:
     """What scoring the same answers twice showed.
 
     Attributes:
-        num_answers: Answers with two scores.
-        num_changed: Those whose two scores differ.
         deviation: Standard deviation of one score of an answer; None: unknown.
         share: Its square over the variance of rewards within groups; None: unknown.
-        reason: Why nothing is known; empty: it is.
     """
 
     num_answers: int
@@ -64,7 +57,6 @@ class Detectable:
     """How small an improvement the verdict can show.
 
     Attributes:
-        text: What the gate says about it.
         half_width: Half of the width of the interval that the gate expects; None: too few examples.
         likely: The improvement that would be shown nine times in ten, with the spread of the sample; None: unknown.
     """
@@ -79,20 +71,7 @@ class PreflightReport:
     """What a preflight found.
 
     Attributes:
-        num_episodes: Sampled episodes.
-        sample_s: Seconds that they took.
         metrics: Mean of each evaluator with its interval; the metric of the verdict comes first.
-        reward_metric: The evaluator that is the reward.
-        findings: What the recommendation is based on.
-        noise: Of the evaluators.
-        lengths: Of prompts and replies.
-        time: Of the whole run.
-        memory: Of the probe; None: nothing ran here.
-        costs: Of models that somebody else serves.
-        detectable: What the verdict can show.
-        recommendation: What to do.
-        notes: What else to know.
-        wall_s: Seconds that the preflight took.
     """
 
     num_episodes: int
@@ -117,7 +96,6 @@ class PreflightReport:
         return sum(known) if len(known) == len(self.costs) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report, ready for JSON."""
         found = asdict(self.findings)
         found["signal_by_size"] = {str(size): share for size, share in found["signal_by_size"].items()}
         return {

@@ -23,11 +23,7 @@ Pairs = list[tuple[float, float]]
 async def score_twice(
     evaluation: DatasetEvaluation, records: Sequence[EpisodeRecord], max_concurrency: int
 ) -> tuple[Pairs, str]:
-    """Returns the first and a second score of the same answers, or why there are none.
-
-    Args:
-        max_concurrency: How many answers are scored at the same time.
-    """
+    """Returns the first and a second score of the same answers, or why there are none."""
     answered = [each for each in records if each.outcome is Outcome.OK and each.reward is not None]
     if not answered:
         return [], "no answer has a score"

@@ -19,12 +19,11 @@ from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import Registry
 from reinforge.runs.removal import find_obstacle
-from reinforge.trainer.guards.precautions import find_warnings
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.comparisons import find_compared_parts
-from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.compatibility import find_compared_parts
+from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
+from reinforge.trainer.setup.precautions import find_warnings
 from reinforge.trainer.setup.prepare import build_parts, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
@@ -43,10 +42,7 @@ class RewardSample:
     """Scores of one evaluator on one example.
 
     Attributes:
-        example_id: The example.
-        evaluator: Its name.
         on_expected: Score of the dataset's expected answer; a text with the reason if it is missing.
-        on_empty: Score of an empty answer, likewise.
     """
 
     example_id: str
@@ -61,7 +57,6 @@ class DiskSpace:
 
     Attributes:
         folder: The nearest folder that exists.
-        free: Free bytes there.
         needed: Bytes of the checkpoints; None if the model's size is not known yet.
     """
 
@@ -72,16 +67,7 @@ class DiskSpace:
 
 @dataclass
 class CheckReport:
-    """The result of validating a run.
-
-    Attributes:
-        problems: Everything that would stop the run.
-        notes: What would not stop it but is worth knowing.
-        examples: Number of examples by split.
-        settings: Effective settings, as name and value.
-        rewards: Scores of the evaluators on a few examples.
-        disk: Disk space for the run folder.
-    """
+    """The result of validating a run."""
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -92,7 +78,6 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """True if a run could start."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,7 +99,6 @@ async def check_config(
 
     Args:
         loaded: A configuration; problems of its own come first, and components with problems are left out.
-        registry: Component types; None: all installed ones.
         num_samples: How many examples to try the evaluators on; each may call a judge twice.
     """
     report = CheckReport(problems=list(loaded.problems))
@@ -154,11 +138,7 @@ async def check_config(
 
 
 async def refuse_problems(loaded: LoadedConfig, registry: Registry | None = None) -> None:
-    """Refuses a configuration that has problems of its own.
-
-    Raises:
-        ConfigError: It has; lists these together with the problems of data and components.
-    """
+    """Refuses a configuration that has problems of its own."""
     if loaded.problems:
         raise ConfigError((await check_config(loaded, registry)).problems)
 
@@ -167,9 +147,6 @@ async def dry_run(loaded: LoadedConfig, options: RunOptions, registry: Registry 
     """Validates a run, writes its resolved configuration, and returns that file.
 
     The folder's name ends with `-dry`, so that the name stays free for the run itself.
-
-    Raises:
-        ConfigError: Lists every problem.
     """
     await refuse_problems(loaded, registry)
     require_enabled(loaded)

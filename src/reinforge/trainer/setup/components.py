@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.placement import DRIVER, open_placed
-from reinforge.trainer.setup.remote_workflow import use_remote_workflow
+from reinforge.trainer.setup.run_settings import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ class ComponentBuilder:
     """Gives access to the components of one configuration; each is built once, on first use.
 
     Args:
-        loaded: The configuration.
-        registry: Where component types are looked up; None: everything that is installed.
         makes_models: False: a bundled model is looked up but not made, for validation alone.
 
     Attributes:
@@ -82,9 +80,6 @@ class ComponentBuilder:
         """Returns the builder of dataset and evaluators for `select` and `confirm`: itself, or the validation file's.
 
         The problems of that file are in its `loaded.problems`.
-
-        Raises:
-            ConfigError: The validation file cannot be read.
         """
         run = self.config.finetuning.run_configuration
         if run is None or run.validation_config_file is None:
@@ -106,7 +101,6 @@ class ComponentBuilder:
         return model if wrapper_type is None else build_client(name, wrapper_type)
 
     def get_max_concurrency(self) -> int:
-        """Returns how many episodes run at a time."""
         return int(self.config.eval.general.max_concurrency)
 
     async def get_workflow(self) -> BoundWorkflow:
@@ -119,7 +113,6 @@ class ComponentBuilder:
         return made if getattr(config, "placement", DRIVER) == DRIVER else await self._place(made)
 
     async def _place(self, workflow: BoundWorkflow) -> BoundWorkflow:
-        """Returns the agent with its episodes in other processes, which are opened once."""
         if self._placed is None:
             opened = open_placed(self.loaded, self.config.workflow, workflow, is_run=self.makes_models)
             try:
@@ -211,14 +204,7 @@ class ComponentBuilder:
         return None if model is None else await self.get_bundled(model, "finetuning.policy.model")
 
     async def get_bundled(self, model: str, path: str = "model") -> str:
-        """Returns the folder of `bundled:NAME`, made on first use; any other model is returned unchanged.
-
-        Args:
-            path: Its path in the configuration, for error messages.
-
-        Raises:
-            ConfigError: There is no bundled model of that name.
-        """
+        """Returns the folder of `bundled:NAME`, made on first use; any other model is returned unchanged."""
         if not model.startswith(BUNDLED):
             return model
         name = model.removeprefix(BUNDLED)
@@ -306,3 +292,25 @@ async def _enter(generator: AsyncIterator[Any], path: str) -> AsyncIterator[Any]
                 logger.warning("%s: the factory yields more than one component; only the first is used", path)
         except Exception:  # a user's teardown may raise anything
             logger.exception("%s: teardown failed", path)
+
+
+class Attempts:
+    """Runs one attempt after the other and collects the problems of all."""
+
+    def __init__(self, locate: Callable[[Problem], Problem]) -> None:
+        self.locate, self.problems = locate, list[Problem]()
+
+    async def __call__(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Returns the result of `make`, or None after a `ConfigError`."""
+        try:
+            return await make()
+        except ConfigError as error:
+            self.add(error.problems)
+            return None
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        self.problems += map(self.locate, problems)
+
+    def raise_if_any(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems)

@@ -17,10 +17,9 @@ from reinforge.interfaces import Algorithm
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
 from reinforge.trainer.gate import describe_power
-from reinforge.trainer.setup.comparisons import describe_comparisons
+from reinforge.trainer.setup.compatibility import can_serve_policy, describe_comparisons
 from reinforge.trainer.setup.parts import Parts
 from reinforge.trainer.setup.pipeline import describe_stages
-from reinforge.trainer.setup.served_policy import can_serve_policy
 from reinforge.types.sample import Needs
 
 
@@ -97,7 +96,6 @@ def _describe_sampling(parts: Parts) -> str:
 
 
 def _training_settings(parts: Parts) -> list[tuple[str, str]]:
-    """Returns the settings of the embedded engine, or which remote model is trained by whom."""
     if can_serve_policy(parts.adapter):
         return _engine_settings(parts)
     entries = {name: parts.llms[name].model_name for name in getattr(parts.trajectory_builder, "policies", ())}
@@ -133,7 +131,6 @@ def _describe_optimizer(policy: PolicyConfig, algorithm: Algorithm, epoch: int =
 
 
 def _describe_memory(config: FinetuneConfig) -> str:
-    """Returns the memory savings in effect, if any."""
     savings = {
         "bfloat16 with float32 master weights": config.policy.dtype == "bfloat16",
         "activation checkpointing": config.policy.activation_checkpointing,

@@ -1,10 +1,14 @@
-"""The components of one run."""
+"""The components of one run, bound to each other, and what watches it: the guards and the trackers."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
+from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.evaluators.weighted import Weighted
@@ -20,8 +24,14 @@ from reinforge.interfaces import (
     TrajectoryBuilder,
 )
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.rows import BASELINE, GUARD, list_guard_events
+from reinforge.runs.summary import RunSummary
+from reinforge.runs.tracking import TrackedProgress
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.guards import GuardWatch
+from reinforge.trainer.setup.precautions import find_warnings, list_held_out_metrics
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.tracking import TrackedRun
 from reinforge.types.workflow import BoundWorkflow
 
 
@@ -31,11 +41,8 @@ class Parts:
 
     Attributes:
         splits: Examples by split: `train`, `select`, `confirm`.
-        llms: Models by entry of `llms`.
-        evaluators: By name.
         held_out_evaluators: By name, for `select` and `confirm`; the same unless the validation file has its own.
         shape: Detected shape of the dataset's rows; None if the loader does not report it.
-        trackers: By name.
     """
 
     config: FinetuneConfig
@@ -67,7 +74,6 @@ class Parts:
 
     @property
     def gate_metric(self) -> str:
-        """The evaluator of the verdict."""
         return self.config.gate.metric or self.reward_metric
 
 
@@ -99,3 +105,46 @@ async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) ->
     parts.trainer.context = context  # type: ignore[attr-defined]  # a user's trainer may ignore it
     await parts.trainer.bind_components(parts.trajectory_builder, parts.adapter)
     return runner
+
+
+KEY = "tracking_key"
+"""The fact of a run that names it at every tracker."""
+
+
+def start_guards(parts: Parts, context: RunContext) -> None:
+    """Warns of what is wrong with the measure of the run, once, and sets the guards that watch it."""
+    config = parts.config
+    held_out = list_held_out_metrics(config.gate, parts.reward_metric)
+    known = {event.guard for event in list_guard_events(context.journal.stages()) if event.epoch == BASELINE}
+    is_trained_on = parts.trajectory_builder.rewards_are_scores
+    evaluators = list(parts.held_out_evaluators)
+    for event in find_warnings(config, parts.splits, parts.reward_metric, evaluators, trains_on_reward=is_trained_on):
+        if event.guard not in known:
+            context.journal.record_stage(event.epoch, GUARD, event.as_dict())
+            context.progress.note(f"warning: {event.text}")
+    is_relative = context.is_relative
+    context.guards = GuardWatch(
+        config.guards, context.journal, lambda text: context.progress.note(text), held_out, is_relative=is_relative
+    )
+
+
+def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> None:
+    """Sends the metrics of the run to its trackers from now on, and those that earlier processes measured."""
+    if not parts.trackers:
+        return
+    context.journal.flush()
+    facts = context.journal.facts()
+    started_s = context.journal.sessions()[0].started_s
+    key = facts.get(KEY) or hashlib.sha256(f"{context.run_id} {started_s!r}".encode()).hexdigest()[:16]
+    context.journal.set_facts(**{KEY: key})
+    settings = yaml.safe_load(dump_config(loaded))
+    run = TrackedRun(context.run_id, context.folder, str(key), context.resumed is not None, settings)
+    tracked = TrackedProgress(context.progress, parts.trackers, run, context.journal)
+    if context.resumed is not None:
+        tracked.send_history(context.journal.metrics(before=context.resumed.epoch), context.validations)
+    context.progress = tracked
+
+
+def finish_trackers(context: RunContext, summary: RunSummary) -> None:
+    if isinstance(context.progress, TrackedProgress):
+        context.progress.finish(summary)

@@ -20,8 +20,7 @@ from reinforge.evaluation.splits import group_by_column
 from reinforge.files import to_json
 from reinforge.interfaces import TrainerAdapter
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder, StageParts, describe_epochs, name_train_split
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.components import DATASET, ComponentBuilder
+from reinforge.trainer.setup.components import DATASET, Attempts, ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
 
 ALGORITHM = "finetuning.algorithm"
@@ -34,7 +33,6 @@ class StageData:
     """The training examples of a stage.
 
     Attributes:
-        items: The examples.
         row_locations: File and line of each by its id, as far as the loader knows them.
     """
 
@@ -49,7 +47,6 @@ class HeldOutPrompts:
     =>  it matches, since its first reply would be trained
 
     Args:
-        items: The held-out examples.
         group_key: Column whose equal values relate rows, such as the conversation; None: there is none.
     """
 
@@ -91,8 +88,6 @@ async def build_stages(
 
     Args:
         splits: The run's examples; those of stages with a dataset of their own are added. None: they have problems.
-        row_locations: Where the rows of the run's dataset are.
-        attempt: Collects the problems.
         is_known: The settings of the agent and of the models are valid, so the stages can be validated against them.
     """
     whole = list[StageParts]()
@@ -149,9 +144,6 @@ async def _load_examples(builder: ComponentBuilder, stage: PipelineStage, splits
     """Returns the examples of a stage's own dataset, without those of held-out prompts and conversations.
 
     An id that another split has, too, gets the stage's name in front.
-
-    Raises:
-        ConfigError: The file cannot be read, or nothing is left of it.
     """
     path = f"{stage.path}.dataset"
     try:

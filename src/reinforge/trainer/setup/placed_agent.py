@@ -20,10 +20,6 @@ async def load_workflow(function: dict[str, Any], project_root: Path) -> tuple[P
 
     Args:
         function: `settings`: what `dump_settings` returned.
-        project_root: Base of relative paths and of `module:name`.
-
-    Raises:
-        ConfigError: The agent cannot be built here.
     """
     if not project_root.is_dir():
         raise ConfigError(f"there is no folder {project_root} on this node: every node needs the project at this path")

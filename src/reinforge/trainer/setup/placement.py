@@ -42,12 +42,7 @@ async def open_placed(
     """Yields the agent with its episodes in other processes, which end with the block.
 
     Args:
-        loaded: The configuration, from which the workers build the agent.
-        workflow: The same agent in this process.
         is_run: False: the configuration is only checked, so Ray is not started.
-
-    Raises:
-        ConfigError: It cannot run there.
     """
     if isinstance(workflow, IsolatedWorkflow):
         message = f"`isolation: process` and `placement: {config.placement}` exclude each other"
@@ -83,11 +78,7 @@ def find_address(loaded: LoadedConfig) -> str | None:
 
 
 def dump_settings(loaded: LoadedConfig) -> dict[str, Any]:
-    """Returns the configuration as plain data, from which a worker builds the agent; it may contain secrets.
-
-    Raises:
-        ConfigError: The agent is made of Python objects of this process.
-    """
+    """Returns the configuration as plain data, from which a worker builds the agent; it may contain secrets."""
     data = {name: _dump(value, (name,), loaded) for name, value in loaded.data.items()}
     data = {name: value for name, value in data.items() if value is not _LEFT_OUT}
     workflow = data.get("workflow")

@@ -5,41 +5,41 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneRunConfig
+from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.splits import split_examples
 from reinforge.evaluation.validation_set import split_with_validation
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
 from reinforge.rollout.runner import choose_llm
+from reinforge.runs.run_folder import read_config
 from reinforge.trainer.epoch_collection import check_overlap
-from reinforge.trainer.guards.precautions import refuse_repetitions
-from reinforge.trainer.setup.attempts import Attempts
-from reinforge.trainer.setup.comparisons import find_comparison_problems
-from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
-from reinforge.trainer.setup.parts import Parts
-from reinforge.trainer.setup.pipeline import build_stages, check_pipeline
-from reinforge.trainer.setup.run_settings import validate_run_settings
-from reinforge.trainer.setup.served_policy import (
+from reinforge.trainer.setup.compatibility import (
     can_serve_policy,
+    find_comparison_problems,
     refuse_policy_llm,
     refuse_sampling,
     require_policy_llm,
 )
+from reinforge.trainer.setup.components import BUNDLED, Attempts, ComponentBuilder
+from reinforge.trainer.setup.parts import Parts
+from reinforge.trainer.setup.pipeline import build_stages, check_pipeline
+from reinforge.trainer.setup.precautions import refuse_repetitions
+from reinforge.trainer.setup.run_settings import validate_run_settings
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
+
+if TYPE_CHECKING:
+    from reinforge.engine.model.dtype import DtypeChoice
+
 
 VALIDATION_FILE = "finetuning.run_configuration.validation_config_file"
 
 
 def require_enabled(loaded: LoadedConfig) -> None:
-    """Refuses a configuration with `finetuning.enabled: false`.
-
-    Raises:
-        ConfigError: `finetuning.enabled` is false.
-    """
     if not loaded.config.finetuning.enabled:
         where = loaded.locate("finetuning.enabled")
         raise ConfigError(
@@ -52,9 +52,6 @@ async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
 
     Args:
         folder: The new run folder, which must not exist yet; None: not needed.
-
-    Raises:
-        ConfigError: Lists every problem.
     """
     attempt = Attempts(builder.locate)
     parts = await try_build_parts(builder, folder, attempt)
@@ -220,3 +217,28 @@ async def _held_out_evaluators(
                 )
             )
     return {name: await attempt(partial(other.get_evaluator, name)) for name in names}
+
+
+def settle_dtype(loaded: LoadedConfig, resumed: Path | None) -> DtypeChoice | None:
+    """Replaces `auto` by the type that the run computes in; returns the choice, or None if there was nothing to choose.
+
+    `config.yml` of the run folder then names the type, so that whatever reads it loads the same one.
+    """
+    config = loaded.config.finetuning
+    if config.policy.dtype != "auto":
+        return None
+    import_engine()  # says what to install if torch is missing
+    from reinforge.engine.model.dtype import DtypeChoice, choose_dtype
+
+    if resumed is not None and (known := _read_dtype(resumed)) is not None:
+        choice = DtypeChoice(known, "as when the run started")
+    else:
+        choice = choose_dtype(config.policy, config.device, deterministic=config.deterministic)
+    config.policy = config.policy.model_copy(update={"dtype": choice.dtype})
+    return choice
+
+
+def _read_dtype(folder: Path) -> str | None:
+    """Returns the type that a run folder's configuration names; None: it stopped during startup."""
+    known = ((read_config(folder).get("finetuning") or {}).get("policy") or {}).get("dtype")
+    return known if known in ("float32", "bfloat16") else None

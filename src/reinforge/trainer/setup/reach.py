@@ -37,7 +37,6 @@ class NamedImport:
     """Python code that a configuration names.
 
     Attributes:
-        path: Path of the key.
         spec: `package.module:name`, or the `_type` of a component of a plugin.
         file: The module's file, or the plugin's module; empty: there is none.
     """
@@ -55,8 +54,6 @@ class NamedCommand:
     """A program that a configuration runs.
 
     Attributes:
-        path: Path of the block.
-        command: The program and its arguments, as written.
         program: Its file; in a container, the image; empty: not found.
     """
 
@@ -73,7 +70,6 @@ class NamedVariable:
     """An environment variable that a configuration uses.
 
     Attributes:
-        name: Of the variable.
         path: Path of the key; empty: the value is read without being named.
         host: The URL that the component sends its settings to; empty: none.
     """
@@ -91,9 +87,6 @@ class Reach:
     """Code, variables and hosts that a configuration reaches.
 
     Attributes:
-        imports: Python that it imports.
-        commands: Programs that it runs.
-        variables: Environment variables.
         hosts: URL -> paths of the components that call it.
     """
 
@@ -103,11 +96,9 @@ class Reach:
     hosts: dict[str, list[str]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it ready for JSON."""
         return asdict(self)
 
     def format_rows(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text, to print."""
         return [
             *(("imports", str(each)) for each in self.imports),
             *(("command", str(each)) for each in self.commands),

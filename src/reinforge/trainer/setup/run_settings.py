@@ -1,12 +1,14 @@
-"""Settings of one call: validates them, and shrinks the run for `--smoke`."""
+"""Settings of one call: validates them, puts a deployed agent in place (`--endpoint`), shrinks the run (`--smoke`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import Problem
-from reinforge.trainer.setup.remote_workflow import PATH, find_remote_problems
+from reinforge.rollout.workflows.http_workflow import HTTPWorkflowConfig, validate_agent_url
+from reinforge.rollout.workflows.json_path import validate_json_path
 from reinforge.types.evaluation import EvalInputItem
 
 NUM_EXAMPLES = 2
@@ -49,7 +51,6 @@ def shrink_for_smoke(config: Config) -> None:
 
 
 def _shrink_builder(builder: Any) -> None:
-    """Makes a trajectory builder collect as little as it can."""
     fields = type(builder).model_fields
     if "num_generations" in fields:
         least = [getattr(bound, "ge", 0) or 0 for bound in fields["num_generations"].metadata]
@@ -63,3 +64,57 @@ def shrink_splits(splits: dict[str, list[EvalInputItem]], builder_config: Any) -
     for name in splits:
         if name != "train" or not hasattr(builder_config, "examples_per_epoch"):
             splits[name] = splits[name][:NUM_EXAMPLES]
+
+
+PATH = "finetuning.run_configuration"
+DEFAULTS = FinetuneRunConfig()
+
+
+def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Problem]:
+    """Returns what is wrong with the flags of a remote workflow."""
+    problems = []
+    for name, check in (("endpoint", validate_agent_url), ("result_json_path", validate_json_path)):
+        value = getattr(run, name)
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
+            problems.append(Problem(f"{PATH}.{name}", str(error)))
+    if run.endpoint_timeout <= 0:
+        message = f"expected a number of seconds > 0, found {run.endpoint_timeout}"
+        problems.append(Problem(f"{PATH}.endpoint_timeout", message))
+    if not problems and run.endpoint is None and not isinstance(workflow, HTTPWorkflowConfig):
+        for name in ("endpoint_timeout", "result_json_path"):
+            if getattr(run, name) != getattr(DEFAULTS, name):
+                message = f"--{name} is about a deployed agent, but the agent of this run is not one"
+                fix = "pass --endpoint URL too, or configure `workflow: {_type: http, url: URL}`"
+                problems.append(Problem(f"{PATH}.{name}", message, fix))
+    return problems
+
+
+def use_remote_workflow(loaded: LoadedConfig) -> None:
+    """Puts the agent of `--endpoint` in the place of the configured workflow, and applies the flags that go with it.
+
+    The time limit of an episode becomes `--endpoint_timeout`, unless only the configuration sets one. Does nothing
+    without the flags, or if they are wrong.
+    """
+    config, run = loaded.config, loaded.config.finetuning.run_configuration
+    if run is None or find_remote_problems(run, config.workflow):
+        return
+    given = config.workflow
+    if run.endpoint is None and not isinstance(given, HTTPWorkflowConfig):
+        return
+    changes = {"url": run.endpoint} if run.endpoint is not None else {}
+    if run.result_json_path != DEFAULTS.result_json_path:
+        changes["result_json_path"] = run.result_json_path
+    limits, has_timeout = config.finetuning.limits, run.endpoint_timeout != DEFAULTS.endpoint_timeout
+    if has_timeout or (run.endpoint is not None and "episode_timeout_s" not in limits.model_fields_set):
+        limits.episode_timeout_s = float(run.endpoint_timeout)
+    if isinstance(given, HTTPWorkflowConfig):
+        config.workflow = given.model_copy(update=changes)
+        return
+    llm, share = getattr(given, "llm", None), getattr(given, "share_environment_seed", True)
+    config.workflow = HTTPWorkflowConfig(llm=llm, share_environment_seed=share, **changes)
+    loaded.types["workflow",] = str(HTTPWorkflowConfig.static_type)
+    for path in [path for path in loaded.placeholders if path[0] == "workflow"]:
+        del loaded.placeholders[path]

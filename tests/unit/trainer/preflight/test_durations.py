@@ -6,15 +6,16 @@ from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.preflight.durations import (
+    JobTime,
     ProbedEpoch,
     RunSize,
     StageClock,
     Timings,
     compute_growth,
+    fit_job_time,
     list_probed_epochs,
     predict_time,
 )
-from reinforge.trainer.preflight.job_time import JobTime, fit_job_time
 
 SIZE = RunSize(
     num_epochs=10, examples_per_epoch=16, group_size=8, groups_per_example=1, num_select=50, num_validations=3,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.trainer.preflight.group_signal import measure_signal_share, predict_signal_share
+from reinforge.trainer.preflight.analysis import measure_signal_share, predict_signal_share
 
 
 def test_groups_with_different_rewards_are_counted():

@@ -24,7 +24,6 @@ run_has_ended = threading.Event()
 
 
 def main(folder: str, log: str, *command: str) -> int:
-    """Runs the program and returns its exit code."""
     with open(log, "ab") as output:
         try:
             program = subprocess.Popen(

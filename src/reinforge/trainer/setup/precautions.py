@@ -32,9 +32,6 @@ def find_warnings(
     """Returns what to know about the measure of a run before it trains.
 
     Args:
-        config: Its settings.
-        splits: Its examples.
-        evaluators: All evaluators of the held-out examples.
         trains_on_reward: False if the rows of the dataset are trained on, which no reward was computed for.
     """
     events = []
@@ -72,7 +69,6 @@ def _is_id(item: EvalInputItem, key: str) -> bool:
 
 
 def describe_repetitions(found: Sequence[Repetition], splits: Splits) -> str:
-    """Returns how many held-out examples repeat training examples, and the most similar ones."""
     num_held_out = sum(len(items) for name, items in splits.items() if not is_trained_on(name))
     worst = sorted(found, key=lambda each: (-each.similarity, each.id))[:MAX_SHOWN]
     shown = ", ".join(

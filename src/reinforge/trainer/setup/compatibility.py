@@ -1,14 +1,16 @@
-"""Validates and describes evaluators that compare answers with each other, such as `relative_judge`."""
+"""Whether the parts of a run fit together: evaluators that compare answers, and the model that the agent calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from reinforge.config.schema import Config
+from reinforge.config.blocks import SamplingConfig
+from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import Problem
 from reinforge.evaluation.evaluators.pairwise_judge import ExpectedPairwiseJudge
 from reinforge.evaluation.evaluators.weighted import Weighted
-from reinforge.interfaces import Evaluator, GroupEvaluator, TrajectoryBuilder
+from reinforge.interfaces import Evaluator, GroupEvaluator, TrainerAdapter, TrajectoryBuilder
+from reinforge.rollout.models.llms import find_served_entries
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder
 from reinforge.types.evaluation import EvalInputItem
 
@@ -24,9 +26,7 @@ def find_comparison_problems(
     """Returns why evaluators that compare answers would have nothing to compare.
 
     Args:
-        evaluators: Evaluators by name; None for one that cannot be built.
         held_out: Those of `select` and `confirm`.
-        builder: The trajectory builder; None: it cannot be built.
     """
     problems = _find_missing_answers(evaluators, splits.get("train", []), all_of=False)
     problems += _find_missing_answers(
@@ -56,12 +56,7 @@ def find_compared_parts(name: str, evaluators: Evaluators) -> list[str]:
 
 
 def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: str) -> str | None:
-    """Returns, for the settings that a run prints, what its reward is compared with; None: nothing.
-
-    Args:
-        held_out: Those of `select` and `confirm`.
-        metric: The evaluator that is the reward.
-    """
+    """Returns, for the settings that a run prints, what its reward is compared with; None: nothing."""
     compared = find_compared_parts(metric, evaluators)
     if not compared:
         return None
@@ -75,11 +70,7 @@ def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: s
 
 
 def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem], *, all_of: bool) -> list[Problem]:
-    """Returns the problem of examples without the expected answer that an evaluator compares with.
-
-    Args:
-        items: The examples that they score.
-    """
+    """Returns the problem of examples without the expected answer that an evaluator compares with."""
     without = [item for item in items if item.expected_output_obj is None]
     problems = []
     for name, each in evaluators.items():
@@ -90,3 +81,41 @@ def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem]
             fix = "add them, or use `reference: base`" if by_reference else "add them, or use `against: siblings`"
             problems.append(Problem(f"eval.evaluators.{name}.{key}", message, fix))
     return problems
+
+
+def can_serve_policy(adapter: TrainerAdapter) -> bool:
+    """Returns False if the adapter's class leaves `policy()` as it is: it trains a model that something else serves."""
+    return type(adapter).policy is not TrainerAdapter.policy
+
+
+def refuse_policy_llm(config: Config, adapter: TrainerAdapter) -> list[Problem]:
+    """Returns the problem of entries that are `_type: policy` although the adapter serves none."""
+    name = type(adapter).__name__
+    message = f"the trainer adapter {name} serves no policy, since it has no method policy()"
+    fix = "name the model that your backend serves: `_type: openai`, model_name and base_url; or use `_type: local`"
+    return [
+        Problem(f"llms.{entry}._type", message, f"{fix} under trainer_adapters")
+        for entry, llm in config.llms.items()
+        if llm.static_type == "policy"
+    ]
+
+
+def refuse_sampling(config: FinetuneConfig) -> list[Problem]:
+    """Returns the problem of sampling settings that no remote model would be given."""
+    written, defaults = config.sampling, SamplingConfig()
+    changed = [name for name in SamplingConfig.model_fields if getattr(written, name) != getattr(defaults, name)]
+    message = "has no effect on a model that the trainer adapter does not serve itself"
+    fix = "set it in the agent, or in the entry of llms that it calls"
+    return [Problem(f"finetuning.sampling.{name}", message, fix) for name in changed]
+
+
+def require_policy_llm(config: Config) -> list[Problem]:
+    """Returns the problem of a model that is trained although the agent calls only other models."""
+    if any(llm.static_type == "policy" for llm in config.llms.values()) or find_served_entries(config):
+        return []
+    names = ", ".join(f"{name} is {llm.static_type}" for name, llm in config.llms.items())
+    message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({names})"
+    adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+    served = None if adapter is None else adapter.served_model
+    by_name = f", or name the trained model there: model_name: {served}" if served else ""
+    return [Problem("llms", message, f"set `_type: policy` for the entry that the agent calls{by_name}")]
