@@ -105,7 +105,7 @@ audit: $(STAMP)
 # the pages of docs/ as a site with search, in build/docs; a broken link or a page without a place in it is an error
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fix: $(STAMP)
 	$(BIN)/ruff format .

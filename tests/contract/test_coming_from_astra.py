@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parents[1] / "astra"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 
 PAGE = (PROGRAMS.parents[1] / "docs" / "coming-from-astra-rl.md").read_text(encoding="utf-8")
-ADDRESSES = PAGE[PAGE.index("## Where names are") : PAGE.index("## A system of your own")]
+ADDRESSES = PAGE[PAGE.index("## Where names are") : PAGE.index("## Your own system")]
 
 PROMPTS = {"train": ["My day was", "They said that"], "dev": ["On Monday"], "test": ["The desk", "A visitor", "Rain"]}
 

@@ -68,7 +68,7 @@ def test_the_tables_name_every_hyperparameter_and_limit():
     for names in HYPERPARAMETERS.values():
         for name in names:
             assert f"`{name}`" in PAGE, name
-    assert f"{NUM_GENERATIONS} replies to each prompt" in PAGE
+    assert f"{NUM_GENERATIONS} replies per prompt" in PAGE
     limits = FileLimits()
     assert f"{limits.max_file_bytes >> 20} MiB" in PAGE
     assert f"{limits.max_part_bytes >> 20} MiB" in PAGE
