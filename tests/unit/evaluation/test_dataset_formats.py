@@ -123,15 +123,14 @@ async def test_a_saved_hugging_face_dataset(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "config", "module"),
-    [(parquet_dataset, ParquetDatasetConfig, "pyarrow"), (hf_dataset, HuggingFaceDatasetConfig, "datasets")],
+    ("config", "module"), [(ParquetDatasetConfig, "pyarrow"), (HuggingFaceDatasetConfig, "datasets")]
 )
 async def test_without_the_extra_the_error_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: Factory, config: Any, module: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, module: str
 ) -> None:
     path = tmp_path / "there"
     path.write_text("x") if module == "pyarrow" else path.mkdir()
     monkeypatch.setitem(sys.modules, module, None)  # what `import` sees where a package is not installed
-    (found,) = await find_problems(factory, config(file_path=path))
+    (found,) = await find_problems(config(file_path=path))
     assert f"eval.general.dataset._type: `_type: {config.static_type}` needs {module}, which is not installed" in found
     assert "fix: pip install 'reinforge[data]'" in found
