@@ -80,7 +80,7 @@ def schema(as_json: bool, debug: bool) -> None:
       reinforge config schema > reinforge.schema.json
     """
     with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.json_schema import build_config_schema
+        from reinforge.config.describe import build_config_schema
         from reinforge.registry import REGISTRY
 
         say_json(build_config_schema(REGISTRY), indent=None if as_json else 2)
