@@ -39,14 +39,7 @@ class _CrashSite:
 
 
 def arm(spec: str | None) -> None:
-    """Sets the site at which the process dies.
-
-    Args:
-        spec: `site` or `site:n`; None or empty: no site.
-
-    Raises:
-        ValueError: The site does not exist.
-    """
+    """Sets the site at which the process dies: `site` or `site:n`; None or empty: no site."""
     site, _, count = (spec or "").partition(":")
     if site and site not in SITES:
         raise ValueError(f"{VARIABLE}: unknown site {site!r}; allowed: {', '.join(SITES)}")

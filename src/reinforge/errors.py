@@ -8,13 +8,13 @@
     ├── EvaluationError                   3   an evaluation has no usable result
     ├── JobFailed(RuntimeError)           3   a training job failed or learned nothing
     ├── EngineError                       3   the embedded model failed
-    │   └── MessagesRejected              3   the chat template rejects the agent's messages
+    │   └── MessagesRejected              3   the chat template rejects the messages, such as two of the user in a row
     ├── BackendError                      4   a training or model service sent an invalid response
     │   └── BackendUnavailable(ConnectionError)  4   it does not respond
     ├── StorageError(OSError)             4   the run folder cannot be read, written or locked
     ├── OutOfMemory(MemoryError)          4   the machine or the device ran out of memory
     ├── BudgetReached                     5   a time or token limit was reached
-    │   └── GuardHalted                   5   a guard stopped the run, since training goes wrong
+    │   └── GuardHalted                   5   a guard stopped the run, since training goes wrong; it can be resumed
     └── Interrupted                 130/143   a signal stopped the run
 
 To add an error, subclass the nearest class above; give it its own exit code only if scripts must tell it apart. A
@@ -36,32 +36,21 @@ from reinforge.safe_text import redact_secrets
 
 
 class ReinforgeError(Exception):
-    """Base of every error.
-
-    Attributes:
-        exit_code: That of the command line.
-        can_resume: False if the run would fail in the same way when it is resumed, so that no message offers that.
-    """
-
     exit_code = 1
     can_resume = True
+    """False if the run would fail in the same way when it is resumed, so that no message offers that."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem in the user's input, with its position.
-
-    Attributes:
-        path: Path in the configuration, for example `finetuning.num_epochs`; empty for a whole file.
-        message: What was found and what is allowed.
-        fix: What to do, as a sentence; may be empty.
-        location: `file:line:column` or `file:line`; empty for values that are in no file.
-    """
+    """One problem in the user's input, with its position."""
 
     path: str
+    """In the configuration, for example `finetuning.num_epochs`; empty for a whole file."""
     message: str
     fix: str = ""
     location: str = ""
+    """`file:line:column` or `file:line`; empty for values that are in no file."""
 
     def __str__(self) -> str:
         head = " ".join(part for part in (self.location, self.path) if part)
@@ -82,62 +71,43 @@ class ConfigError(ReinforgeError, ValueError):
 
 
 class TrajectoryError(ReinforgeError, ValueError):
-    """A trajectory, group or sample is inconsistent."""
-
     exit_code = 2
 
 
 class RecordError(ReinforgeError, ValueError):
-    """A value cannot be written as JSON; the message is the reason."""
-
     exit_code = 2
 
 
-class CaptureError(ReinforgeError):
-    """A model call could not be recorded exactly as it was sampled."""
+class CaptureError(ReinforgeError): ...
 
 
 class EvaluationError(ReinforgeError):
-    """An evaluation has no usable result."""
-
     exit_code = 3
 
 
 class JobFailed(ReinforgeError, RuntimeError):
-    """A training job failed, or trained nothing; the message says why."""
-
     exit_code = 3
 
 
 class EngineError(ReinforgeError):
-    """The embedded model failed."""
-
     exit_code = 3
 
 
-class MessagesRejected(EngineError):
-    """The chat template rejects the agent's messages, such as two of the user in a row; no failure of the model."""
+class MessagesRejected(EngineError): ...
 
 
 class BackendError(ReinforgeError):
-    """A training or model service sent an invalid response."""
-
     exit_code = 4
 
 
-class BackendUnavailable(BackendError, ConnectionError):
-    """A training or model service does not respond."""
+class BackendUnavailable(BackendError, ConnectionError): ...
 
 
 class StorageError(ReinforgeError, OSError):
-    """The run folder cannot be read, written or locked."""
-
     exit_code = 4
 
 
 class OutOfMemory(ReinforgeError, MemoryError):
-    """The machine or the device ran out of memory."""
-
     exit_code = 4
 
 
@@ -146,11 +116,7 @@ class ContextOverflow(Exception):
 
 
 class InvalidCall(TypeError):
-    """An agent's model call has an argument that cannot be honoured; the message names it and says what to do.
-
-    Attributes:
-        param: The argument, such as `tool_choice` or `messages[2].content[0]`.
-    """
+    """An agent's model call has an unsupported argument; `param` is its path, such as `messages[2].content[0]`."""
 
     def __init__(self, message: str, param: str):
         super().__init__(message)
@@ -160,10 +126,8 @@ class InvalidCall(TypeError):
 class PolicyFailure(Exception):
     """Raise this in a workflow if the model's answer is unusable: an invalid action, a reply that cannot be parsed.
 
-    The episode counts as a policy failure, and its reward is `finetuning.outcomes.policy_error`.
-
-    Attributes:
-        output: The output for the other evaluators, or None.
+    The episode counts as a policy failure, and its reward is `finetuning.outcomes.policy_error`. The other evaluators
+    score `output`.
     """
 
     def __init__(self, message: str, output: Any = None):
@@ -172,13 +136,10 @@ class PolicyFailure(Exception):
 
 
 class BudgetReached(ReinforgeError):
-    """A time or token limit was reached; the work so far is saved."""
-
     exit_code = 5
 
 
-class GuardHalted(BudgetReached):
-    """A guard stopped the run, since training goes wrong; the work so far is saved, and the run can be resumed."""
+class GuardHalted(BudgetReached): ...
 
 
 class Interrupted(ReinforgeError):

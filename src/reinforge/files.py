@@ -6,7 +6,8 @@
     .tmp-PID-N/               being written; .trash-*: being removed
 
 Nothing reads a folder whose name starts with `.tmp-` or `.trash-`. What is written here may hold prompts and replies,
-so only its owner may read it: folders have the mode 0700 and files 0600, whatever the umask.
+so only its owner may read it: folders have the mode 0700 and files 0600, whatever the umask. A failed write raises
+`StorageError`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,6 @@ def _encode(value: Any) -> str:
 
 
 def _describe_refusal(cause: Exception) -> str:
-    """Returns why JSON refused a value, in the words of its user."""
     try:
         text = str(cause)
     except Exception:  # noqa: BLE001  a user's exception may fail even at this
@@ -116,7 +116,6 @@ def _describe_refusal(cause: Exception) -> str:
 
 
 def _measure_depth(text: str) -> int:
-    """Returns how deeply the arrays and objects of a JSON text are nested."""
     depth = deepest = 0
     for found in _JSON_TOKENS.finditer(text):
         token = found.group()
@@ -129,7 +128,6 @@ def _measure_depth(text: str) -> int:
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a value of a type that JSON does not have as plain data."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
     if hasattr(value, "tolist"):
@@ -153,12 +151,7 @@ def _replace_non_finite(value: Any) -> Any:
 
 @contextmanager
 def storage_boundary(path: Path, num_bytes: int | None = None) -> Iterator[None]:
-    """Turns any error while writing into a `StorageError` that names the path and the size.
-
-    Args:
-        path: What is written.
-        num_bytes: Size of the content; None: unknown.
-    """
+    """Turns any error while writing `num_bytes` to a path into a `StorageError` that names both."""
     size = "" if num_bytes is None else f" ({num_bytes:,} bytes)"
     try:
         yield
@@ -177,11 +170,7 @@ def _count_free_bytes(path: Path) -> int:
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Writes a file atomically: a reader sees either the old or the new content.
-
-    Raises:
-        StorageError: Writing failed.
-    """
+    """Writes a file atomically: a reader sees either the old or the new content."""
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = make_staging_path(path.parent)
     with storage_boundary(path, len(data)):
@@ -201,11 +190,7 @@ def open_private(path: str, flags: int) -> int:
 
 
 def make_private_folder(path: Path, *, exist_ok: bool = True) -> None:
-    """Creates a folder that only its owner can look into, if there is none; its parents follow the umask.
-
-    Raises:
-        OSError: It cannot be created, or exists although `exist_ok` is False.
-    """
+    """Creates a folder that only its owner can look into, if there is none; its parents follow the umask."""
     try:
         path.mkdir(mode=PRIVATE_FOLDER, exist_ok=exist_ok)
     except FileNotFoundError:
@@ -240,11 +225,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Appends one JSON line; first removes a partial line that a crash left at the end.
-
-    Raises:
-        StorageError: Writing failed.
-    """
+    """Appends one JSON line; first removes a partial line that a crash left at the end."""
     data = (to_json(value) + "\n").encode()
     with storage_boundary(path, len(data)), open(path, "a+b", opener=open_private) as file:
         size = file.tell()
@@ -255,7 +236,6 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def _find_complete_length(file: Any, size: int) -> int:
-    """Returns the length up to and including the last line break."""
     end = size
     while end > 0:
         start = max(0, end - 4096)
@@ -279,14 +259,9 @@ def make_staging_path(folder: Path) -> Path:
 
 
 def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
-    """Gives a staged folder its final name once every byte is on disk; writes the manifest last.
+    """Gives a staged folder its final name, in the place of an existing one, once every byte is on disk.
 
-    Args:
-        target: Its final path; an existing folder is replaced.
-        facts: Further entries of the manifest.
-
-    Raises:
-        StorageError: Writing failed.
+    `facts` are further entries of the manifest, which is written last.
     """
     with storage_boundary(target):
         paths = sorted(path for path in staged.rglob("*") if path != staged / MANIFEST)
@@ -316,15 +291,7 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
 
 
 def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> None:
-    """Creates a folder atomically: it is complete or does not exist.
-
-    Args:
-        target: Its final path; an existing folder is replaced.
-        facts: Further entries of the manifest.
-
-    Raises:
-        StorageError: Writing failed.
-    """
+    """Creates a folder atomically, in the place of an existing one: it is complete or does not exist."""
     staged = make_staging_path(target.parent)
     try:
         fill(staged)
@@ -391,11 +358,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder; renames it first, so that a partly removed folder is never used.
-
-    Raises:
-        StorageError: Removing failed.
-    """
+    """Removes a folder; renames it first, so that a partly removed folder is never used."""
     with storage_boundary(folder):
         trash = _move_to_trash(folder)
         crash_point("gc.mid_delete")

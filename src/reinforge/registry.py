@@ -147,18 +147,7 @@ BUILTINS = {
 }
 """The names that each module of this package registers, by kind."""
 
-KINDS = (
-    "llm",
-    "workflow",
-    "dataset",
-    "evaluator",
-    "trajectory_builder",
-    "trainer_adapter",
-    "trainer",
-    "algorithm",
-    "tracker",
-    "model",
-)
+KINDS = tuple(BUILTINS)
 
 TYPE_KEYS = ("type", "_type")
 """Arguments that may repeat a configuration's type."""
@@ -183,11 +172,7 @@ class TypedConfig(ConfigModel):
     @model_validator(mode="wrap")
     @classmethod
     def _accept_type(cls, data: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
-        """Takes the type out of the arguments.
-
-        Raises:
-            ValueError: It is the type of another class.
-        """
+        """Takes the type out of the arguments; that of another class is an error."""
         keys = [key for key in TYPE_KEYS if key not in cls.model_fields]
         if not isinstance(data, dict) or not any(key in data for key in keys):
             return build(data)
@@ -216,21 +201,16 @@ class TypedConfig(ConfigModel):
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One registered component.
-
-    Attributes:
-        kind: One of `KINDS`.
-        name: Its `_type`.
-        config_type: Its configuration class.
-        factory: Async generator function `(config, builder)` that yields the component once.
-        origin: The module that registered it.
-    """
+    """One registered component."""
 
     kind: str
     name: str
+    """Its `_type`."""
     config_type: type[TypedConfig]
     factory: Factory
+    """Async generator function `(config, builder)` that yields the component once."""
     origin: str
+    """The module that registered it."""
 
 
 class Listing(NamedTuple):
@@ -243,14 +223,11 @@ class Listing(NamedTuple):
 
 @dataclass
 class Registry:
-    """Components by kind and name; `child()` returns a registry that can be extended without changing this one.
-
-    Attributes:
-        modules: The module that registers a component once it is imported, by kind and name.
-    """
+    """Components by kind and name; `child()` returns a registry that can be extended without changing this one."""
 
     parent: Registry | None = None
     modules: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The module that registers a component once it is imported, by kind and name."""
     has_plugins: bool = False
     _own: dict[tuple[str, str], Component] = field(default_factory=dict)
     _plugin_errors: dict[str, str] = field(default_factory=dict)
@@ -278,16 +255,7 @@ class Registry:
         self._own[kind, name] = Component(kind, name, config_type, factory, origin)
 
     def get(self, kind: str, name: str, path: str = "") -> Component:
-        """Returns a component.
-
-        Args:
-            kind: One of `KINDS`.
-            name: Its `_type`.
-            path: Path of the component in the configuration, for the message.
-
-        Raises:
-            ConfigError: No component has that name; the message has the nearest name and all names.
-        """
+        """Returns a component; the error for an unknown name, at `path`, has the nearest name and all names."""
         found = self.find(kind, name)
         if found is None:
             names = self.names(kind)
@@ -348,7 +316,6 @@ class Registry:
         return [component for component in found if component is not None]
 
     def child(self) -> Registry:
-        """Returns a registry that has the components of this one, and does not change it when extended."""
         return Registry(parent=self)
 
     def plugin_errors(self, *, load: bool = True) -> dict[str, str]:
@@ -358,7 +325,6 @@ class Registry:
         return {**(self.parent.plugin_errors(load=load) if self.parent else {}), **self._plugin_errors}
 
     def _find_plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
-        """Returns the plugins that have not been loaded, by entry-point name."""
         if self._plugins is None:
             found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP) if self.has_plugins else ()
             self._plugins = {entry.name: entry for entry in found}

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from reinforge.config.environment import PLACEHOLDER
+from reinforge.config.document import PLACEHOLDER
 from reinforge.config.imports import SPEC
 from reinforge.dialects.tool_calls import ToolFormat, find_bad_call, read_tool_calls
 from reinforge.evaluation.answers import parse_answer

@@ -76,7 +76,7 @@ def schema(as_json: bool) -> None:
     Example:
       reinforge config schema > reinforge.schema.json
     """
-    from reinforge.config.json_schema import build_config_schema
+    from reinforge.config.describe import build_config_schema
     from reinforge.registry import REGISTRY
 
     say_json(build_config_schema(REGISTRY), indent=None if as_json else 2)

@@ -9,6 +9,7 @@ import yaml
 from pydantic_core import to_jsonable_python
 
 from reinforge.config.document import ABSENT, Document, KeyPath, format_path
+from reinforge.config.dump import iterate_leaves
 from reinforge.config.fields import find_field
 from reinforge.config.schema import Config
 from reinforge.config.sections import find_component
@@ -18,36 +19,26 @@ from reinforge.registry import REGISTRY, Registry
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One value that differs.
-
-    Attributes:
-        path: Keys joined by dots.
-        old: The value before; `ABSENT` if the key is new.
-        new: The value now; `ABSENT` if the key is gone.
-    """
+    """One value that differs; `ABSENT` stands for a key that is new, or gone."""
 
     path: str
     old: Any
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.path}: {_format(self.old)} -> {_format(self.new)}"
+        old, new = ("nothing" if value is ABSENT else to_json(value) for value in (self.old, self.new))
+        return f"{self.path}: {old} -> {new}"
 
 
 def compare_configs(before: str, after: str, registry: Registry | None = None) -> list[Change]:
     """Returns the values that differ between two resolved configurations.
 
     A key that did not exist when `before` was written counts as having had its default.
-
-    Args:
-        before: YAML as `dump_config` wrote it, by this release or an earlier one.
-        after: YAML of this release.
-        registry: Has the classes of the components; None: everything that is installed.
     """
     registry = registry or REGISTRY
     old, new = Document(yaml.safe_load(before) or {}), Document(yaml.safe_load(after) or {})
     _add_new_defaults(old.data, new, (), registry)
-    before_values, after_values = _flatten(old.data), _flatten(new.data)
+    before_values, after_values = dict(iterate_leaves(old.data)), dict(iterate_leaves(new.data))
     return [
         Change(format_path(path), before_values.get(path, ABSENT), after_values.get(path, ABSENT))
         for path in dict.fromkeys([*before_values, *after_values])
@@ -59,14 +50,10 @@ def find_changed_settings(text: str, registry: Registry | None = None) -> list[C
     """Returns the values of a resolved configuration that differ from their default: default -> value.
 
     A key without a default is left out where its block says what it is for, such as the `_type` of a component.
-
-    Args:
-        text: YAML as `dump_config` wrote it.
-        registry: Has the classes of the components; None: everything that is installed.
     """
     registry, document = registry or REGISTRY, Document(yaml.safe_load(text) or {})
     changes = []
-    for path, value in _flatten(document.data).items():
+    for path, value in iterate_leaves(document.data):
         default = _find_default(document, path, registry)
         if path[-1:] != ("_type",) and default != value:
             changes.append(Change(format_path(path), default, value))
@@ -91,14 +78,3 @@ def _find_default(document: Document, path: KeyPath, registry: Registry) -> Any:
     if field is None or field.is_required():
         return ABSENT
     return to_jsonable_python(field.get_default(call_default_factory=True), fallback=str)
-
-
-def _flatten(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
-    if isinstance(value, dict) and value:
-        parts = (_flatten(item, (*path, str(key))) for key, item in value.items())
-        return {key: item for part in parts for key, item in part.items()}
-    return {path: value}
-
-
-def _format(value: Any) -> str:
-    return "nothing" if value is ABSENT else to_json(value)

@@ -1,4 +1,4 @@
-"""The keys of a configuration class as readable lines: key, type, default, meaning."""
+"""The keys of configuration classes: as readable lines, and as the JSON schema of a file with every component."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import PydanticUndefined
 
 from reinforge.config.fields import settable_keys
+from reinforge.config.schema import Config, StageConfig
+from reinforge.config.sections import SECTIONS, SINGLES, STAGE_COMPONENTS
+from reinforge.registry import Component, Registry
 
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "multiple_of": "multiple of"}
 
 
 @dataclass(frozen=True, slots=True)
 class FieldLine:
-    """One key.
-
-    Attributes:
-        path: Keys joined by dots, below the class.
-        kind: Type and bounds, for example `whole number ≥ 1`.
-        default: As written in YAML; None: the key is required.
-        description: What it means.
-    """
+    """One key."""
 
     path: str
-    kind: str
-    default: str | None
+    kind: str  # type and bounds, such as `whole number ≥ 1`
+    default: str | None  # as written in YAML; None: the key is required
     description: str
 
 
@@ -136,7 +133,80 @@ def _format_default(field: FieldInfo) -> str | None:
 
 
 def _format_value(value: Any) -> str:
-    """Returns a plain value as written in YAML."""
     if value is None or isinstance(value, bool):
         return {True: "true", False: "false", None: "null"}[value]
     return str(value)
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _LenientSchema(GenerateJsonSchema):
+    """Accepts anything for types that JSON schema does not have (functions, objects)."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        return {}
+
+
+def build_config_schema(registry: Registry) -> dict[str, Any]:
+    """Returns the schema of a file; each component is chosen by its `_type`.
+
+    A variable (`${VAR}`) is allowed in place of any value when a file is loaded, but not by this schema.
+    """
+    kinds = {*SECTIONS.values(), *SINGLES.values()}
+    components = [component for component in registry.components() if component.kind in kinds]
+    classes: list[type[BaseModel]] = list(dict.fromkeys([Config, StageConfig, *(c.config_type for c in components)]))
+    by_class, whole = models_json_schema([(cls, "validation") for cls in classes], schema_generator=_LenientSchema)
+    definitions: dict[str, Any] = whole.get("$defs", {})
+    names = {cls: by_class[cls, "validation"]["$ref"].rpartition("/")[2] for cls in classes}
+    choices: dict[str, list[dict[str, str]]] = {}
+    for component in components:
+        key = f"{component.kind}.{component.name}"
+        definitions[key] = _add_type(component, definitions[names[component.config_type]])
+        choices.setdefault(component.kind, []).append({"$ref": f"#/$defs/{key}"})
+    root = dict(definitions[names[Config]])
+    for path, kind in {**SECTIONS, **SINGLES}.items():
+        block = _follow(root, definitions, path[:-1])
+        value: dict[str, Any] = {"oneOf": choices.get(kind, [])}
+        if path in SECTIONS:
+            value = {"type": "object", "additionalProperties": value}
+        block["properties"] = {**block["properties"], path[-1]: {**_copy_description(block, str(path[-1])), **value}}
+    stage = definitions[names[StageConfig]]
+    for key, kind in STAGE_COMPONENTS.items():
+        choice = {"oneOf": [*choices.get(kind, []), {"type": "null"}]}
+        stage["properties"][key] = {**_copy_description(stage, key), **choice}
+    used = _find_used(root, definitions)
+    return {"$schema": DIALECT, **root, "$defs": {name: definitions[name] for name in sorted(used)}}
+
+
+def _add_type(component: Component, schema: dict[str, Any]) -> dict[str, Any]:
+    properties = {"_type": {"const": component.name}, **schema.get("properties", {})}
+    return {**schema, "properties": properties, "required": ["_type", *schema.get("required", [])]}
+
+
+def _follow(root: dict[str, Any], definitions: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    block = root
+    for key in path:
+        block = definitions[block["properties"][key]["$ref"].rpartition("/")[2]]
+    return block
+
+
+def _copy_description(block: dict[str, Any], key: str) -> dict[str, str]:
+    description = block["properties"][key].get("description")
+    return {"description": description} if description else {}
+
+
+def _find_used(schema: Any, definitions: dict[str, Any]) -> set[str]:
+    used: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            name = str(value.get("$ref", "")).rpartition("/")[2]
+            if name and name not in used:
+                used.add(name)
+                waiting.append(definitions[name])
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return used

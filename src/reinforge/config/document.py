@@ -7,18 +7,22 @@
 Scalars follow YAML 1.2: `1e-5` is a number; `on`, `off`, `yes`, `no` and dates are text; `0o17` is 15.
 Keys are always text. `<<` merges a mapping: YAML 1.2 dropped it, but people still write it.
 Rejected: duplicate keys, custom tags (`!!python/object`), and files that expand without bound.
+
+`${VAR}` and `${VAR:-default}` are expanded after the YAML is parsed, and only inside text values; `$${` stands for a
+literal `${`. The contents of a variable therefore cannot become a key or change a type: `seed: ${SEED}` is text until
+the schema asks for a number.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import yaml
 
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, did_you_mean
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -67,13 +71,7 @@ def get_child(value: Any, key: str | int) -> Any:
 
 @dataclass
 class Document:
-    """Plain data with the position of every key.
-
-    Attributes:
-        data: Mappings, lists, text, numbers, true, false and None; Python objects in data from Python.
-        name: The file name as the user wrote it; empty for data from Python.
-        marks: The position of each key and list item.
-    """
+    """Plain data with the position of every key; `name` is the file, empty for data from Python."""
 
     data: Any
     name: str = ""
@@ -85,7 +83,6 @@ class Document:
         self.report_at(self.mark(path if at is None else at), Problem(format_path(path), message, fix))
 
     def report_at(self, mark: Mark | None, problem: Problem) -> None:
-        """Adds a problem at a position."""
         if isinstance(mark, tuple):
             order, location = (0, *mark), f"{self.name}:{mark[0]}:{mark[1]}"
         else:
@@ -93,7 +90,6 @@ class Document:
         self._problems.append((order, Problem(problem.path, problem.message, problem.fix, location)))
 
     def has_problem(self, path: KeyPath) -> bool:
-        """Returns True if there is a problem at exactly this path."""
         return any(problem.path == format_path(path) for _, problem in self._problems)
 
     def mark(self, path: KeyPath) -> Mark | None:
@@ -116,21 +112,12 @@ class Document:
         return [problem for _, problem in sorted(self._problems, key=lambda pair: pair[0])]
 
     def raise_problems(self) -> None:
-        """Raises every problem found so far; does nothing if there is none."""
         if self._problems:
             raise ConfigError(self.problems)
 
 
 def parse_yaml(text: str, name: str = "") -> Document:
-    """Returns the data of one YAML document.
-
-    Args:
-        text: The YAML.
-        name: The file's name, for messages.
-
-    Raises:
-        ConfigError: The text is not YAML or contains something rejected; lists as many problems as possible.
-    """
+    """Returns the data of one YAML document; a `ConfigError` lists as many problems as possible."""
     document = Document(None, name)
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
@@ -188,7 +175,6 @@ class _Loader(yaml.SafeLoader):
         self.depth = self.num_aliases = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Returns the next node; counts depth and aliases."""
         self.depth += 1
         self.num_aliases += self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark
@@ -312,3 +298,52 @@ class _Reader:
                 continue
             merged = {**self.read(part, path), **merged}
         return merged
+
+
+PLACEHOLDER = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}|\$\{")
+
+
+def expand(document: Document, environ: Mapping[str, str]) -> dict[KeyPath, str]:
+    """Expands the variables in a document; returns the original text of each value that had one, by path.
+
+    Example: `{"key": "${KEY:-none}"}` without KEY becomes `{"key": "none"}` and returns
+    `{("key",): "${KEY:-none}"}`. A variable that is unset and has no default is reported as a problem.
+    """
+    raw: dict[KeyPath, str] = {}
+    document.data = _expand(document.data, (), document, environ, raw)
+    return raw
+
+
+def escape(text: str) -> str:
+    """Returns text that `expand` turns back into `text`: `${x}` -> `$${x}`."""
+    return text.replace("${", "$${")
+
+
+def _expand(value: Any, path: KeyPath, document: Document, environ: Mapping[str, str], raw: dict[KeyPath, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item, (*path, key), document, environ, raw) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, (*path, index), document, environ, raw) for index, item in enumerate(value)]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name = match["name"]
+        if match[0] == "$${":
+            return "${"
+        raw[path] = value
+        if name is None:
+            excerpt = value[match.start() : match.start() + 20]
+            document.report(
+                path, f'"{excerpt}" is not a variable', "write ${NAME} or ${NAME:-default}; $${ is a literal ${"
+            )
+        elif match["default"] is not None:
+            return environ.get(name) or match["default"]
+        elif name in environ:
+            return environ[name]
+        else:
+            message = f"the environment variable {name} is not set{did_you_mean(name, environ)}"
+            document.report(path, message, f"export {name}=..., or write ${{{name}:-default}}")
+        return ""
+
+    return PLACEHOLDER.sub(replace, value)

@@ -9,14 +9,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import AliasChoices, BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from reinforge.config.document import ABSENT, RESOLVERS, TAG, Document, KeyPath, format_path, get_child
-from reinforge.config.environment import PLACEHOLDER, escape
+from reinforge.config.document import (
+    ABSENT,
+    PLACEHOLDER,
+    RESOLVERS,
+    TAG,
+    Document,
+    KeyPath,
+    escape,
+    format_path,
+    get_child,
+)
 from reinforge.config.loaded_config import LoadedConfig, iterate_values
 from reinforge.safe_text import (
     escape_controls,
@@ -26,9 +35,6 @@ from reinforge.safe_text import (
     is_token,
     remember_secret,
 )
-
-if TYPE_CHECKING:
-    from reinforge.config.loaded_config import LoadedConfig
 
 
 def dump_config(loaded: LoadedConfig) -> str:
@@ -43,7 +49,6 @@ def dump_config(loaded: LoadedConfig) -> str:
 
 
 def dump_data(data: Any) -> str:
-    """Returns plain data as YAML in the style of a resolved configuration."""
     text = yaml.dump(data, Dumper=_ConfigDumper, sort_keys=False, allow_unicode=True, width=120)
     return escape_controls(text)  # in double quotes, where `_represent` puts them, these are YAML's own escapes
 
@@ -71,12 +76,8 @@ def _convert(loaded: LoadedConfig) -> tuple[dict[str, Any], _PlainConverter]:
 class _PlainConverter:
     """Turns a configuration into plain data.
 
-    Args:
-        loaded: The configuration.
-        moved: Expanded value -> its text with `${VAR}`, for values that a validator moved to another key.
-
-    Attributes:
-        literals: The secrets that were written in the configuration, by path.
+    `moved` maps expanded values to their text with `${VAR}`, where a validator moved them to another key; `literals`
+    are the secrets that were written in the configuration, by path.
     """
 
     def __init__(self, loaded: LoadedConfig, moved: dict[str, str] | None = None):
@@ -91,7 +92,6 @@ class _PlainConverter:
         return {str(expanded[path]): raw for path, raw in left.items() if expanded[path] not in ("", ABSENT)}
 
     def convert(self, value: Any, path: KeyPath) -> Any:
-        """Returns one value as plain data."""
         raw = self.loaded.placeholders.get(path)
         if raw is not None:  # also if a validator turned the text into a list or an object
             self.seen.add(path)
@@ -172,7 +172,6 @@ class _ConfigDumper(yaml.SafeDumper):
     }
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Writes repeated values in full instead of as aliases."""
         return True
 
 
@@ -220,29 +219,25 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value in effect.
-
-    Attributes:
-        path: Keys joined by dots.
-        value: As in the resolved configuration; secrets and variables stay `${VAR}`.
-        origin: `file:line:column`, `-o path`, or `default`.
-    """
+    """One value in effect; secrets and variables stay `${VAR}`."""
 
     path: str
     value: Any
     origin: str
+    """`file:line:column`, `-o path`, or `default`."""
 
 
 def list_settings(loaded: LoadedConfig) -> list[Setting]:
     """Returns every value of a configuration with its origin, section by section."""
     data = yaml.safe_load(dump_config(loaded))
-    return [Setting(format_path(path), value, _find_origin(loaded, path)) for path, value in _iterate_leaves(data, ())]
+    return [Setting(format_path(path), value, _find_origin(loaded, path)) for path, value in iterate_leaves(data)]
 
 
-def _iterate_leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+def iterate_leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yields the path and the value of everything in plain data that is not a mapping with keys."""
     if isinstance(value, dict) and value:
         for key, below in value.items():
-            yield from _iterate_leaves(below, (*path, key))
+            yield from iterate_leaves(below, (*path, str(key)))
     else:
         yield path, value
 
@@ -252,14 +247,6 @@ def _find_origin(loaded: LoadedConfig, path: KeyPath) -> str:
     if mark is None:
         # an override of a whole block (`-o trainers.t '{_type: x}'`) marks only the block, not the keys in it
         above = next((loaded.marks[path[:end]] for end in range(len(path), 0, -1) if path[:end] in loaded.marks), None)
-        in_override = isinstance(above, str) and _has_path(loaded.data, path)
+        in_override = isinstance(above, str) and reduce(get_child, path, loaded.data) is not ABSENT
         return str(above) if in_override else DEFAULT
     return mark if isinstance(mark, str) else f"{loaded.path}:{mark[0]}:{mark[1]}"
-
-
-def _has_path(data: Any, path: KeyPath) -> bool:
-    for key in path:
-        if not isinstance(data, dict) or key not in data:
-            return False
-        data = data[key]
-    return True

@@ -30,15 +30,11 @@ SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.
 
 
 def import_object(spec: str, project_root: Path, *, path: str = "") -> Any:
-    """Returns the object that `package.module:name` names.
+    """Returns the object that `package.module:name` names (`module:Class.method` works too).
 
     Args:
-        spec: The module, a colon, and a name in it (`module:Class.method` works too).
         project_root: Modules in this folder are allowed; it is first on `sys.path` during the import.
         path: Path of the spec in the configuration, for messages.
-
-    Raises:
-        ConfigError: The spec is malformed, its module is not allowed or does not exist, or the import failed.
     """
     match = SPEC.fullmatch(spec)
     if match is None:
@@ -169,9 +165,7 @@ def _list_files(module_spec: ModuleSpec) -> list[Path]:
 def is_own_file(file: Path, project_root: Path) -> bool:
     """Returns True for a file of the project; a `.venv` or Python itself may be in the same folder and is not.
 
-    Args:
-        file: An absolute path without symbolic links.
-        project_root: The project's folder, likewise.
+    Both paths are absolute, without symbolic links.
     """
     if not file.is_relative_to(project_root) or any(file.is_relative_to(folder) for folder in _find_standard_library()):
         return False
@@ -202,7 +196,6 @@ def _get_attribute(module: Any, name: str, spec: str, path: str) -> Any:
 
 
 def _list_modules(package: str) -> list[str]:
-    """Returns the modules of a package, spelled as in a spec."""
     if not package:
         return []
     loaded = sys.modules.get(package)

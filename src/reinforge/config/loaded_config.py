@@ -17,13 +17,7 @@ from reinforge.errors import Problem
 def iterate_values(
     value: Any, path: KeyPath = (), *, without: Collection[KeyPath] = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Yields the path and the value of everything that is not a block, a mapping or a list, defaults included.
-
-    Args:
-        value: The configuration, or a part of it.
-        path: Its path.
-        without: Paths to leave out, with everything below them.
-    """
+    """Yields the path and the value of everything that is not a block, a mapping or a list, except below `without`."""
     if path in without:
         return
     if isinstance(value, BaseModel):
@@ -56,29 +50,21 @@ def iterate_models(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Ba
 
 @dataclass
 class LoadedConfig:
-    """A validated configuration and where it came from.
-
-    Attributes:
-        config: The configuration; components are instances of their classes.
-        path: The file; None for a configuration from Python.
-        project_root: Base of relative paths and of `module:name`: the file's folder, or the working directory.
-        data: The plain data that was validated, after overrides and variables. It may contain secrets.
-        placeholders: Text with `${VAR}` as written, by path.
-        types: The `_type` of each component, by path.
-        marks: Line and column of each key, by path; text for a key set by an override.
-        problems: What is wrong with it; empty unless it was loaded with `keep_going`. Nothing runs on it then.
-        invalid: Paths of the components with problems; they cannot be built.
-    """
+    """A validated configuration and where it came from."""
 
     config: Config
-    path: Path | None
+    path: Path | None  # None for a configuration from Python
     project_root: Path
+    """Base of relative paths and of `module:name`: the file's folder, or the working directory."""
     data: dict[str, Any] = field(repr=False)
-    placeholders: dict[KeyPath, str] = field(default_factory=dict)
-    types: dict[KeyPath, str] = field(default_factory=dict)
+    """The plain data that was validated, after overrides and variables. It may contain secrets."""
+    placeholders: dict[KeyPath, str] = field(default_factory=dict)  # text with `${VAR}` as written, by path
+    types: dict[KeyPath, str] = field(default_factory=dict)  # the `_type` of each component, by path
     marks: dict[KeyPath, Any] = field(default_factory=dict, repr=False)
+    """Line and column of each key, by path; text for a key set by an override."""
     problems: list[Problem] = field(default_factory=list)
-    invalid: frozenset[KeyPath] = frozenset()
+    """What is wrong with it; empty unless it was loaded with `keep_going`. Nothing runs on it then."""
+    invalid: frozenset[KeyPath] = frozenset()  # paths of the components with problems, which cannot be built
 
     def locate(self, path: str) -> str:
         """Returns `file:line:column` of a dotted path, of the nearest key above it that is in the file, or the file.

@@ -16,10 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from reinforge.config.document import MAX_BYTES, Document, KeyPath, format_path, parse_yaml
+from reinforge.config.document import MAX_BYTES, Document, KeyPath, expand, format_path, parse_yaml
 from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.dump import protect_secrets, report_secrets_in_urls
-from reinforge.config.environment import expand
 from reinforge.config.fields import find_aliases
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.partial import build_partial
@@ -34,13 +33,7 @@ from reinforge.types.key_aliases import ConfigModel, describe_conflict
 
 
 def apply_override(document: Document, path_text: str, value_text: str) -> None:
-    """Sets one value in the document; the schema check finds paths that do not exist.
-
-    Args:
-        document: The file.
-        path_text: Keys joined by dots; list items by index: `finetuning.policy.optimizer.betas.0`.
-        value_text: A YAML value: `5`, `true`, `text`, `[1, 2]`, `{_type: epoch}`.
-    """
+    """Sets the value at `a.b.0` (keys and indices) to a YAML value; the schema check finds unknown paths."""
     mark = f"-o {path_text}"
     keys: list[str | int] = list(path_text.split("."))
     if not all(keys):
@@ -97,9 +90,7 @@ def load_config(
     """Returns the validated configuration of a YAML file.
 
     Args:
-        path: The file.
         overrides: Pairs of dotted path and YAML value; they take precedence over the file.
-        registry: Where component types are looked up; None: everything that is installed.
         environ: Variables for `${VAR}`; None: those of the process.
         project_root: Base of relative paths and of `module:name`; None: the file's folder.
         keep_going: Return what is left of a file with problems, with these as its `problems`, so that data and
@@ -107,7 +98,7 @@ def load_config(
 
     Raises:
         ConfigError: The file has problems; lists all of them, in the order of its lines. With `keep_going`: the file
-            is no YAML, or nothing is left of it.
+            is not YAML, or nothing is left of it.
     """
     path = Path(path)
     document = parse_yaml(_read(path), str(path))
@@ -137,9 +128,6 @@ def build_config(
 
     `${VAR}` is expanded in `expanded_sections` only. Instances of configuration classes may replace mappings with a
     `_type`, and functions may replace `module:name`. `keep_going` is that of `load_config`.
-
-    Raises:
-        ConfigError: The data has problems; lists all of them.
     """
     document = Document(_copy_data(data))
     sections = Document({name: document.data[name] for name in expanded_sections if name in document.data})
@@ -152,11 +140,7 @@ def build_config(
 
 
 def resolve_aliases(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration, or part of one, with every key under its own name.
-
-    Raises:
-        ConfigError: The data has two spellings of one key.
-    """
+    """Returns a configuration, or part of one, with every key under its own name."""
     document = Document(_copy_data(data))
     _rename_aliases(document, REGISTRY, {})
     document.raise_problems()

@@ -9,7 +9,7 @@ Data and components are validated on it, so that everything that is wrong is rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -56,15 +56,14 @@ def build_partial(
 ) -> tuple[Config, frozenset[KeyPath]] | None:
     """Returns a configuration without what is invalid, and the paths of invalid components; None: nothing is left.
 
-    Args:
-        document: The data as written, and its problems.
-        blocks: The data with an instance for each valid component.
-        registry: Component types.
+    `blocks` is the data with an instance for each valid component.
     """
     reported = {problem.path for problem in document.problems}
     places = {path: value for path, _, value in iterate_components(document)}
     components = [*places, *(path for path in SINGLES if path not in places)]
-    invalid = frozenset(path for path in components if path in _absent(places) or _has_problem(path, reported))
+    invalid = frozenset(
+        path for path in components if _has_problem(path, reported) or (path in NEEDED and path not in places)
+    )
     data = _copy(blocks, (), reported, keep=frozenset(components))
     for path in invalid:
         value = places.get(path)
@@ -80,13 +79,7 @@ def build_partial(
     return None
 
 
-def _absent(places: Mapping[KeyPath, Any]) -> list[KeyPath]:
-    """Returns the components that every run needs and that a document lacks."""
-    return [path for path in NEEDED if path not in places]
-
-
 def _has_problem(path: KeyPath, reported: set[str]) -> bool:
-    """Returns True if a problem is at a path or below it."""
     name = format_path(path)
     return any(each == name or each.startswith(f"{name}.") for each in reported)
 
@@ -129,20 +122,13 @@ def _set(data: Any, path: KeyPath, value: Any) -> None:
         data[path[-1]] = value
 
 
-def _remove(data: dict[str, Any], location: tuple[str | int, ...]) -> bool:
+def _remove(data: Any, location: tuple[str | int, ...]) -> bool:
     """Removes the key at a location of an error, or the innermost one above it; returns False if there is none."""
-    found = list(_iterate_mappings(data, location))
-    if not found:
-        return False
-    mapping, key = found[-1]
-    del mapping[key]
-    return True
-
-
-def _iterate_mappings(data: Any, location: tuple[str | int, ...]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields each mapping on the way to a location, with the key that leads on."""
+    found: tuple[dict[Any, Any], str | int] | None = None
     for key in location:
         if not isinstance(data, dict) or key not in data:
-            return
-        yield data, str(key)
-        data = data[key]
+            break
+        found, data = (data, key), data[key]
+    if found is not None:
+        del found[0][found[1]]
+    return found is not None

@@ -31,13 +31,7 @@ POLICY_BLOCKS = ("optimizer", "schedule", "batch")
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """One stage of a run's pipeline.
-
-    Attributes:
-        name: Its name.
-        first: Its first epoch.
-        settings: Its own settings.
-    """
+    """One stage of a run's pipeline; `first` and `last` are its epochs."""
 
     name: str
     first: int
@@ -45,12 +39,10 @@ class PipelineStage:
 
     @property
     def last(self) -> int:
-        """Its last epoch."""
         return self.first + self.settings.num_epochs - 1
 
     @property
     def path(self) -> str:
-        """Its path in the configuration."""
         return ".".join((*map(str, STAGES), self.name))
 
     def complete_policy(self, policy: PolicyConfig) -> PolicyConfig:
@@ -69,7 +61,6 @@ def list_stages(config: FinetuneConfig) -> list[PipelineStage]:
 
 
 def find_stage(config: FinetuneConfig, epoch: int) -> PipelineStage | None:
-    """Returns the stage that an epoch belongs to; None without a pipeline."""
     return choose_stage(list_stages(config), epoch)
 
 
@@ -81,9 +72,7 @@ def choose_stage(stages: Sequence[PipelineStage], epoch: int) -> PipelineStage |
 def fill_in_stages(document: Document, placeholders: dict[KeyPath, str]) -> None:
     """Completes the blocks of each stage from those of `finetuning`, and reports a number of epochs that is not theirs.
 
-    Args:
-        document: Changed in place.
-        placeholders: Text with `${VAR}` by path; copied with the values.
+    Changes the document and `placeholders`, the texts with `${VAR}`, in place.
     """
     stages = document.get(STAGES)
     if not isinstance(stages, dict):

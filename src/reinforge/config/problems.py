@@ -42,12 +42,9 @@ R = TypeVar("R")
 def suggest_setting(document: Document, registry: Registry, path: KeyPath, allowed: Iterable[str] = ()) -> str | None:
     """Returns the path of the setting that an unknown key probably means; None: there is none, or too many.
 
-    Args:
-        document: The configuration; the settings of its components count as well.
-        registry: Component types.
-        path: Path of the unknown key; the keys below it must fit too.
-        allowed: Keys of the same place. One that is spelled alike is a better guess than one of another place, unless
-            that has exactly this key.
+    Settings of the document's components count as well, and keys below the unknown one must fit too. A key that is
+    spelled alike and `allowed` in the same place is a better guess than one of another place, unless that has exactly
+    this key.
     """
     tail = [OTHER_NAMES.get(str(key), str(key)) for key in (path[-1], *_list_single_keys(document.get(path)))]
     places = (_list_settings(), _list_component_settings(document, registry))
@@ -83,7 +80,6 @@ def _list_settings() -> tuple[str, ...]:
 
 
 def _list_component_settings(document: Document, registry: Registry) -> tuple[str, ...]:
-    """Returns the paths of all settings of the components in a document."""
     paths: list[str] = []
     for key_path, kind, value in iterate_components(document):
         component = registry.find(kind, str(value.get("_type"))) if isinstance(value, dict) else None
@@ -110,7 +106,6 @@ def _find_place(tail: str, places: Iterable[str], wrong: KeyPath) -> str | None:
 
 
 def _find_near(key: str, places: Iterable[str]) -> str | None:
-    """Returns the key of any place that is spelled nearly like `key`."""
     keys = dict.fromkeys(place.rpartition(".")[2] for place in places)
     return next(iter(difflib.get_close_matches(key, list(keys), n=1, cutoff=NEAR)), None)
 
@@ -195,13 +190,7 @@ EXPECTED = {
 
 
 class Validator:
-    """Validates parts of one document and reports every problem in it.
-
-    Args:
-        document: The data, with positions.
-        raw: Text with `${VAR}` by path; messages show it instead of the variable's value.
-        registry: Component types, among whose settings a misplaced key is looked up.
-    """
+    """Validates parts of a document and reports every problem; messages show `${VAR}` (`raw`), not its value."""
 
     def __init__(self, document: Document, raw: dict[KeyPath, str], registry: Registry = REGISTRY):
         self.document, self.raw, self.registry = document, raw, registry
@@ -330,7 +319,6 @@ def _find_data_path(details: ErrorDetails, value: Any) -> KeyPath:
 
 
 def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """Returns the keys that the model at a path below `model` allows."""
     for key in path:
         field = allowed_keys(model).get(str(key))
         model = (_find_model(field.annotation) if field else None) or model

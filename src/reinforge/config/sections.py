@@ -54,7 +54,6 @@ def iterate_components(document: Document) -> Iterator[tuple[KeyPath, str, Any]]
 
 
 def find_kind(path: KeyPath) -> str | None:
-    """Returns the kind of the component at a path; None: there is none."""
     if len(path) == len(STAGES) + 2 and path[: len(STAGES)] == STAGES:
         return STAGE_COMPONENTS.get(str(path[-1]))
     return SINGLES.get(path) or SECTIONS.get(path[:-1])

@@ -104,13 +104,7 @@ SECTIONS: dict[KeyPath, str] = {
 
 
 def find_toolkit_type(kind: str, name: str, path: KeyPath) -> Problem | None:
-    """Returns the problem of a `_type` that only the toolkit has; None: it has none of that name.
-
-    Args:
-        kind: The kind of component.
-        name: Its `_type`.
-        path: Path of the component.
-    """
+    """Returns the problem of a component's `_type` that only the toolkit has."""
     fix = TYPES.get(kind, {}).get(name)
     if fix is None:
         return None
@@ -118,6 +112,6 @@ def find_toolkit_type(kind: str, name: str, path: KeyPath) -> Problem | None:
 
 
 def find_toolkit_key(path: KeyPath) -> Problem | None:
-    """Returns the problem of a section or key that only the toolkit has; None: it has none at this path."""
+    """Returns the problem of a section or key that only the toolkit has."""
     fix = SECTIONS.get(path)
     return None if fix is None else Problem(format_path(path), f"a key of {TOOLKIT} that has no counterpart here", fix)

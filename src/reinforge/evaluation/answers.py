@@ -17,12 +17,10 @@ class UnusableOutputError(Exception):
 def parse_answer(value: Any, *, allow_fence: bool = False) -> Any:
     """Returns the value of a JSON string; other values are returned unchanged.
 
-    Args:
-        value: What the agent or a model returned.
-        allow_fence: Also accept JSON inside one ``` block with nothing around it.
+    `allow_fence` also accepts JSON inside one ``` block with nothing around it.
 
     Raises:
-        ValueError: It is no JSON, None, beyond a limit of `dialects.strict_json` or `files.find_unwritable`, or has a
+        ValueError: It is not JSON, None, beyond a limit of `dialects.strict_json` or `files.find_unwritable`, or has a
             number that is not finite.
     """
     if value is None:
@@ -37,7 +35,7 @@ def parse_answer(value: Any, *, allow_fence: bool = False) -> Any:
 
 
 def strip_fence(text: str) -> str:
-    """Returns the content of a ``` or ```json block with nothing around it; other texts are returned unchanged."""
+    """Returns the content of a ``` or ```json block with nothing around it; other strings are returned unchanged."""
     block = text.strip()
     first, line_break, rest = block.partition("\n")
     if not line_break or not rest.endswith("```") or first.rstrip(" \t") not in ("```", "```json"):

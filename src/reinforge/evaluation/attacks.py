@@ -50,41 +50,22 @@ GUESSES = ("yes", "no", "true", "false", "0", "1", "2", "10", "A", "B", "none", 
 
 @dataclass(frozen=True, slots=True)
 class BadAnswer:
-    """An answer that deserves no reward.
-
-    Attributes:
-        attack: The kind.
-        output: The answer.
-    """
-
     attack: str
     output: Any
 
 
 @dataclass(frozen=True)
 class Material:
-    """What attacks are made of.
-
-    Attributes:
-        items: The examples of the test.
-        num_guesses: How many wrong answers `best_of_n` tries.
-        wrong: Real answers that are known to be wrong, by example id.
-        seed: Of the random choices.
-    """
+    """What attacks are made of."""
 
     items: Sequence[EvalInputItem]
-    num_guesses: int = 8
-    wrong: dict[str, list[Any]] = field(default_factory=dict)
+    num_guesses: int = 8  # wrong answers that best_of_n tries
+    wrong: dict[str, list[Any]] = field(default_factory=dict)  # real answers known to be wrong, by example id
     seed: int = 0
 
 
 def build_attacks(item: EvalInputItem, material: Material, attacks: Iterable[str] | None = None) -> list[BadAnswer]:
-    """Returns the attacks on one example.
-
-    Args:
-        item: The example.
-        attacks: Kinds; None: all. Kinds that need other expected answers make none where there are none.
-    """
+    """Returns the attacks of these kinds (None: all) on one example; some need expected answers of other examples."""
     expected = _normalize(item.expected_output_obj)
     return [
         BadAnswer(name, output)

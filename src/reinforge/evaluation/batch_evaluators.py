@@ -19,19 +19,13 @@ from reinforge.types.evaluation import EvalInput, EvalInputItem, EvalOutput, Eva
 
 
 class BaseEvaluator(Evaluator):
-    """Scores item by item; write `evaluate_item`.
-
-    Args:
-        max_concurrency: How many items of one evaluation are scored at a time.
-        tqdm_desc: Accepted for compatibility; progress is the run's.
-    """
+    """Scores item by item, `max_concurrency` at a time; write `evaluate_item`. `tqdm_desc` is not shown."""
 
     def __init__(self, max_concurrency: int = 4, tqdm_desc: str = "Evaluating"):
         self.max_concurrency, self.tqdm_desc = max_concurrency, tqdm_desc
 
     @abstractmethod
-    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the score of one item."""
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem: ...
 
     async def evaluate(self, item: Any) -> Any:
         """Returns the `EvalOutput` of an `EvalInput`, or the `EvalOutputItem` of a single item."""
@@ -52,23 +46,12 @@ class BaseEvaluator(Evaluator):
 
 
 class EvaluatorInfo(Evaluator):
-    """An evaluator as a function of an evaluation.
-
-    Args:
-        config: Its configuration.
-        evaluate_fn: Async function from `EvalInput` to `EvalOutput`.
-        description: What it scores.
-    """
+    """An evaluator as an async function from `EvalInput` to `EvalOutput`."""
 
     def __init__(self, *, config: Any, evaluate_fn: Callable[[EvalInput], Awaitable[EvalOutput]], description: str):
         self.config, self.evaluate_fn, self.description = config, evaluate_fn, description
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the score of one example.
-
-        Raises:
-            EvaluationError: The function returned no score, or several, for the example.
-        """
         output = await self.evaluate_fn(EvalInput(eval_input_items=[item]))
         if len(output.eval_output_items) != 1:
             count = len(output.eval_output_items)

@@ -16,25 +16,16 @@ from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One evaluator before and after training.
-
-    Attributes:
-        metric: Name of the evaluator.
-        split: The examples: `confirm`, or `select` if there was no comparison on `confirm`.
-        before, after: Mean of the base model and of the trained one; None: not known.
-        improvement: After minus before, example by example; None: not compared example by example.
-        weight: Its weight in the `weighted` evaluator that is the reward; None: it is not a part of one.
-    """
+    """One evaluator before and after training, on `confirm`, or on `select` if there was no comparison on `confirm`."""
 
     metric: str
     split: str
     before: MetricSummary | None
     after: MetricSummary | None
-    improvement: Improvement | None = None
-    weight: float | None = None
+    improvement: Improvement | None = None  # None: not compared example by example
+    weight: float | None = None  # None: not a part of a `weighted` reward
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as a JSON-ready dict."""
         return asdict(self)
 
     @classmethod
@@ -91,11 +82,7 @@ def compare_reports(
 ) -> list[MetricChange]:
     """Returns every evaluator before and after, over the examples that both models have a score on.
 
-    Args:
-        base: Scores of the base model.
-        tuned: Scores of the candidate.
-        weights: Weight of each part of the reward; empty: the reward is not `weighted`.
-        clusters: Example id -> its conversation.
+    `weights` are those of the parts of the reward, if it is `weighted`; `clusters` maps examples to conversations.
     """
     changes = []
     for metric in dict.fromkeys([*base.scores, *tuned.scores]):

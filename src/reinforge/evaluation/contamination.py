@@ -55,9 +55,6 @@ def find_near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> 
 
     Texts that are equal but for case, spacing and punctuation are paired with the first of them only: three equal texts
     give (0, 1, 1.0) and (0, 2, 1.0). Empty texts are in no pair.
-
-    Args:
-        threshold: Smallest similarity of a pair, above 0 and up to 1.
     """
     runs = [split_runs(text) for text in texts]
     first_with: dict[Runs, int] = {}
@@ -93,12 +90,7 @@ def _hash_run(words: Sequence[int]) -> int:
 
 
 class SimilaritySearch:
-    """Finds the sets of runs that are similar to a given one.
-
-    Args:
-        sets: All sets that will be added, to know which runs are rare.
-        threshold: Smallest similarity to report, above 0 and up to 1.
-    """
+    """Finds the sets of runs that are similar to a given one; `sets` are all that will be added."""
 
     def __init__(self, sets: Sequence[Runs], threshold: float) -> None:
         self.threshold = threshold
@@ -142,14 +134,7 @@ def measure_similarity(one: Runs, other: Runs) -> float:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A held-out example that repeats a training example.
-
-    Attributes:
-        id: The held-out example.
-        split: Its split, `select` or `confirm`.
-        train_id: The most similar training example.
-        similarity: Up to 1.0, which means equal but for case, spacing and punctuation.
-    """
+    """A held-out example, and the most similar training example."""
 
     id: str
     split: str
@@ -166,11 +151,8 @@ def find_repetitions(splits: Mapping[str, Sequence[EvalInputItem]], threshold: f
 
     Only what the agent is asked is compared, without system prompts: neither ids nor expected answers. Runs of words
     that most examples have (the template of the prompt) are left out, and so are questions that many examples share,
-    such as the one rule of a game: there something else makes the example.
-
-    Args:
-        splits: Examples by split; every split is held out, but `train` and those of a pipeline's stages.
-        threshold: Smallest similarity to report.
+    such as the one rule of a game: there something else makes the example. Every split is held out, but `train` and
+    those of a pipeline's stages.
     """
     items = [(name, item) for name, examples in splits.items() for item in examples]
     runs = read_runs([item for _, item in items])

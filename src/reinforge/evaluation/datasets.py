@@ -115,16 +115,7 @@ class HuggingFaceDatasetConfig(FileDatasetConfig, name="hf_dataset"):
 
 
 class FileDataset(DatasetLoader):
-    """Loads the examples of one file.
-
-    Args:
-        config: The dataset's settings.
-        project_root: The configuration's folder.
-
-    Attributes:
-        shape: The detected shape of the rows; None before `load`.
-        row_locations: Example id -> location of its row.
-    """
+    """Loads the examples of one file; `row_locations` has the location of each row by example id."""
 
     def __init__(self, config: FileDatasetConfig, project_root: Path):
         self.config, self.project_root = config, project_root
@@ -132,7 +123,6 @@ class FileDataset(DatasetLoader):
         self.row_locations: dict[str, str] = {}
 
     def load(self) -> list[EvalInputItem]:
-        """Returns every example, in the file's order."""
         problems = RowProblems()
         rows, name = self._read_rows(problems)
         columns = Columns(self.config.id_key, self.config.question_key, self.config.answer_key)
@@ -201,18 +191,7 @@ def _list_nearby(tried: Sequence[Path]) -> list[str]:
 
 
 class ListDataset(DatasetLoader):
-    """Loads examples from Python rows.
-
-    Args:
-        rows: Mappings in one of the supported shapes, or `EvalInputItem`s.
-        id_key: Column with the example's id.
-        question_key: Column with the agent's input; the default also detects other row shapes.
-        answer_key: Column with the expected output.
-
-    Attributes:
-        shape: The detected shape of the rows; None before `load`.
-        row_locations: Example id -> location of its row.
-    """
+    """Loads examples from Python rows: mappings in one of the supported shapes, or `EvalInputItem`s."""
 
     def __init__(
         self,
@@ -227,7 +206,6 @@ class ListDataset(DatasetLoader):
         self.row_locations: dict[str, str] = {}
 
     def load(self) -> list[EvalInputItem]:
-        """Returns every example, in order."""
         if self.rows and all(isinstance(row, EvalInputItem) for row in self.rows):
             return [row.model_copy() for row in self.rows if isinstance(row, EvalInputItem)]
         rows = [
@@ -239,34 +217,18 @@ class ListDataset(DatasetLoader):
         return examples.items
 
 
-@register_dataset(config_type=JsonDatasetConfig)
-async def json_dataset(config: JsonDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    """Yields the loader of a JSON file."""
+async def file_dataset(config: FileDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
     yield FileDataset(config, builder.project_root)
 
 
-@register_dataset(config_type=JsonlDatasetConfig)
-async def jsonl_dataset(config: JsonlDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    """Yields the loader of a JSONL file."""
-    yield FileDataset(config, builder.project_root)
-
-
-@register_dataset(config_type=CsvDatasetConfig)
-async def csv_dataset(config: CsvDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    """Yields the loader of a CSV file."""
-    yield FileDataset(config, builder.project_root)
-
-
-@register_dataset(config_type=ParquetDatasetConfig)
-async def parquet_dataset(config: ParquetDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    """Yields the loader of a Parquet file."""
-    yield FileDataset(config, builder.project_root)
-
-
-@register_dataset(config_type=HuggingFaceDatasetConfig)
-async def hf_dataset(config: HuggingFaceDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    """Yields the loader of a Hugging Face dataset."""
-    yield FileDataset(config, builder.project_root)
+for _config_type in (
+    JsonDatasetConfig,
+    JsonlDatasetConfig,
+    CsvDatasetConfig,
+    ParquetDatasetConfig,
+    HuggingFaceDatasetConfig,
+):
+    register_dataset(config_type=_config_type)(file_dataset)
 
 
 class RowsDatasetConfig(DatasetConfig, name="rows"):
@@ -282,5 +244,4 @@ class RowsDatasetConfig(DatasetConfig, name="rows"):
 
 @register_dataset(config_type=RowsDatasetConfig)
 async def rows_dataset(config: RowsDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    """Yields the loader of the configuration's rows."""
     yield ListDataset(config.rows, id_key=config.id_key, question_key=config.question_key, answer_key=config.answer_key)

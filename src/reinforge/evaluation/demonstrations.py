@@ -43,21 +43,13 @@ LABEL = "label"
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One conversation to train on.
-
-    Attributes:
-        messages: The whole conversation, in OpenAI's format.
-        start: Index of the first message after the prompt; assistant messages before it are context.
-        reward: That of the row; else 1 for a good answer, 0 for a bad one.
-        tools: Function definitions in OpenAI's format, or None.
-        label: The row's thumb: True for up, False for down; None: it has none.
-    """
+    """One conversation to train on."""
 
     messages: list[Message]
-    start: int = 0
-    reward: float = 1.0
+    start: int = 0  # index of the first message after the prompt; assistant messages before it are context
+    reward: float = 1.0  # that of the row; else 1 for a good answer, 0 for a bad one
     tools: list[dict[str, Any]] | None = None
-    label: bool | None = None
+    label: bool | None = None  # the row's thumb
 
     def replies(self, *, last_only: bool = False) -> list[int]:
         """Returns the indices of the messages to train on."""
@@ -80,17 +72,11 @@ def detect_row_shape(rows: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """How the rows of a dataset are read.
-
-    Attributes:
-        shape: Their shape.
-        reward_key: The column with the reward; None: the shape alone says what is good.
-        has_disliked: True if some rows have a thumb down.
-    """
+    """How the rows of a dataset are read."""
 
     shape: str
-    reward_key: str | None = None
-    has_disliked: bool = False
+    reward_key: str | None = None  # the column with the reward; None: the shape alone says what is good
+    has_disliked: bool = False  # some rows have a thumb down
 
     @property
     def is_paired(self) -> bool:
@@ -112,14 +98,12 @@ class RowFormat:
         return self.reward_key is not None or self.is_paired or self.shape == LABELLED
 
     def parse(self, row: Any) -> list[Demonstration]:
-        """Returns a row's conversation, or its chosen and its rejected one; see `parse_demonstrations`."""
         return parse_demonstrations(row, self.shape, self.reward_key)
 
     def group(self, rows: Mapping[str, Any], *, last_only: bool = False) -> list[list[str]]:
         """Returns the ids of the rows in groups: with rewards those of equal prompts, else each row alone.
 
-        Args:
-            last_only: Only the last reply of a row is trained on, so that all before it is the prompt.
+        With `last_only`, only the last reply of a row is trained on, so that all before it is the prompt.
         """
         groups: dict[str, list[str]] = {}
         for id_, row in rows.items():
@@ -152,15 +136,12 @@ def find_unrewarded(rows: Sequence[Any], key: str) -> list[int]:
 
 
 def find_unlabelled(rows: Sequence[Any]) -> list[int]:
-    """Returns the indices of the rows without a thumb: without true or false in the column `label`."""
+    """Returns the indices of the rows without true or false in the column `label`."""
     return [index for index, row in enumerate(rows) if not isinstance(row, Mapping) or read_label(row) is None]
 
 
 def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | None = None) -> list[Demonstration]:
     """Returns a row's conversation, or its chosen and its rejected one.
-
-    Args:
-        reward_key: The column with the reward; None: the shape alone says what is good.
 
     Raises:
         InvalidRowError: The row has no assistant message to train on, no reward, or is malformed.

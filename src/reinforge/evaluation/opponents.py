@@ -37,12 +37,8 @@ Compare = Callable[[list[EpisodeRecord]], Awaitable[None]]
 class SiblingGroups:
     """The groups of one collection, each compared as soon as its last episode has ended.
 
-    A sibling that ended before the run was interrupted takes part in the comparison, and keeps the score that the
-    journal has.
-
-    Args:
-        keys: All episodes of the collection.
-        finished: Those that ended before.
+    A sibling that had `finished` before the run was interrupted takes part in the comparison, and keeps the score that
+    the journal has.
     """
 
     def __init__(self, keys: Sequence[EpisodeKey], finished: Iterable[EpisodeRecord] = ()):
@@ -62,11 +58,7 @@ class SiblingGroups:
         return record.key in self._is_scored
 
     async def join(self, record: EpisodeRecord, compare: Compare) -> None:
-        """Waits until all siblings of an episode have been compared; called for each episode, missing ones too.
-
-        Args:
-            compare: Compares the siblings; called once for a group, by its last episode.
-        """
+        """Waits until all siblings of an episode, missing ones too, have been compared, by the last of them to end."""
         group = _group_of(record.key)
         self._records[group].append(record)
         if len(self._records[group]) < self._sizes[group]:
@@ -78,11 +70,7 @@ class SiblingGroups:
 
 
 class BaseAnswers:
-    """The base model's answers to held-out examples.
-
-    Args:
-        load: Returns the base model's episodes of a phase that an earlier process of the run has recorded.
-    """
+    """The base model's answers to held-out examples; `load` returns those of a phase from the journal."""
 
     def __init__(self, load: Callable[[str], Iterable[EpisodeRecord]]):
         self._load = load
@@ -108,14 +96,7 @@ class BaseAnswers:
 
 
 class Referee:
-    """Has episodes compared by evaluators, and puts the results into their scores.
-
-    Args:
-        base_answers: What answers to held-out examples are compared with.
-        failures: Told of comparisons without a result.
-        retries: How often a comparison without a result is repeated.
-        timeout_s: Time limit of an evaluator for each answer.
-    """
+    """Has episodes compared by evaluators, and puts the results into their scores."""
 
     def __init__(self, base_answers: BaseAnswers, failures: ScoreFailures, retries: int, timeout_s: float):
         self.base_answers, self.failures, self.retries, self.timeout_s = base_answers, failures, retries, timeout_s
@@ -153,7 +134,6 @@ class Referee:
                 record.scores[name] = (await self._score(name, evaluator, [base, record]))[1]
 
     async def _score_single(self, name: str, evaluator: GroupEvaluator, record: EpisodeRecord) -> EvalOutputItem:
-        """Returns the score of an episode that was collected without siblings."""
         if evaluator.reference == "expected":
             return await self._score_by_expected(name, evaluator, record)
         why = "it compares siblings, and each example has one episode only; collect several (num_generations)"
@@ -195,7 +175,6 @@ def _score_neutral(record: EpisodeRecord, why: str) -> EvalOutputItem:
 
 
 def _describe_missing_base(phase: str) -> str:
-    """Returns why an answer cannot be compared with the base model's."""
     if phase not in BASE_PHASE:
         return (
             "it compares answers with the base model's, which only a run of `finetune` has; set `reference: expected` "

@@ -31,11 +31,7 @@ class PatternTimeout(EvaluationError):
 
 @lru_cache(maxsize=512)
 def compile_pattern(pattern: str) -> Any:
-    """Returns a compiled pattern for `search_pattern`.
-
-    Raises:
-        ValueError: It is not a regular expression in Python's syntax.
-    """
+    """Returns a compiled pattern for `search_pattern`; a `ValueError` if it is not in Python's syntax."""
     try:
         re.compile(pattern)
         return regex.compile(_escape_extensions(pattern), regex.VERSION0)
@@ -44,12 +40,7 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def search_pattern(pattern: str, text: str, timeout_s: float, *, whole: bool = False) -> Any:
-    """Returns the first match in a text, or None.
-
-    Args:
-        pattern: In Python's syntax.
-        timeout_s: Time limit in seconds.
-        whole: The pattern must match all of the text.
+    """Returns the first match in a string, or None; with `whole` the pattern must match all of it.
 
     Raises:
         PatternTimeout: The time limit was reached.

@@ -21,11 +21,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class ReasonCounts:
-    """Counts reasons.
-
-    Args:
-        counts: What `as_dict` returned before.
-    """
+    """Counts reasons, from the counts that `as_dict` returned before."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         self._counts: dict[str, int] = {}
@@ -34,7 +30,6 @@ class ReasonCounts:
             self.add(reason, count)
 
     def add(self, reason: str, count: int = 1) -> None:
-        """Counts a reason, by its beginning."""
         text = reason[: 4 * MAX_REASON_CHARACTERS]  # cleaned where it is shown: this is called for every episode
         kind = without_numbers(text)
         if kind not in self._counts and len(self._counts) >= MAX_KINDS:
@@ -60,11 +55,7 @@ def without_numbers(reason: str) -> str:
 
 
 def find_commonest_reason(reasons: Iterable[str]) -> str | None:
-    """Returns the commonest of several reasons in one line, with its share if there are others; None: there are none.
-
-    Args:
-        reasons: One reason for each episode or score that is missing.
-    """
+    """Returns the commonest of several reasons in one line, with its share if there are others; None: no reason."""
     counts = ReasonCounts()
     for reason in reasons:
         counts.add(reason)
@@ -82,11 +73,7 @@ def find_missing_reason(records: Sequence[EpisodeRecord]) -> str | None:
 
 
 def find_unscored_reason(records: Sequence[EpisodeRecord], metric: str) -> str | None:
-    """Returns the commonest reason why one evaluator has no score of an episode; None: it has scored all.
-
-    Args:
-        metric: Name of the evaluator.
-    """
+    """Returns the commonest reason why one evaluator has no score of an episode; None: it has scored all."""
     reasons = []
     for record in records:
         output = record.scores.get(metric)
@@ -98,7 +85,7 @@ def find_unscored_reason(records: Sequence[EpisodeRecord], metric: str) -> str |
 
 
 def shorten_line(text: object, limit: int = MAX_REASON_CHARACTERS) -> str:
-    """Returns a text in one line of at most `limit` characters, without control characters and secrets."""
+    """Returns a string in one line of at most `limit` characters, without control characters and secrets."""
     line = to_one_line(str(text)[: 4 * limit])
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
@@ -108,22 +95,13 @@ MAX_REPORTED_KINDS = 3
 
 
 class ScoreFailures:
-    """Reports each kind of failure of an evaluator when it first happens.
-
-    Args:
-        note: Shows a line to the user.
-    """
+    """Reports each kind of failure of an evaluator when it first happens."""
 
     def __init__(self, note: Callable[[str], None] = lambda text: None):
         self.note = note
         self._kinds: dict[str, set[str]] = defaultdict(set)
 
     def report(self, evaluator: str, example_id: str, reason: str) -> None:
-        """Reports a missing score, unless the evaluator has failed in this way before.
-
-        Args:
-            reason: Why there is no score: the exception with its file and line, if it raised one.
-        """
         kinds, kind = self._kinds[evaluator], without_numbers(reason)
         if kind in kinds or len(kinds) >= MAX_REPORTED_KINDS:
             return

@@ -1,11 +1,18 @@
 r"""Limits of a dataset: a file that is damaged, hostile or far too large is refused by its line before work starts.
 
-Example: `train.jsonl:7: the field messages[0].content has a lone surrogate (\ud83d), half of a character`.
+JSON is decoded value by value: a list of a gigabyte never has more than one of its items in memory.
+
+    text = JsonText(iter(['[{"a": 1},\n{"a"', ': 2}]']), max_chars=100)
+    text.take("[")  =>  True        text.decode()  =>  ({"a": 1}, '{"a": 1}')
+    text.take(",")  =>  True        text.peek()    =>  "{", on line 2
+
+Example of a refusal: `train.jsonl:7: the field messages[0].content has a lone surrogate (\ud83d), half of a character`.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import math
 import re
 import stat
@@ -37,13 +44,7 @@ _SUSPECT = re.compile(r"\\u(?:0000|[dD][89a-fA-F])|\d[eE]\+?\d{3}|\d{300}")
 
 @dataclass(frozen=True)
 class RowLimits:
-    """Limits that a large dataset may need to raise.
-
-    Attributes:
-        max_rows: Rows of a dataset.
-        max_row_chars: Characters of a row.
-        max_file_mb: Size of the file in MiB.
-    """
+    """Limits that a large dataset may need to raise."""
 
     max_rows: int = 1_000_000
     max_row_chars: int = 10_000_000
@@ -51,31 +52,17 @@ class RowLimits:
 
 
 class TextRows:
-    """The text of a file, read within limits.
-
-    Args:
-        path: The file.
-        limits: The limits.
-        newline: That of `open`.
-    """
+    """The text of a file, read within limits; `newline` is that of `open`."""
 
     def __init__(self, path: Path, limits: RowLimits, newline: str | None = None):
         self.path, self.limits, self.newline = path, limits, newline
 
     def read_parts(self) -> Iterator[str]:
-        """Yields the text in parts of a million characters.
-
-        Raises:
-            ConfigError: It cannot be read, is too large, or is not UTF-8.
-        """
+        """Yields the text in parts of a million characters."""
         yield from self._read_parts(1 << 20)
 
     def read_lines(self) -> Iterator[str]:
-        """Yields the lines, with their ends; one that is too long is cut, one character beyond the limit.
-
-        Raises:
-            ConfigError: They cannot be read, are too many, or are not UTF-8.
-        """
+        """Yields the lines, with their ends; one that is too long is cut, one character beyond the limit."""
         yield from self._read_parts(None)
 
     def _read_parts(self, size: int | None) -> Iterator[str]:
@@ -119,11 +106,7 @@ def is_suspect(text: str) -> bool:
 
 
 def find_unusable(value: Any, *, finite: bool = True) -> tuple[str, str] | None:
-    """Returns what is wrong with a row and how to fix it; None: nothing.
-
-    Args:
-        finite: NaN and infinity are wrong, as in JSON; a column of numbers may hold them.
-    """
+    """Returns what is wrong with a row and how to fix it; None: nothing. NaN and infinity are wrong if `finite`."""
     waiting: list[tuple[str, Any, int]] = [("", value, 1)]
     for _ in range(MAX_VALUES):
         if not waiting:
@@ -171,3 +154,115 @@ def _find_undecodable_line(path: Path) -> int:
                 return line + (waiting + part)[: error.start].count(b"\n")
             line += part.count(b"\n")
     return line
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_LONGEST_CUT = 16
+"""Characters at the end of a part in which an error may come from the cut: `-Infinity`, an escape, a number."""
+
+
+def reject_constant(name: str) -> Any:
+    """Raises for NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=reject_constant)
+
+
+class JsonSyntaxError(ValueError):
+    """Invalid JSON, with the line and the column of the whole text."""
+
+    def __init__(self, message: str, line: int, column: int):
+        super().__init__(message)
+        self.message, self.line, self.column = message, line, column
+
+
+class JsonTooLongError(ValueError):
+    """A value that is longer than the limit."""
+
+
+class JsonText:
+    """The text of a file of which only the value at hand, of at most `max_chars`, is in memory."""
+
+    def __init__(self, parts: Iterator[str], max_chars: int):
+        self._parts, self._max_chars = parts, max_chars
+        self._buffer, self._position = "", 0
+        self._offset = self._line_start = 0  # of the buffer and of the current line, in the whole text
+        self.line = 1
+        self.has_dropped = False
+
+    def peek(self) -> str:
+        """Returns the next character after white space; empty at the end of the text."""
+        while True:
+            match = _SPACE.match(self._buffer, self._position)
+            assert match is not None  # it matches the empty text
+            self._advance(match.end())
+            if self._position < len(self._buffer):
+                return self._buffer[self._position]
+            if not self._read_more():
+                return ""
+
+    def take(self, character: str) -> bool:
+        """Skips the next character if it is this one; returns whether it was."""
+        if self.peek() != character:
+            return False
+        self._advance(self._position + 1)
+        return True
+
+    def drop_rest(self) -> None:
+        """Makes this the end of the text."""
+        self._parts, self._buffer, self._position = iter(()), "", 0
+        self.has_dropped = True
+
+    def decode(self) -> tuple[Any, str]:
+        """Returns the next value and its text.
+
+        Raises:
+            JsonSyntaxError: The text is not JSON.
+            JsonTooLongError: The value is longer than the limit.
+            ValueError: It has a constant or an integer that cannot be read.
+            RecursionError: It is nested too deeply.
+        """
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._buffer, self._position)
+            except json.JSONDecodeError as error:
+                if self._may_be_cut(error) and self._read_more():
+                    continue
+                raise self._locate(error) from None
+            if end + _LONGEST_CUT > len(self._buffer) and self._read_more():
+                continue  # the rest of a number may follow
+            text = self._buffer[self._position : end]
+            self._advance(end)
+            return value, text
+
+    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        return error.msg.startswith("Unterminated string") or error.pos + _LONGEST_CUT >= len(self._buffer)
+
+    def _read_more(self) -> bool:
+        """Doubles what is in memory; returns False at the end of the text."""
+        left = self._buffer[self._position :]
+        if len(left) > self._max_chars:
+            raise JsonTooLongError(f"a value has more than {self._max_chars:,} characters")
+        parts, length = [left], len(left)
+        while length <= 2 * len(left) and (part := next(self._parts, "")):
+            parts.append(part)
+            length += len(part)
+        if len(parts) == 1:
+            return False
+        self._offset += self._position
+        self._buffer, self._position = "".join(parts), 0
+        return True
+
+    def _advance(self, end: int) -> None:
+        breaks = self._buffer.count("\n", self._position, end)
+        if breaks:
+            self.line += breaks
+            self._line_start = self._offset + self._buffer.rindex("\n", self._position, end) + 1
+        self._position = end
+
+    def _locate(self, error: json.JSONDecodeError) -> JsonSyntaxError:
+        self._advance(error.pos)
+        column = self._offset + error.pos - self._line_start + 1
+        return JsonSyntaxError(error.msg, self.line, column)

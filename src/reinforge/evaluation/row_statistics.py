@@ -38,14 +38,7 @@ REPLY_KEYS = ("messages", "completion", "chosen", "rejected", "preferred_output"
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """The rows of a file.
-
-    Attributes:
-        items: The examples.
-        shape: Their shape.
-        row_format: How their replies are read.
-        locations: Example id -> place of its row.
-    """
+    """The rows of a file; `locations` has the place of each row by example id."""
 
     items: list[EvalInputItem]
     shape: str
@@ -64,11 +57,7 @@ class LoadedRows:
 
 
 def load_rows(path: Path) -> LoadedRows:
-    """Returns the rows of a file, each of which a run can use.
-
-    Raises:
-        ConfigError: The file or some of its rows cannot be read; has all problems.
-    """
+    """Returns the rows of a file; a `ConfigError` has all problems."""
     if (config_type := CONFIGS.get(path.suffix.lower())) is None:
         allowed = ", ".join(CONFIGS)
         raise ConfigError(
@@ -94,40 +83,23 @@ def any_replies(loaded: LoadedRows) -> bool:
 
 @dataclass
 class RowStatistics:
-    """Figures of a dataset.
-
-    Attributes:
-        shape: Shape of the rows.
-        num_rows: Rows.
-        num_conversations: Conversations; rows without one count as one each.
-        num_prompts: Different prompts.
-        num_pairs: Prompts with replies of different rewards, which make preference pairs.
-        num_repeated: Rows whose prompt and replies are those of an earlier row.
-        num_tools: Rows with tools.
-        labels: Thumbs, True for up.
-        reward_key: Column that is the reward, or None.
-        rewards: All rewards.
-        num_replies: Replies to train on, of each row.
-        prompt_chars: Characters of each row's prompt.
-        reply_chars: Characters of each reply to train on.
-    """
+    """Figures of a dataset."""
 
     shape: str
     num_rows: int
-    num_conversations: int
+    num_conversations: int  # rows without one count as one each
     num_prompts: int = 0
-    num_pairs: int = 0
-    num_repeated: int = 0
-    num_tools: int = 0
+    num_pairs: int = 0  # prompts with replies of different rewards, which make preference pairs
+    num_repeated: int = 0  # rows whose prompt and replies are those of an earlier row
+    num_tools: int = 0  # rows with tools
     labels: Counter[bool] = field(default_factory=Counter)
     reward_key: str | None = None
     rewards: list[float] = field(default_factory=list)
-    num_replies: list[int] = field(default_factory=list)
+    num_replies: list[int] = field(default_factory=list)  # to train on, of each row
     prompt_chars: list[int] = field(default_factory=list)
     reply_chars: list[int] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the figures as plain data."""
         lists = {
             name: _summarize(getattr(self, name)) for name in ("rewards", "num_replies", "prompt_chars", "reply_chars")
         }
@@ -135,7 +107,6 @@ class RowStatistics:
         return {key: value for key, value in vars(self).items() if key not in lists} | lists | {"labels": labels}
 
     def format_rows(self) -> list[tuple[str, str]]:
-        """Returns name and text of each figure."""
         rows = [
             ("shape", self.shape),
             ("rows", f"{self.num_rows:,} of {self.num_conversations:,} conversations"),
@@ -159,7 +130,6 @@ class RowStatistics:
 
 
 def compute_row_statistics(loaded: LoadedRows) -> RowStatistics:
-    """Returns the figures of a dataset."""
     rows = loaded.rows
     found = RowStatistics(loaded.shape, len(rows), len({get_conversation(item) for item in loaded.items}))
     found.reward_key = loaded.row_format.reward_key
@@ -189,8 +159,7 @@ def compute_row_statistics(loaded: LoadedRows) -> RowStatistics:
 def find_repeated_rows(loaded: LoadedRows, threshold: float) -> dict[int, tuple[int, float]]:
     """Returns rows to leave out: index -> the earlier row that stays, and the similarity of the two.
 
-    Args:
-        threshold: Smallest similarity of near-duplicates; 1: only rows with the same prompt and the same replies.
+    With a `threshold` of 1, only rows with the same prompt and the same replies.
     """
     first: dict[str, int] = {}
     left_out: dict[int, tuple[int, float]] = {}

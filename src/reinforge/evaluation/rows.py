@@ -21,14 +21,17 @@ from types import ModuleType
 from typing import Any
 
 from reinforge.errors import BackendUnavailable, ConfigError, Problem, did_you_mean
-from reinforge.evaluation.json_text import JsonSyntaxError, JsonText, JsonTooLongError, reject_constant
 from reinforge.evaluation.row_limits import (
     MAX_DEPTH,
+    JsonSyntaxError,
+    JsonText,
+    JsonTooLongError,
     RowLimits,
     TextRows,
     check_regular_file,
     find_unusable,
     is_suspect,
+    reject_constant,
 )
 
 MAX_PROBLEMS = 20
@@ -66,11 +69,7 @@ class RowProblems:
 
 
 def import_extra(module: str, type_name: str) -> ModuleType:
-    """Imports a module of the extra `data`.
-
-    Raises:
-        ConfigError: The module is not installed.
-    """
+    """Imports a module of the extra `data`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -80,14 +79,7 @@ def import_extra(module: str, type_name: str) -> ModuleType:
 
 
 def read_json_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
-    """Yields the items of a JSON list, each with the line on which it starts; only one is in memory at a time.
-
-    Args:
-        problems: Problems found so far; new ones are added.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Yields the items of a JSON list, each with the line on which it starts; only one is in memory at a time."""
     name, text = str(file.path), JsonText(file.read_parts(), file.limits.max_row_chars)
     if not text.take("["):
         fix = "use `_type: jsonl` for one object per line" if text.peek() == "{" else ""
@@ -99,13 +91,7 @@ def read_json_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
 
 
 def read_list_items(text: JsonText, file: TextRows, problems: RowProblems) -> Iterator[Row]:
-    """Yields the items of a JSON list up to its end; after invalid JSON the rest of the file is skipped.
-
-    Args:
-        text: The text, after the opening bracket.
-        file: Its file, for locations and limits.
-        problems: Problems found so far; new ones are added.
-    """
+    """Yields the items of a JSON list up to its end; after invalid JSON the rest of the file is skipped."""
     name, count = str(file.path), 0
     while text.peek() != "]":
         count, location = count + 1, f"{name}:{text.line}"
@@ -135,14 +121,7 @@ def read_list_items(text: JsonText, file: TextRows, problems: RowProblems) -> It
 
 
 def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
-    """Yields the object on each line; empty lines are skipped.
-
-    Args:
-        problems: Problems found so far; new ones are added.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Yields the object on each line; empty lines are skipped."""
     name, count = str(file.path), 0
     for number, line in enumerate(file.read_lines(), start=1):
         location = f"{name}:{number}"
@@ -167,7 +146,6 @@ def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
 
 
 def _describe_json_error(error: ValueError | RecursionError) -> tuple[str, str]:
-    """Returns the message and the fix."""
     if isinstance(error, json.JSONDecodeError | JsonSyntaxError):
         message = error.msg if isinstance(error, json.JSONDecodeError) else error.message
         return f"invalid JSON: {message[:1].lower()}{message[1:]}", ""
@@ -195,7 +173,6 @@ def _fits(text: str | None, limits: RowLimits, location: str, problems: RowProbl
 
 
 def _is_usable(value: Any, text: str, location: str, problems: RowProblems) -> bool:
-    """Returns True if a row holds nothing unusable; else adds the problem."""
     found = find_unusable(value) if is_suspect(text) else None
     if found is not None:
         problems.add(location, *found)
@@ -206,13 +183,6 @@ def read_csv_rows(file: TextRows, problems: RowProblems, delimiter: str = ",") -
     """Yields a dict from column names to cells for each row; every value is a string, an empty cell is None.
 
     A row's location is the line on which it starts, since quoted cells may contain line breaks.
-
-    Args:
-        problems: Problems found so far; new ones are added.
-        delimiter: Separator between cells.
-
-    Raises:
-        ConfigError: The file cannot be read.
     """
     previous = csv.field_size_limit(file.limits.max_row_chars)
     try:
@@ -253,7 +223,6 @@ def _read_csv_rows(file: TextRows, problems: RowProblems, delimiter: str) -> Ite
 
 
 def _describe_csv_error(error: csv.Error, limits: RowLimits) -> tuple[str, str]:
-    """Returns the message and the fix."""
     if "field limit" in str(error):
         message = f"a cell has more than {limits.max_row_chars:,} characters (max_row_chars)"
         return message, 'close every quote with ", or raise max_row_chars'
@@ -273,11 +242,6 @@ def _read_header(cells: list[str], location: str, problems: RowProblems) -> list
 
 
 def read_parquet_rows(path: Path, limits: RowLimits) -> list[Row]:
-    """Returns the rows of a Parquet file.
-
-    Raises:
-        ConfigError: pyarrow is not installed, or the file is not Parquet or too large.
-    """
     check_regular_file(path, limits)
     pyarrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
     try:
@@ -298,11 +262,6 @@ def read_hugging_face_rows(
         source: The folder or hub id from the configuration.
         folder: The folder of a saved dataset; None: `source` is a hub id.
         choice: `split`, `subset` and `revision`; None for those that are not set.
-        limits: The limits; only that of the number of rows applies.
-
-    Raises:
-        ConfigError: datasets is not installed, or the dataset or its split does not exist.
-        BackendUnavailable: The hub does not respond.
     """
     datasets = import_extra("datasets", "hf_dataset")
     try:
@@ -322,7 +281,6 @@ def read_hugging_face_rows(
 
 
 def _select_split(loaded: Any, source: str, split: str | None) -> Any:
-    """Returns one split of a `DatasetDict`, or the dataset itself if it has no splits."""
     if not isinstance(loaded, Mapping):
         if split is None:
             return loaded
@@ -339,7 +297,6 @@ def _select_split(loaded: Any, source: str, split: str | None) -> Any:
 
 
 def check_count(count: int, limits: RowLimits, name: str) -> None:
-    """Raises a `ConfigError` if a dataset has too many rows."""
     if count > limits.max_rows:
         message = f"{count:,} rows, more than max_rows ({limits.max_rows:,})"
         raise ConfigError(Problem("", message, "raise max_rows, or use fewer rows", name))

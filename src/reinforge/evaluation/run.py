@@ -45,12 +45,7 @@ class DatasetEvaluation(EvaluationRunner):
     """Runs the workflow over the splits of one dataset with the components of one run.
 
     Args:
-        runner: Runs the episodes.
-        splits: Examples by split: `train`, `select`, `confirm`.
-        evaluators: Evaluators by name.
         held_out_evaluators: Evaluators for `select` and `confirm`, including `reward_metric`; None: the same ones.
-        reward_metric: The evaluator whose score is the reward.
-        outcomes: Rewards for policy failures, and the number of retries.
         compute_reward: The trajectory builder's method that turns the reward metric's score of a collected episode into
             its reward, given `epoch` and `round`. None: the score is the reward.
         listener: Called once for every finished episode (journal, progress).
@@ -146,7 +141,6 @@ class DatasetEvaluation(EvaluationRunner):
                 await self._score_with(name, evaluators, record, record.scores)
 
     async def _compare(self, groups: SiblingGroups, record: EpisodeRecord) -> None:
-        """Completes the scores of an episode by evaluators that compare it with others."""
         evaluators = self._find_group_evaluators(record)
         if not evaluators:
             return
@@ -260,10 +254,7 @@ class DatasetEvaluation(EvaluationRunner):
         )
 
     async def run_eval(self) -> EvaluationRunOutput:
-        """Runs one generation over the training examples and returns outputs, steps and scores.
-
-        A missing score has `score=None` and the reason in `error`.
-        """
+        """Runs one generation over the training examples; a missing score has the reason in `error`."""
         generation = self._num_evals[self.epoch]
         self._num_evals[self.epoch] += 1
         keys = [EpisodeKey("collect", self.epoch, example, generation) for example in self.example_ids("train")]
@@ -296,7 +287,6 @@ def count_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, int]:
 
 
 def describe_missing(records: Sequence[EpisodeRecord]) -> str:
-    """Returns how many episodes have no score, and the commonest reason."""
     reason = find_missing_reason(records)
     if reason is None:
         return "no episodes were run"
@@ -314,12 +304,7 @@ def choose_error_type(outcomes: Mapping[str, int]) -> type[ReinforgeError]:
 
 
 def check_missing_share(records: Sequence[EpisodeRecord], allowed: float, what: str) -> None:
-    """Raises an error if too many episodes have no score.
-
-    Raises:
-        BackendUnavailable: More than the `allowed` share has no score, mostly because of the backend.
-        EvaluationError: More than the `allowed` share has no score, mostly for other reasons.
-    """
+    """Raises the error of `choose_error_type` if more than the `allowed` share of the episodes has no score."""
     missing = sum(record.outcome.is_missing for record in records)
     if records and missing > allowed * len(records):
         reason = find_missing_reason(records) or ""
@@ -328,11 +313,6 @@ def check_missing_share(records: Sequence[EpisodeRecord], allowed: float, what: 
 
 
 def describe_too_many(what: str, unscored: str, allowed: float, reason: str) -> str:
-    """Returns the message for a share of missing scores that `outcomes.max_missing` does not allow.
-
-    Args:
-        what: What was scored, for example `epoch 3`.
-        unscored: What has no score, with its count: `30 of 40 episodes`.
-    """
+    """Returns the message for a share of missing scores that `outcomes.max_missing` does not allow."""
     because = f"; the commonest reason: {reason}" if reason else ""
     return f"{what}: {unscored} have no score, more than outcomes.max_missing ({allowed:.0%}) allows{because}"

@@ -53,14 +53,7 @@ _budget: ContextVar[_Budget] = ContextVar("_budget")
 
 
 class SchemaValidator:
-    """Validates answers against one schema.
-
-    Args:
-        schema: The schema.
-
-    Raises:
-        ConfigError: The schema is at fault.
-    """
+    """Validates answers against one schema; a `ConfigError` if the schema is at fault."""
 
     def __init__(self, schema: dict[str, Any]):
         try:
@@ -80,12 +73,8 @@ class SchemaValidator:
     def find_errors(self, answer: Any, timeout_s: float) -> list[Any]:
         """Returns jsonschema's errors for an answer, ordered by their path; empty: the answer is valid.
 
-        Args:
-            answer: A JSON value.
-            timeout_s: Time limit of all patterns together, in seconds.
-
         Raises:
-            PatternTimeout: The patterns took longer.
+            PatternTimeout: The patterns took longer, all together.
             UnusableOutputError: The answer cannot be validated.
         """
         token = _budget.set(_Budget(time.monotonic() + timeout_s, MAX_CHECKS))
@@ -127,7 +116,6 @@ def _limit_keyword(function: Keyword) -> Keyword:
 
 
 def _remove_dialects(schema: Any) -> Any:
-    """Returns a copy without the keyword `$schema`."""
     if isinstance(schema, Mapping):
         kept = {key: value for key, value in schema.items() if key != "$schema" or not isinstance(value, str)}
         return {key: value if key in _DATA else _remove_dialects(value) for key, value in kept.items()}

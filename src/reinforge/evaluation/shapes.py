@@ -52,7 +52,6 @@ class Columns:
     answer_key: str = "answer"
 
     def is_configured(self, name: str) -> bool:
-        """Returns True if the user configured this key: `id_key`, `question_key` or `answer_key`."""
         return bool(getattr(self, name) != getattr(Columns(), name))
 
 
@@ -70,15 +69,7 @@ class InvalidRowError(Exception):
 
 
 def build_examples(rows: Sequence[Row], columns: Columns, name: str, problems: RowProblems) -> LoadedExamples:
-    """Returns one example per row.
-
-    Args:
-        name: The dataset's name in error messages.
-        problems: Problems found so far; new ones are added.
-
-    Raises:
-        ConfigError: There are problems; the error has all of them.
-    """
+    """Returns one example per row; raises all problems, those found so far too."""
     if not rows and not problems.problems:
         problems.add(name, "the dataset is empty", "add at least one row")
     usable = [row for row in rows if isinstance(row.value, dict)]
@@ -130,7 +121,6 @@ def _matches_shape(row: Mapping[str, Any], shape: str) -> bool:
 
 
 def _read_question_answer_pairs(rows: Sequence[Row], columns: Columns, problems: RowProblems) -> list[tuple[Any, Any]]:
-    """Returns the input and the expected output of each row of shape question/answer."""
     is_configured = columns.is_configured("answer_key")
     has_answer = is_configured or any(row.value.get(columns.answer_key) is not None for row in rows)
     reason = "" if is_configured else "; some rows have an answer, so every row needs one"
@@ -206,11 +196,7 @@ def _require_field(row: Row, key: str, problems: RowProblems, reason: str = "") 
 
 
 def parse_messages(value: Any, field: str) -> list[dict[str, Any]]:
-    """Returns chat messages without the null fields that columnar formats add.
-
-    Raises:
-        InvalidRowError: The value is not a list of messages in OpenAI's format.
-    """
+    """Returns chat messages in OpenAI's format, without the null fields that columnar formats add."""
     if not isinstance(value, list) or not value:
         raise InvalidRowError(f"{field}: expected a list of messages, found {_describe(value)}")
     messages = []

@@ -38,12 +38,8 @@ _SIGNS_PER_CHUNK = 1 << 18  # small enough for the CPU cache
 class Improvement:
     """How much better the tuned model is than the base, over the examples that have a score from both.
 
-    Attributes:
-        mean_difference: Mean of tuned minus base.
-        ci_low, ci_high: Bounds of its 95 % interval; None if the spread is unknown.
-        p_value: Two-sided p-value of the sign-flip test against a mean difference of `margin` (default 0).
-        num_pairs: Number of examples with both scores.
-        method: How the interval and the p-value were computed.
+    The interval is of 95 %; its bounds are None if the spread is unknown. The p-value is two-sided, of the sign-flip
+    test against a mean difference of `margin` (default 0). `method` says how both were computed.
     """
 
     mean_difference: float
@@ -54,7 +50,6 @@ class Improvement:
     method: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as a JSON-ready dict."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -72,12 +67,6 @@ def compute_mean_interval(values: Sequence[float], level: float = 0.95) -> tuple
     all equal, the spread is unknown and both bounds are None (an interval of width 0 would claim certainty).
 
     Example: [1, 1, 1, 0] -> (0.75, 0.301, 0.954); [0.5] -> (0.5, None, None).
-
-    Args:
-        values: One score per example; at least one.
-
-    Raises:
-        ValueError: There are no values, or one is not finite.
     """
     array = _to_finite_array(values)
     mean = float(array.mean())
@@ -92,17 +81,7 @@ def compute_mean_interval(values: Sequence[float], level: float = 0.95) -> tuple
 def summarize(
     metric: str, scores: dict[str, float], num_examples: int, unscored_reason: str | None = None
 ) -> MetricSummary:
-    """Returns the mean, interval and counts of one metric.
-
-    Args:
-        metric: Name of the evaluator.
-        scores: Example id -> score; examples without a score are left out.
-        num_examples: All examples, with and without a score.
-        unscored_reason: The commonest reason why examples have no score; used if some have none.
-
-    Raises:
-        ValueError: There are more scores than examples, or a score is not finite.
-    """
+    """Returns the mean, interval and counts of one metric; examples without a score are left out of `scores`."""
     num_unscored = num_examples - len(scores)
     if num_unscored < 0:
         raise ValueError(f"{metric}: {len(scores)} scores for {num_examples} examples")
@@ -196,14 +175,6 @@ def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float], l
     been the other model's. It uses 10,000 random divisions with a fixed seed.
 
     Example: [1, 0, 0, 0] and [1, 1, 1, 0] -> difference 0.5, interval [-0.135, 0.789].
-
-    Args:
-        base: One score per example of the base model.
-        tuned: One score per example of the tuned model.
-        level: Coverage of the interval.
-
-    Raises:
-        ValueError: One of them has no scores.
     """
     (mean_base, low_base, high_base), (mean, low, high) = (
         compute_mean_interval(scores, level) for scores in (base, tuned)
@@ -221,14 +192,9 @@ def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float], l
 def compute_detectable_effect(num_pairs: int, spread: float, power: float = 0.9, level: float = 0.95) -> float:
     """Returns the smallest true mean difference whose interval lies above 0 with probability `power`.
 
-    `(z_((1+level)/2) + z_power) * spread / sqrt(n)`. With scores of 0 and 1, independent samples from both models and a
-    success rate near 1/2, the standard deviation of a difference is at most 0.71: 1000 examples -> 0.073, 100 -> 0.23.
-
-    Args:
-        num_pairs: Number of examples with a score from both models.
-        spread: Standard deviation of an example's difference between the models.
-        power: Probability of finding the effect.
-        level: Coverage of the interval.
+    `(z_((1+level)/2) + z_power) * spread / sqrt(n)`, with the standard deviation `spread` of an example's difference.
+    With scores of 0 and 1, independent samples from both models and a success rate near 1/2 it is at most 0.71:
+    1000 examples -> 0.073, 100 -> 0.23.
     """
     normal = NormalDist()
     return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * spread / math.sqrt(num_pairs)
@@ -241,11 +207,6 @@ def compute_half_width(num_pairs: int, num_samples: int = 1, level: float = 0.95
     small improvement, where the two models score an example differently one time in four: such a difference has the
     variance 1/4, and the mean of `num_samples` of them 1/4 / num_samples. Where the models differ more often, the
     interval is wider. With 20 examples -> 0.240, 100 -> 0.100, 20 with 4 samples each -> 0.120.
-
-    Args:
-        num_pairs: Number of examples with a score from both models, at least 2.
-        num_samples: Episodes of each example and model.
-        level: Coverage of the interval.
     """
     return t_quantile(num_pairs - 1, level) * 0.5 / math.sqrt(num_samples * (num_pairs - 1))
 
@@ -253,13 +214,7 @@ def compute_half_width(num_pairs: int, num_samples: int = 1, level: float = 0.95
 def format_interval(
     mean: float | None, low: float | None = None, high: float | None = None, *, signed: bool = False
 ) -> str:
-    """Returns `0.412 [0.380, 0.445]`, `0.412 (interval unknown)` or `unknown`.
-
-    Args:
-        mean: The mean; None: unknown.
-        high: Upper bound of its interval.
-        signed: Write a plus sign before positive numbers, for differences.
-    """
+    """Returns `0.412 [0.380, 0.445]`, `0.412 (interval unknown)` or `unknown`; `signed` adds a plus sign."""
     if mean is None:
         return "unknown"
     style = "+.3f" if signed else ".3f"
@@ -308,10 +263,6 @@ def t_quantile(df: int, level: float) -> float:
     t quantile, so Newton's method approaches the root from below until rounding stops it.
 
     Example: `t_quantile(2, 0.95)` -> 4.3027.
-
-    Args:
-        df: Degrees of freedom, at least 1.
-        level: Coverage of the two-sided interval, between 0 and 1.
     """
     odd = df % 2
     steps = np.arange(1, df // 2)
@@ -364,7 +315,6 @@ def _sign_flip_test(differences: Scores) -> tuple[float, str]:
 
 
 def _permutation_test(base: Scores, tuned: Scores) -> float:
-    """Returns the two-sided p-value of the difference of two means."""
     scores = np.concatenate([base, tuned])
     total, n = float(scores.sum()), tuned.size
     tolerance = 1e-9 * max(1.0, float(np.abs(scores).max()))  # so that rounding cannot break a tie
@@ -382,9 +332,6 @@ def fair_coin_cdf(k: int, n: int) -> float:
     `sum_(i<=k) C(n, i) / 2^n`: the last term in exact integers, the others from it by `C(n, i-1) = C(n, i) i/(n-i+1)`.
 
     Example: `fair_coin_cdf(1, 3)` -> (3 + 1) / 8 = 0.5.
-
-    Args:
-        n: Number of tosses.
     """
     below = np.arange(k, 0, -1)
     return math.comb(n, k) / (1 << n) * (1 + float(np.cumprod(below / (n - below + 1)).sum()))

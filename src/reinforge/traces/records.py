@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.json_text import JsonSyntaxError, JsonText
-from reinforge.evaluation.row_limits import RowLimits, TextRows, check_regular_file
+from reinforge.evaluation.row_limits import JsonSyntaxError, JsonText, RowLimits, TextRows, check_regular_file
 from reinforge.evaluation.rows import (
     Row,
     RowProblems,

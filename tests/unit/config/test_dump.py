@@ -12,7 +12,7 @@ from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
-from reinforge.evaluation.datasets import JsonlDatasetConfig, jsonl_dataset
+from reinforge.evaluation.datasets import JsonlDatasetConfig, file_dataset
 from reinforge.safe_text import redact_secrets
 from tests.unit.config.components import COMPLETE, KEY, registry
 
@@ -119,7 +119,7 @@ def test_text_that_looks_like_another_type_stays_text(tmp_path: Path, note: str)
 
 def test_a_variable_that_a_validator_moved_to_another_key_stays_text(tmp_path: Path) -> None:
     components = registry()
-    components.add("dataset", JsonlDatasetConfig, jsonl_dataset)
+    components.add("dataset", JsonlDatasetConfig, file_dataset)
     text = "eval: {general: {dataset: {_type: jsonl, file_path: d, structure: {question_key: '${Q}'}}}}"
     loaded = load_config(write(tmp_path, text), registry=components, environ={"Q": "canary"})
     dumped = dump_config(loaded)

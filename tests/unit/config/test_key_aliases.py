@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from reinforge.config.describe import build_config_schema
 from reinforge.config.dump import dump_config, list_settings
-from reinforge.config.json_schema import build_config_schema
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config, resolve_aliases
 from reinforge.config.policy import LoRAConfig, PolicyConfig

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from reinforge.config.describe import build_config_schema
 from reinforge.config.dump import dump_config
-from reinforge.config.json_schema import build_config_schema
 from reinforge.config.loader import load_config
 from reinforge.config.pipeline import find_stage, list_stages
 from reinforge.errors import ConfigError

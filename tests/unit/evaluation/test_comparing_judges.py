@@ -9,8 +9,13 @@ from reinforge.config.loader import build_config
 from reinforge.errors import BackendUnavailable, ConfigError
 from reinforge.evaluation.evaluators import comparison
 from reinforge.evaluation.evaluators.base import score_group, score_item
-from reinforge.evaluation.evaluators.comparison import build_orders, compare_ranks, compare_scores, compare_with_others
-from reinforge.evaluation.evaluators.contestants import build_contestants
+from reinforge.evaluation.evaluators.comparison import (
+    build_contestants,
+    build_orders,
+    compare_ranks,
+    compare_scores,
+    compare_with_others,
+)
 from reinforge.evaluation.evaluators.judging import InvalidVerdictError
 from reinforge.evaluation.evaluators.pairwise_judge import (
     PairwiseJudge,

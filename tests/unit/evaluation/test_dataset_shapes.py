@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.evaluation.datasets import JsonlDatasetConfig, ListDataset, jsonl_dataset
+from reinforge.evaluation.datasets import JsonlDatasetConfig, ListDataset, file_dataset
 
 USER = {"role": "user", "content": "2+3?"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -127,7 +127,7 @@ async def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCap
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 2)
     caplog.set_level(logging.INFO, "reinforge")
     config = JsonlDatasetConfig(file_path=tmp_path / "d.jsonl")
-    async for loader in jsonl_dataset(config, SimpleNamespace(project_root=tmp_path)):
+    async for loader in file_dataset(config, SimpleNamespace(project_root=tmp_path)):
         loader.load()
         assert loader.shape == "prompt/completion"
     assert "d.jsonl: 2 rows of shape prompt/completion" in caplog.text

@@ -14,8 +14,7 @@ from reinforge.evaluation.datasets import (
     JsonDatasetConfig,
     JsonlDatasetConfig,
     ListDataset,
-    json_dataset,
-    jsonl_dataset,
+    file_dataset,
 )
 from reinforge.types.evaluation import EvalInputItem
 
@@ -28,8 +27,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def read(config: Any, project_root: Path | None = None) -> list[EvalInputItem]:
-    factory = jsonl_dataset if isinstance(config, JsonlDatasetConfig) else json_dataset
-    async for loader in factory(config, SimpleNamespace(project_root=project_root or Path.cwd())):
+    async for loader in file_dataset(config, SimpleNamespace(project_root=project_root or Path.cwd())):
         return loader.load()
     raise AssertionError("the factory yields a loader")
 

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.evaluation.json_text import JsonSyntaxError, JsonText, JsonTooLongError
+from reinforge.evaluation.row_limits import JsonSyntaxError, JsonText, JsonTooLongError
 from reinforge.traces import importer, records
 from reinforge.traces.entries import Exchange
 from reinforge.traces.importer import ImportOptions, import_traces, merge_calls, redact_value

@@ -6,7 +6,7 @@ import pytest
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError
-from reinforge.evaluation.validation_set import split_with_validation
+from reinforge.evaluation.splits import split_with_validation
 from reinforge.types.evaluation import EvalInputItem
 
 

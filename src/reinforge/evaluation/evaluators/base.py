@@ -30,10 +30,6 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float
     If the evaluator raises, times out, or returns None, NaN, infinity, a number beyond `MAX_SCORE` or something that is
     not a number, the score is missing: `score=None` with the reason in `error`. It is never 0.0, since no evaluator
     gave that score. An `UnusableOutputError` is the answer's failure and scores 0.0.
-
-    Args:
-        item: The example with the agent's output.
-        timeout_s: Time limit in seconds; None: no limit.
     """
     try:
         result = await _call(lambda: evaluator.evaluate(item), timeout_s)
@@ -49,11 +45,7 @@ async def score_group(
 ) -> list[EvalOutputItem]:
     """Returns the evaluator's scores of several answers to one example, each as `score_item` does.
 
-    If the evaluator raises, times out, or returns something else than one score for each answer, all are missing.
-
-    Args:
-        items: The example with each of the answers.
-        timeout_s: Time limit in seconds for each answer; None: no limit.
+    If the evaluator raises, exceeds `timeout_s` per answer, or does not return one score for each, all are missing.
     """
     limit_s = None if timeout_s is None else timeout_s * len(items)
     try:
@@ -71,12 +63,6 @@ class EvaluatorFailed(Exception):
 
 
 async def _call(evaluate: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
-    """Returns what an evaluator returns.
-
-    Raises:
-        EvaluatorFailed: It raised or timed out.
-        UnusableOutputError: It refuses the answer.
-    """
     try:
         return await run_contained(evaluate, timeout_s)
     except asyncio.CancelledError:
@@ -93,7 +79,6 @@ async def _call(evaluate: Callable[[], Awaitable[Any]], timeout_s: float | None)
 
 
 def _check_result(item: EvalInputItem, result: Any) -> EvalOutputItem:
-    """Returns a score as a float of at most `MAX_SCORE`, or a missing one with the reason."""
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
     if (why := find_unwritable(result.reasoning)) is not None:
@@ -143,11 +128,7 @@ def _describe(value: Any) -> str:
 
 
 def to_text(value: Any) -> str:
-    """Returns an output or an expected output as a string; empty for None.
-
-    Raises:
-        UnusableOutputError: It is nested too deeply, or has an integer with too many digits.
-    """
+    """Returns an output or an expected output as a string, empty for None, or raises `UnusableOutputError`."""
     try:
         return "" if value is None else str(value)
     except (RecursionError, ValueError) as error:
@@ -155,12 +136,7 @@ def to_text(value: Any) -> str:
 
 
 async def run_beside(work: Callable[[], T], size: int | None = None) -> T:
-    """Returns the result of work that blocks, in a thread unless it is small.
-
-    Args:
-        work: The blocking call.
-        size: Number of characters that it looks at; None: its time does not depend on them alone.
-    """
+    """Returns the result of work that blocks, in a thread unless it looks at few characters (`size`)."""
     if size is not None and size <= MAX_INLINE_CHARACTERS:
         return work()
     return await run_in_daemon_thread(work, "evaluator")

@@ -44,7 +44,6 @@ class Contains(Evaluator):
         self.config = config
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0 or 0.0, and the texts that were not found."""
         texts = self.config.texts
         if texts is None:
             expected = item.expected_output_obj

@@ -53,13 +53,6 @@ class JsonSchema(Evaluator):
     """Validates the output against a schema; strings are parsed as JSON first.
 
     An output that cannot be validated, such as one that is nested too deeply, is wrong: it scores 0.0.
-
-    Args:
-        config: The evaluator's settings.
-        schema: The schema.
-
-    Raises:
-        ConfigError: The schema is at fault, or `score: fields` is set and the schema has no required fields.
     """
 
     def __init__(self, config: JsonSchemaConfig, schema: dict[str, Any]):
@@ -71,7 +64,6 @@ class JsonSchema(Evaluator):
             raise ConfigError(Problem("schema", "`score: fields` needs a schema with `required` fields", fix))
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0, 0.0 or the fraction of valid required fields, and the first errors."""
         score, reason = await run_beside(lambda: self._score(item.output_obj))
         return EvalOutputItem(id=item.id, score=score, reasoning=reason)
 
@@ -107,6 +99,5 @@ def _load_schema(path: Path, project_root: Path) -> dict[str, Any]:
 
 @register_evaluator(config_type=JsonSchemaConfig)
 async def json_schema(config: JsonSchemaConfig, builder: Builder) -> AsyncIterator[JsonSchema]:
-    """Yields the evaluator."""
     given = config.json_schema
     yield JsonSchema(config, _load_schema(given, builder.project_root) if isinstance(given, Path) else given)

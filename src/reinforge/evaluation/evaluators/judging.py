@@ -53,11 +53,7 @@ class InvalidVerdictError(ValueError):
 
 
 class NoVerdictError(EvaluationError):
-    """None of a judge's replies is a valid verdict.
-
-    Attributes:
-        reply: The beginning of the last one.
-    """
+    """None of a judge's replies is a valid verdict; `reply` is the beginning of the last one."""
 
     def __init__(self, message: str, reply: str):
         super().__init__(message)
@@ -65,15 +61,10 @@ class NoVerdictError(EvaluationError):
 
 
 class Quotation:
-    """Texts of others, each between markers that none of them contains.
+    """Texts of others by kind, each between markers that none of them contains; longer texts are cut, with a note.
 
-    Args:
-        rubric: The rubric, which is part of the key.
-        texts: The texts by kind, such as `input`, `expected`, `output`.
-        max_chars: Longer texts are cut, with a note.
-
-    Attributes:
-        key: What all markers have in common; a hash of all texts, so none of them can have been written to contain it.
+    The markers have a `key` in common, a hash of the rubric and all texts, so none of them can have been written to
+    contain it.
     """
 
     def __init__(self, rubric: str, texts: Mapping[str, str], max_chars: int):
@@ -89,18 +80,14 @@ class Quotation:
 
 
 def format_material(value: Any) -> str:
-    """Returns a value as a text without lone surrogates, which no request can hold; empty for None."""
+    """Returns a value as text without lone surrogates, which no request can hold; empty for None."""
     plain = value is None or isinstance(value, str)
     text = value or "" if plain else json.dumps(value, ensure_ascii=False, default=str)
     return text.encode("utf-8", "replace").decode()
 
 
 def format_output(value: Any) -> str:
-    """Returns an agent's output as a text.
-
-    Raises:
-        UnusableOutputError: It cannot be written as text.
-    """
+    """Returns an agent's output as text; raises `UnusableOutputError` if it cannot be written."""
     try:
         return format_material(value)
     except (RecursionError, ValueError) as error:
@@ -117,14 +104,11 @@ async def ask_for_verdict(
     """Returns the judge's verdict; after an invalid reply the judge is told why and asked again.
 
     Args:
-        config: Its settings.
-        messages: The prompt.
         schema: JSON schema of the verdict, for endpoints that enforce one.
         parse: Returns the verdict of a reply, or raises `InvalidVerdictError`.
 
     Raises:
         NoVerdictError: No reply is valid.
-        BackendError: The judge's endpoint fails.
     """
     asked, reason, text = list(messages), "", ""
     for _ in range(config.retries + 1):
@@ -182,11 +166,7 @@ def _drop_limits(schema: Any) -> Any:
 
 
 def parse_reply(text: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Returns the JSON object of a judge's reply, which has `reason` and these keys; further keys are ignored.
-
-    Raises:
-        InvalidVerdictError: It is prose, has duplicate keys, or lacks one.
-    """
+    """Returns the JSON object of a judge's reply, which has `reason` and these keys; further keys are ignored."""
     try:
         verdict = parse_answer(text, allow_fence=True)
     except json.JSONDecodeError:
@@ -200,22 +180,12 @@ def parse_reply(text: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def check_reason(verdict: Mapping[str, Any]) -> str:
-    """Returns the reason of a verdict.
-
-    Raises:
-        InvalidVerdictError: It is no text.
-    """
     if not isinstance(verdict["reason"], str):
         raise InvalidVerdictError("the reason is not a string")
     return verdict["reason"]
 
 
 def check_score(score: Any, low: float, high: float, what: str = "the score") -> float:
-    """Returns a score of a verdict.
-
-    Raises:
-        InvalidVerdictError: It is no number, or outside the range.
-    """
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise InvalidVerdictError(f"{what} is {json.dumps(score)[:80]}, not a number")
     if not low <= score <= high:
@@ -224,11 +194,7 @@ def check_score(score: Any, low: float, high: float, what: str = "the score") ->
 
 
 async def get_judge(name: str, builder: Builder) -> ChatModel:
-    """Returns the entry of `llms` that judges.
-
-    Raises:
-        ConfigError: There is no such entry, or it is the trained policy.
-    """
+    """Returns the entry of `llms` that judges; it must exist, and not be the trained policy."""
     entries = builder.config.llms
     if name not in entries:
         hint = did_you_mean(name, entries)

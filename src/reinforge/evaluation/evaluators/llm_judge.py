@@ -87,22 +87,13 @@ class LLMJudgeConfig(JudgeConfig, name="llm_judge"):
 
 
 class LLMJudge(Evaluator):
-    """Asks the judge to score one answer.
-
-    Args:
-        config: Rubric, score range and limits.
-        llm: The judge.
-    """
+    """Asks the judge to score one answer."""
 
     def __init__(self, config: LLMJudgeConfig, llm: ChatModel):
         self.config, self.llm = config, llm
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns the judge's score and reason; missing if no reply is valid.
-
-        Raises:
-            BackendError: The judge's endpoint fails; `score_item` turns this into a missing score too.
-        """
+        """Returns the judge's score and reason; missing if no reply is valid."""
         try:
             messages = self.build_messages(item)
         except UnusableOutputError as error:
@@ -116,11 +107,7 @@ class LLMJudge(Evaluator):
         return EvalOutputItem(id=item.id, score=score, reasoning=reason)
 
     def build_messages(self, item: EvalInputItem) -> list[Message]:
-        """Returns the judge's prompt; each quoted text is between markers made from a hash of all of them.
-
-        Raises:
-            UnusableOutputError: The agent's output cannot be written as text.
-        """
+        """Returns the judge's prompt; each quoted text is between markers made from a hash of all of them."""
         material = {
             "input": format_material(item.input_obj),
             "expected": format_material(item.expected_output_obj) or "(none)",
@@ -141,9 +128,6 @@ def parse_verdict(text: str, low: float, high: float) -> tuple[float, str]:
 
     Example: `{"reason": "half of it", "score": 0.5}` -> (0.5, "half of it"). Prose, duplicate keys and scores out of
     range are errors; nothing is guessed or clamped.
-
-    Raises:
-        InvalidVerdictError: The reply is not a valid verdict.
     """
     verdict = parse_reply(text, ["score"])
     score = check_score(verdict["score"], low, high)
@@ -152,5 +136,4 @@ def parse_verdict(text: str, low: float, high: float) -> tuple[float, str]:
 
 @register_evaluator(config_type=LLMJudgeConfig)
 async def llm_judge(config: LLMJudgeConfig, builder: Builder) -> AsyncIterator[LLMJudge]:
-    """Yields the judge, which calls an entry of `llms`."""
     yield LLMJudge(config, await get_judge(config.llm, builder))

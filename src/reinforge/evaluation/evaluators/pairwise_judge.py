@@ -16,8 +16,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from reinforge.evaluation.evaluators.comparison import ComparisonConfig, build_comparison
-from reinforge.evaluation.evaluators.contestants import Contestants, build_contestants
+from reinforge.evaluation.evaluators.comparison import (
+    ComparisonConfig,
+    Contestants,
+    build_comparison,
+    build_contestants,
+)
 from reinforge.evaluation.evaluators.judging import (
     InvalidVerdictError,
     ask_for_verdict,
@@ -59,25 +63,14 @@ class PairwiseJudgeConfig(ComparisonConfig, name="pairwise_judge"):
 
 
 class PairwiseJudge(GroupEvaluator):
-    """Asks the judge about pairs of answers.
-
-    Args:
-        config: Rubric, opponents and limits.
-        llm: The judge.
-        max_concurrency: Maximum number of requests at the same time.
-    """
+    """Asks the judge about pairs of answers."""
 
     def __init__(self, config: PairwiseJudgeConfig, llm: ChatModel, max_concurrency: int = 8):
         self.config, self.llm, self.reference = config, llm, config.reference
         self._requests = asyncio.Semaphore(max_concurrency)
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        """Returns the share of wins of each answer; equal answers tie without asking the judge.
-
-        Raises:
-            NoVerdictError: The judge gave no valid verdict on one of the pairs.
-            BackendError: The judge's endpoint fails.
-        """
+        """Returns the share of wins of each answer; equal answers tie without asking the judge."""
         found = build_contestants(items, self.config.shows)
         pairs = choose_pairs(len(found.answers), self.config.max_opponents, *found.answers)
         results = await asyncio.gather(*(self._compare(items[0], found, pair) for pair in pairs))
@@ -100,26 +93,17 @@ class PairwiseJudge(GroupEvaluator):
 
 
 class ExpectedPairwiseJudge(Evaluator):
-    """Compares each answer with the expected one.
-
-    Args:
-        judge: Compares two answers.
-    """
+    """Compares each answer with the expected one: 1 if it is better, 0.5 if they are equally good, 0 if it is worse."""
 
     def __init__(self, judge: PairwiseJudge):
         self.judge = judge
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1 if the answer is better than the expected one, 0.5 if they are equally good, 0 if it is worse."""
         return await self.judge.evaluate(item)
 
 
 def parse_winner(text: str) -> tuple[float, str]:
-    """Returns the points of the answer that stands first, and the reason.
-
-    Raises:
-        InvalidVerdictError: The reply is not a valid verdict.
-    """
+    """Returns the points of the answer that stands first, and the reason."""
     verdict = parse_reply(text, ["winner"])
     winner = verdict["winner"]
     if not isinstance(winner, str) or winner not in POINTS:
@@ -130,14 +114,9 @@ def parse_winner(text: str) -> tuple[float, str]:
 def choose_pairs(count: int, max_opponents: int | None, *names: str) -> list[tuple[int, int]]:
     """Returns the pairs of `count` answers to compare: all, or so many that each answer meets `max_opponents` others.
 
-    The answers are put in a circle in random order, and each meets its next neighbours.
+    The answers are put in a circle, in a random order derived from `names`, and each meets its next neighbors.
 
     Example: 4 answers -> 6 pairs; 6 answers with 2 opponents -> 6 pairs, a circle.
-
-    Args:
-        count: Number of answers.
-        max_opponents: An even number; None: all.
-        names: What the random order is derived from.
     """
     if max_opponents is None or max_opponents >= count - 1:
         return [(one, other) for one in range(count) for other in range(one + 1, count)]
@@ -152,14 +131,7 @@ def choose_pairs(count: int, max_opponents: int | None, *names: str) -> list[tup
 def _summarize(
     item: EvalInputItem, index: int, places: Sequence[int], duels: dict[tuple[int, int], tuple[float, list[str]]]
 ) -> EvalOutputItem:
-    """Returns the mean of an answer's comparisons: with equal answers 0.5, with the others as the judge said.
-
-    Args:
-        item: The example with the answer.
-        index: Of the answer among all answers.
-        places: The different answer that each answer is.
-        duels: Points of the first of two different answers, with reasons.
-    """
+    """Returns the mean of an answer's comparisons: with equal answers 0.5, with the others as the judge said."""
     own, points, reasons = places[index], list[float](), list[str]()
     for other in (place for number, place in enumerate(places) if number != index):
         if other == own:
@@ -176,6 +148,5 @@ def _summarize(
 
 @register_evaluator(config_type=PairwiseJudgeConfig)
 async def pairwise_judge(config: PairwiseJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """Yields the judge, which calls an entry of `llms`."""
     judge = PairwiseJudge(config, await get_judge(config.llm, builder), builder.get_max_concurrency())
     yield ExpectedPairwiseJudge(judge) if config.against == "expected" else judge

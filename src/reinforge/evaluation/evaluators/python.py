@@ -53,13 +53,8 @@ class PythonEvaluatorConfig(EvaluatorConfig, name="python"):
 class PythonEvaluator(Evaluator):
     """Calls the user's function; several answers are scored concurrently.
 
-    A plain function runs in a daemon thread, so that one that hangs does not block the run.
-
-    Args:
-        function: With one required parameter it gets the item; with two, the output and the expected output.
-
-    Raises:
-        ConfigError: The function takes other parameters.
+    With one required parameter it gets the item; with two, the output and the expected output. A plain function runs in
+    a daemon thread, so that one that hangs does not block the run.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -69,7 +64,6 @@ class PythonEvaluator(Evaluator):
         self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
     async def evaluate(self, item: EvalInputItem) -> Any:
-        """Returns the function's result; `score_item` validates it."""
         arguments = (item,) if self.takes_item else (item.output_obj, item.expected_output_obj)
         if self.is_async:
             return await self.function(*arguments)
@@ -78,22 +72,12 @@ class PythonEvaluator(Evaluator):
 
 
 class IsolatedEvaluator(Evaluator):
-    """Calls the user's function in worker processes.
-
-    Args:
-        pool: The processes.
-    """
+    """Calls the user's function in worker processes."""
 
     def __init__(self, pool: WorkerPool):
         self.pool = pool
 
     async def evaluate(self, item: EvalInputItem) -> Any:
-        """Returns the function's result; `score_item` validates it.
-
-        Raises:
-            WorkerEnded: The process ended before the function did.
-            Exception: Whatever the function raised.
-        """
         async with self.pool.lease() as job:
             await job.send({"type": "job", "item": dump_item(item)})
             answer = await job.receive()
@@ -105,11 +89,7 @@ class IsolatedEvaluator(Evaluator):
 
 
 def load_scorer(function: str, project_root: Path) -> tuple[Perform, Message]:
-    """Returns how to score in a worker process with the function `module:name`.
-
-    Raises:
-        ConfigError: It cannot be imported, or takes other parameters.
-    """
+    """Returns how to score in a worker process with the function `module:name`."""
     evaluator = PythonEvaluator(import_object(function, project_root, path="function"))
 
     async def perform(job: Message, link: JobLink) -> Any:
@@ -122,7 +102,6 @@ def load_scorer(function: str, project_root: Path) -> tuple[Perform, Message]:
 
 
 def _to_plain_number(score: Any) -> Any:
-    """Returns NumPy's numbers as Python's; anything else unchanged."""
     return score.item() if isinstance(score, np.generic) else score
 
 
@@ -148,7 +127,6 @@ def _count_parameters(function: Callable[..., Any]) -> int:
 
 @register_evaluator(config_type=PythonEvaluatorConfig)
 async def python_evaluator(config: PythonEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """Yields the user's function as an evaluator."""
     function = config.function
     if config.isolation == "process":
         pool = WorkerPool(refuse_other_functions(function), builder.project_root, LOADER)

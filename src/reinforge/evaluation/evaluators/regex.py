@@ -46,7 +46,6 @@ class Regex(Evaluator):
         self.config = config
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
-        """Returns 1.0 or 0.0, and the matched text."""
         output = to_text(item.output_obj)
         if len(output) > self.config.max_chars:
             reason = f"the output has {len(output)} characters, more than max_chars ({self.config.max_chars})"

@@ -26,13 +26,14 @@ from pydantic import Field, field_validator
 
 from reinforge.evaluation.evaluators.comparison import (
     ComparisonConfig,
+    Contestants,
     build_comparison,
+    build_contestants,
     build_orders,
     compare_ranks,
     compare_scores,
     compare_with_others,
 )
-from reinforge.evaluation.evaluators.contestants import Contestants, build_contestants
 from reinforge.evaluation.evaluators.judging import (
     InvalidVerdictError,
     ask_for_verdict,
@@ -78,25 +79,14 @@ class RelativeJudgeConfig(ComparisonConfig, name="relative_judge"):
 
 
 class RelativeJudge(GroupEvaluator):
-    """Asks the judge for the scores of all answers at once, in several orders.
-
-    Args:
-        config: Rubric, orders and limits.
-        llm: The judge.
-        max_concurrency: Maximum number of requests at the same time.
-    """
+    """Asks the judge for the scores of all answers at once, in several orders."""
 
     def __init__(self, config: RelativeJudgeConfig, llm: ChatModel, max_concurrency: int = 8):
         self.config, self.llm, self.reference = config, llm, config.reference
         self._requests = asyncio.Semaphore(max_concurrency)
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        """Returns how each answer compares with the others; if all are equal, 0.5 without asking the judge.
-
-        Raises:
-            NoVerdictError: The judge gave no valid verdict on one of the orders.
-            BackendError: The judge's endpoint fails.
-        """
+        """Returns how each answer compares with the others; if all are equal, 0.5 without asking the judge."""
         found = build_contestants(items, self.config.shows)
         if len(found.answers) == 1:
             return [EvalOutputItem(id=item.id, score=0.5, reasoning="all answers are equal") for item in items]
@@ -142,9 +132,6 @@ def parse_scores(text: str, labels: Sequence[str]) -> tuple[list[float], str]:
 
     Example: `{"reason": "2 is wrong", "scores": {"1": 0.9, "2": 0.1}}` -> ([0.9, 0.1], "2 is wrong"). A label too many
     or too few is an error: the judge has confused the answers.
-
-    Raises:
-        InvalidVerdictError: The reply is not a valid verdict.
     """
     verdict = parse_reply(text, ["scores"])
     scores = verdict["scores"]
@@ -157,5 +144,4 @@ def parse_scores(text: str, labels: Sequence[str]) -> tuple[list[float], str]:
 
 @register_evaluator(config_type=RelativeJudgeConfig)
 async def relative_judge(config: RelativeJudgeConfig, builder: Builder) -> AsyncIterator[RelativeJudge]:
-    """Yields the judge, which calls an entry of `llms`."""
     yield RelativeJudge(config, await get_judge(config.llm, builder), builder.get_max_concurrency())

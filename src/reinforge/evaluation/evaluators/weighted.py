@@ -37,12 +37,7 @@ class WeightedConfig(EvaluatorConfig, name="weighted"):
 
 
 class Weighted(Evaluator):
-    """Adds up the weighted scores of its parts.
-
-    Args:
-        parts: Evaluators by name.
-        weights: Weight of each part.
-    """
+    """Adds up the weighted scores of its parts."""
 
     def __init__(self, parts: Mapping[str, Evaluator], weights: Mapping[str, float]):
         self.parts, self.weights = dict(parts), dict(weights)
@@ -52,11 +47,7 @@ class Weighted(Evaluator):
         return self.combine(item, {name: await score_item(part, item) for name, part in self.parts.items()})
 
     def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
-        """Returns the weighted sum of the given scores; missing if one of them is, or if the sum is too large.
-
-        Args:
-            item: The example.
-        """
+        """Returns the weighted sum of the given scores; missing if one of them is, or if the sum is too large."""
         reasoning = {
             name: {"score": scores[name].score, "weight": weight, "reasoning": scores[name].reasoning}
             for name, weight in self.weights.items()
@@ -94,6 +85,5 @@ def _check_parts(config: WeightedConfig, entries: Mapping[str, Any]) -> None:
 
 @register_evaluator(config_type=WeightedConfig)
 async def weighted(config: WeightedConfig, builder: Builder) -> AsyncIterator[Weighted]:
-    """Yields the weighted sum of entries of `eval.evaluators`."""
     _check_parts(config, builder.config.eval.evaluators)
     yield Weighted({name: await builder.get_evaluator(name) for name in config.weights}, config.weights)

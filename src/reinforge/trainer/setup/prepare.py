@@ -11,8 +11,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneRunConfig
 from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import split_examples
-from reinforge.evaluation.validation_set import split_with_validation
+from reinforge.evaluation.splits import split_examples, split_with_validation
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
 from reinforge.rollout.runner import choose_llm
 from reinforge.runs.run_folder import read_config

@@ -16,8 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.document import KeyPath, format_path
-from reinforge.config.environment import PLACEHOLDER
+from reinforge.config.document import PLACEHOLDER, KeyPath, format_path
 from reinforge.config.imports import SPEC
 from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
 from reinforge.config.loader import load_config
