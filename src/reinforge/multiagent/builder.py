@@ -45,8 +45,7 @@ class AgentsTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="agents")
         description="Weight of an agent's data relative to the agents trained with it, at any length; default 1.",
     )
     fine_tune_on_all_previous_rollouts: bool = Field(
-        default=False,
-        description="Each epoch also trains on the episodes of all earlier epochs (from the journal).",
+        default=False, description="Each epoch also trains on the episodes of all earlier epochs (from the journal)."
     )
     verifier_guess_replacement_proportion: float = Field(
         default=0.0,
@@ -154,16 +153,13 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         groups = await self._build_epoch_groups(epoch, records, meta)
         if self.trajectory_builder_config.fine_tune_on_all_previous_rollouts and not is_refill:
             assert self.evaluation is not None
-            for before in range(self._find_first_compatible(epoch), epoch):
+            num_single = count_single_dialogue_epochs(self.run_config)
+            for before in range(num_single if epoch >= num_single else 0, epoch):
                 earlier = await self._build_epoch_groups(before, self.evaluation.journalled_episodes(before), meta)
                 for trajectory in (each for siblings in earlier for each in siblings):
                     trajectory.group_id = f"epoch {before}/{trajectory.group_id}"
                 groups += earlier
         return groups
-
-    def _find_first_compatible(self, epoch: int) -> int:
-        num_single = count_single_dialogue_epochs(self.run_config)
-        return num_single if epoch >= num_single else 0
 
     async def _build_epoch_groups(
         self, epoch: int, records: Sequence[EpisodeRecord], meta: dict[str, Any]

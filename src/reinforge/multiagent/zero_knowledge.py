@@ -97,7 +97,6 @@ class ZeroKnowledge(ProtocolHandler):
         return self.base.check_reply(_base_agent(agent), text, _project(dialogue, _kind_of(agent)))
 
     def visible_text(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
-        """Returns what the others of a channel see of a message."""
         if agent == SIMULATOR:
             return text
         name, kind = _split_channel(channel)
@@ -139,10 +138,7 @@ class ZeroKnowledge(ProtocolHandler):
         return next((step for step in steps if step.done), Step())
 
     def rewards(self, dialogue: Dialogue, decision: Decision | None) -> dict[str, float]:
-        """Returns the protocol's rewards, and those of the simulation.
-
-        Example: nip, decision accept, similarity 0.75 -> prover 1 + 0.75, simulator 0.75, adversarial verifier -0.75.
-        """
+        """Example: nip, decision accept, similarity 0.75: prover 1.75, simulator 0.75, adversarial verifier -0.75."""
         config = self.config
         earned = self.base.rewards(_project(dialogue, "standard"), decision)
         simulated = config.simulator_reward_coefficient * self.measure_similarity(dialogue)

@@ -13,11 +13,7 @@ SPLITS = ("train", "select", "confirm")
 
 
 class SplitDataset(DatasetLoader):
-    """Rows with the columns `id`, `split`, `question` and, if there is one, `answer`.
-
-    Args:
-        config: Has the number of rows per split: `num_train`, `num_select` and `num_confirm`.
-    """
+    """Rows with the columns `id`, `split`, `question` and, if there is one, `answer`; the config has `num_SPLIT`."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -29,17 +25,19 @@ class SplitDataset(DatasetLoader):
     def load(self) -> list[EvalInputItem]:
         return [
             EvalInputItem(
-                id=row["id"], input_obj=row["question"], expected_output_obj=row.get("answer"), full_dataset_entry=row
+                id=row["id"],
+                input_obj=self.get_question(row),
+                expected_output_obj=row.get("answer"),
+                full_dataset_entry=row,
             )
             for row in self.rows()
         ]
 
-    def write_rows(self, write: Callable[[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the rows of all splits; no question occurs twice.
+    def get_question(self, row: dict[str, Any]) -> Any:
+        return row["question"]
 
-        Args:
-            write: Returns another row of a split, given its number; called again for a question that is known.
-        """
+    def write_rows(self, write: Callable[[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the rows of all splits; no question occurs twice: `write` is called again for one that is known."""
         rows, seen = [], set[str]()
         for split in SPLITS:
             for index in range(getattr(self.config, f"num_{split}")):

@@ -27,14 +27,7 @@ from reinforge.traces.entries import (
     UnreadableRecordError,
     is_sortable,
 )
-from reinforge.traces.messages import (
-    add_system,
-    parse_json,
-    read_message,
-    read_messages,
-    read_reply,
-    read_tools,
-)
+from reinforge.traces.messages import add_system, parse_json, read_message, read_messages, read_reply, read_tools
 from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name, read_value
 
 COLUMNS: dict[str, tuple[str, ...]] = {

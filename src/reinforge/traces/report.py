@@ -80,10 +80,8 @@ class ImportReport:
         self.ignored[kind if kind in self.ignored or len(self.ignored) < MAX_REASONS else "records of other kinds"] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        unread = [
-            {"reason": reason, "count": count, "places": self.unread.places[reason]}
-            for reason, count in self.unread.counts.most_common()
-        ]
+        reasons = self.unread.counts.most_common()
+        unread = [{"reason": each, "count": count, "places": self.unread.places[each]} for each, count in reasons]
         ratings = [
             {"name": each.name, "count": each.count, "min": each.low, "max": each.high, "mean": each.mean}
             for each in self.ratings
@@ -130,12 +128,12 @@ class ImportReport:
             "ratings of nothing that was read": self.num_unused_ratings,
         }
         lines += [f"  left out  {count:,} {what}" for what, count in counts.items() if count]
-        if self.num_trimmed:
-            lines.append(f"  trimmed   {count_noun(self.num_trimmed, 'row')}: the last messages have no reply")
-        if self.num_contradictory:
-            lines.append(f"  no label  {count_noun(self.num_contradictory, 'row')} with thumbs up and thumbs down")
-        if self.num_masked:
-            lines.append(f"  masked    something in {count_noun(self.num_masked, 'row')} (--redact)")
+        rows = {
+            "  trimmed   {}: the last messages have no reply": self.num_trimmed,
+            "  no label  {} with thumbs up and thumbs down": self.num_contradictory,
+            "  masked    something in {} (--redact)": self.num_masked,
+        }
+        lines += [text.format(count_noun(count, "row")) for text, count in rows.items() if count]
         if self.unread.counts:
             lines.append(f"  unread    {count_noun(sum(self.unread.counts.values()), 'record')}:")
         for reason, count in self.unread.counts.most_common():

@@ -6,6 +6,7 @@ earned = rollouts["next", "agents", "reward"].sum(1)          [dialogue, agent]
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,11 +67,8 @@ async def collect_rollouts(
         max_concurrency=EPISODES_PER_WORKER * settings.num_rollout_workers,
     )
     items = ListDataset(rows).load()
-    keys = [
-        (EpisodeKey("collect", iteration, str(item.id), number), item)
-        for item in items
-        for number in range(num_dialogues)
-    ]
+    numbered = itertools.product(items, range(num_dialogues))
+    keys = [(EpisodeKey("collect", iteration, str(item.id), number), item) for item, number in numbered]
     records = await runner.run(keys, _skip_scoring, lambda record: None)
     finished = [record for record in records if isinstance(record.item.output_obj, dict)]
     lost = [record for record in records if not isinstance(record.item.output_obj, dict)]
@@ -93,13 +91,10 @@ def _with_group_model(agent: PureTextWholeAgent, group: AdapterSharedModelGroup)
     In a run, the run's sampling settings are those of the trained agents, so their own parameters lack them.
     """
     name, params = group.group_name, group.hyper_params.agents[agent.name]
-    sampling = {"temperature": params.temperature, "top_p": params.top_p}
-    parameters = agent.parameters.model_copy(
-        update={key: value for key, value in sampling.items() if value is not None}
-    )
-    return PureTextWholeAgent(
-        agent.name, parameters, llm=name, is_trainable=not group.is_frozen(agent.name), model_group=name
-    )
+    given = {"temperature": params.temperature, "top_p": params.top_p}
+    sampling = {key: value for key, value in given.items() if value is not None}
+    parameters, is_trainable = agent.parameters.model_copy(update=sampling), not group.is_frozen(agent.name)
+    return PureTextWholeAgent(agent.name, parameters, llm=name, is_trainable=is_trainable, model_group=name)
 
 
 async def _skip_scoring(record: EpisodeRecord) -> None:

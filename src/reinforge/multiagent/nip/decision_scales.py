@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from reinforge.multiagent.dialogue import Decision
 from reinforge.multiagent.nip.parameters import ProtocolCommonParameters
 
 _FIVE = {"strongly agree": 1.0, "agree": 0.5}
@@ -41,9 +40,6 @@ def build_decision_block(common: ProtocolCommonParameters) -> dict[str, Any]:
         neither = (common.verifier_reward + common.verifier_incorrect_penalty) / 2
     block: dict[str, Any] = {} if neither is None else {"verifier_no_guess_reward": neither}
     if values:
-        block |= {"decision_words": {word: _decide(value) for word, value in values.items()}, "decision_values": values}
+        words = {word: "accept" if value > 0 else "reject" if value < 0 else "none" for word, value in values.items()}
+        block |= {"decision_words": words, "decision_values": values}
     return block
-
-
-def _decide(value: float) -> Decision:
-    return "accept" if value > 0 else "reject" if value < 0 else "none"

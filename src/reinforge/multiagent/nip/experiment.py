@@ -89,9 +89,6 @@ class HyperParameters(ParameterBlock):
         test_size: Share of the examples for the verdict.
         agents: Parameters of each agent of the protocol, by name.
         test_dataset_split: Not read: the share `test_size` is held out of the one dataset, under either name.
-        dataset_options: See `DatasetParameters`.
-        code_validation: See `CodeValidationParameters`.
-        base_run: See `BaseRunParameters`.
     """
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(OF_TENSOR_TRAINERS, TENSOR_FIX)

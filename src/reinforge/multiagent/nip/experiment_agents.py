@@ -27,11 +27,7 @@ PROTOCOL_FIELDS = (
     *("prompt", "prompt_file"),
 )
 """Agent parameters that the protocol's configuration has under the same names."""
-SCALE_FIELDS = (
-    "verifier_neither_accept_nor_reject_reward",
-    "verifier_decision_spectrum",
-    "verifier_decision_scale",
-)
+SCALE_FIELDS = ("verifier_neither_accept_nor_reject_reward", "verifier_decision_spectrum", "verifier_decision_scale")
 """Fields of `protocol_common` that become other settings of the protocol (`decision_scales.py`)."""
 RENAMED_PROVERS = dict.fromkeys(("debate", "merlin_arthur"), NUMBERED_PROVERS)
 """Protocols whose provers have other names in neural-interactive-proofs, with these names."""

@@ -117,8 +117,7 @@ def _parse_trajectory(data: dict[str, Any]) -> Trajectory:
         tokens, prompt = item.pop("tokens"), item.pop("prompt")
         known: TokenLogprobs | ChatPrompt | None = None if tokens is None else parse_tokens(tokens)
         if prompt is not None and known is None:
-            tools = prompt.pop("tools")
-            messages = tuple(prompt.pop("messages"))
+            messages, tools = tuple(prompt.pop("messages")), prompt.pop("tools")
             known = ChatPrompt(messages, None if tools is None else tuple(tools), **prompt)
         items.append({**item, "logprobs": known})
     return Trajectory(episode=items, **data)

@@ -238,11 +238,7 @@ class PureTextSharedModelGroup(ABC):
         self.is_training = False
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:
-        """Waits until the group's model is served.
-
-        Raises:
-            TimeoutError: It is not served within so many seconds.
-        """
+        """Waits until the group's model is served; raises `TimeoutError` after so many seconds."""
         async with asyncio.timeout(timeout):
             await self._wait_until_ready()
 

@@ -64,7 +64,6 @@ class Roles(ProtocolHandler):
         self._timeout_s: float | None = None
 
     async def setup(self, builder: Builder) -> None:
-        """Gets the evaluator."""
         known, name = builder.config.eval.evaluators, self.config.evaluator
         if name not in known:
             message = f'eval.evaluators has no entry "{name}"{did_you_mean(name, known)}'
@@ -78,7 +77,6 @@ class Roles(ProtocolHandler):
         return [[(role, role)] for role in self.config.roles]
 
     def channels(self) -> Mapping[str, Sequence[str]]:
-        """Returns the roles that hear each role."""
         hears = self.config.hears
         return {
             role: [name for name in self.others if name == role or role in hears.get(name, self.others)]

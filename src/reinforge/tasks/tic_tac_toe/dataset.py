@@ -10,7 +10,6 @@ from pydantic import Field
 from reinforge.config.schema import DatasetConfig
 from reinforge.registry import register_dataset
 from reinforge.tasks.datasets import SPLITS, SplitDataset
-from reinforge.types.evaluation import EvalInputItem
 
 NUM_WORLD_SEEDS = 2**31
 
@@ -51,14 +50,5 @@ class TicTacToeDataset(SplitDataset):
             "world_seed": world_seed,
         }
 
-    def load(self) -> list[EvalInputItem]:
-        """Returns every row as an example whose question is the side, the opponent and its seed."""
-        return [
-            EvalInputItem(
-                id=row["id"],
-                input_obj={key: row[key] for key in ("side", "opponent", "world_seed")},
-                expected_output_obj=None,
-                full_dataset_entry=row,
-            )
-            for row in self.rows()
-        ]
+    def get_question(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {key: row[key] for key in ("side", "opponent", "world_seed")}

@@ -85,11 +85,7 @@ class TicketReward(TicketEvaluator):
     """`exact * [all right] + fields * share right - correction * [first answer invalid]`."""
 
     def score(self, filed: dict[str, Any], expected: dict[str, Any]) -> float:
-        """Returns the reward.
-
-        Example, with the defaults: all right at once -> 1.0; three of four -> 0.375; all right after a correction
-        -> 0.8.
-        """
+        """Example, with the defaults: all right at once -> 1.0, after a correction -> 0.8; three of four -> 0.375."""
         config, is_exact = self.config, filed["ticket"] == expected
         reward = config.exact * is_exact + config.fields * compute_field_accuracy(filed, expected)
         return reward - config.correction * (filed["num_answers"] - 1)
