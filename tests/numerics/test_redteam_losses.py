@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reinforge.errors import EngineError
-from reinforge.redteam.algorithms import DPO, GRPO, IPO, PPO, DPOStep, GRPOStep, PPOStep
+from reinforge.redteam import DPO, GRPO, IPO, PPO, DPOStep, GRPOStep, PPOStep
 from reinforge.redteam.algorithms.ppo import TokenCredit
 from reinforge.redteam.algorithms.steps import pad_rows
 from reinforge.redteam.core import Graph, Node, Scorer, System, ValueFunctionSystem

@@ -89,19 +89,12 @@ def load_plugins() -> list[str]:
 
 
 class NatFinder(MetaPathFinder, Loader):
-    """Finds and makes the modules of the toolkit that have a counterpart here.
-
-    Args:
-        is_installed: True: packages, and modules without a counterpart, are those of the installed toolkit.
-    """
+    """Finds and makes the modules of the toolkit that have a counterpart here; others are an installed toolkit's."""
 
     def __init__(self, *, is_installed: bool):
         self.is_installed = is_installed
-        self._packages = {name.rpartition(".")[0] for name in MODULES} | {PACKAGE}
-        for name in list(self._packages):
-            while "." in name:
-                name = name.rpartition(".")[0]
-                self._packages.add(name)
+        parts = [name.split(".") for name in MODULES]
+        self._packages = {".".join(each[:end]) for each in parts for end in range(1, len(each))}
 
     def serves(self, name: str) -> bool:
         return name in MODULES or (name in self._packages and not self.is_installed)
@@ -109,11 +102,6 @@ class NatFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of a module that comes from here, and None for others.
-
-        Raises:
-            ModuleNotFoundError: It is a module of the toolkit without a counterpart, and the toolkit is not installed.
-        """
         if self.serves(fullname):
             return ModuleSpec(fullname, self, origin=ORIGIN, is_package=fullname in self._packages)
         if fullname.partition(".")[0] == PACKAGE and not self.is_installed:
@@ -143,11 +131,6 @@ class NatModule(ModuleType):
     """A module of the toolkit with reinforge's objects in it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Returns the object of a name.
-
-        Raises:
-            AttributeError: The module has no such name here.
-        """
         names = MODULES.get(self.__name__, {})
         if name == "__all__":
             return sorted(names)

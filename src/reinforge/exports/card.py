@@ -30,15 +30,30 @@ SETTINGS = (
     ("seed", "seed"),
 )
 """Name and path below `finetuning` of the settings in a card."""
+GGUF_USAGE = """{how}
+
+```
+llama-server -m {file} --jinja        # http://127.0.0.1:8080/v1, OpenAI's API
+ollama create {name} -f {modelfile} && ollama run {name}
+```"""
+USAGE = """{how}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER"){hint}
+prompt = tokenizer.apply_chat_template([{{"role": "user", "content": "..."}}], add_generation_prompt=True, \
+return_tensors="pt", return_dict=True)
+reply = model.generate(**prompt, max_new_tokens=256, do_sample={sampling})
+```
+
+```
+vllm serve {serve}
+```"""
 
 
 def format_card(model: TrainedModel, artifact: Artifact, kind: Format, judgement: Judgement | None) -> str:
-    """Returns the text of a model card.
-
-    Args:
-        artifact: What was written.
-        judgement: What it is worth; None: it was not judged.
-    """
     sections = [
         _format_front_matter(model, artifact, kind),
         f"# {escape_markdown(model.name)}",
@@ -59,7 +74,6 @@ def format_card(model: TrainedModel, artifact: Artifact, kind: Format, judgement
 
 
 def _format_front_matter(model: TrainedModel, artifact: Artifact, kind: Format) -> str:
-    """Returns the block that the hub reads."""
     library = {"merged": "transformers", "peft": "peft", "gguf": "gguf"}[kind]
     front: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation", "tags": ["reinforge", kind]}
     base = artifact.base
@@ -71,10 +85,9 @@ def _format_front_matter(model: TrainedModel, artifact: Artifact, kind: Format) 
 
 
 def _describe(model: TrainedModel, artifact: Artifact, kind: Format) -> str:
+    merged = ", with the trained adapters merged into the base" if model.is_adapter else ""
     what = {
-        "merged": f"A whole model ({artifact.storage}), with the trained adapters merged into the base"
-        if model.is_adapter
-        else f"A whole model ({artifact.storage})",
+        "merged": f"A whole model ({artifact.storage}){merged}",
         "peft": "A LoRA adapter in PEFT's layout",
         "gguf": f"A GGUF file ({artifact.storage}) for llama.cpp and Ollama",
     }[kind]
@@ -154,53 +167,18 @@ def _format_usage(model: TrainedModel, artifact: Artifact, kind: Format) -> str:
         f"top_k {sampling.top_k}, min_p {sampling.min_p:g}."
     )
     if kind == "gguf":
-        file, name = artifact.path.name, model.name.lower()
-        return "\n".join(
-            [
-                how,
-                "",
-                "```",
-                f"llama-server -m {file} --jinja        # http://127.0.0.1:8080/v1, OpenAI's API",
-                f"ollama create {name} -f {MODELFILE} && ollama run {name}",
-                "```",
-            ]
-        )
-    load = (
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER")   # with peft installed it loads the base, too'
-        if kind == "peft"
-        else 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
-    )
-    serve = "vllm serve BASE --enable-lora --lora-modules trained=FOLDER" if kind == "peft" else "vllm serve FOLDER"
-    return "\n".join(
-        [
-            f"{how} `generate` and vLLM read this from `generation_config.json`."
-            if kind == "merged"
-            else f"{how} Pass this to `generate`.",
-            "",
-            "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-            load,
-            'prompt = tokenizer.apply_chat_template([{"role": "user", "content": "..."}], add_generation_prompt=True, '
-            'return_tensors="pt", return_dict=True)',
-            f"reply = model.generate(**prompt, max_new_tokens=256, do_sample={sampling.temperature > 0}"
-            + (
-                f", temperature={sampling.temperature:g}, top_p={sampling.top_p:g}, top_k={sampling.top_k})"
-                if sampling.temperature
-                else ")"
-            ),
-            "```",
-            "",
-            "```",
-            serve,
-            "```",
-        ]
+        return GGUF_USAGE.format(how=how, file=artifact.path.name, name=model.name.lower(), modelfile=MODELFILE)
+    filters = f", temperature={sampling.temperature:g}, top_p={sampling.top_p:g}, top_k={sampling.top_k}"
+    where = "`generate` and vLLM read this from `generation_config.json`."
+    return USAGE.format(
+        how=f"{how} {where if kind == 'merged' else 'Pass this to `generate`.'}",
+        hint="   # with peft installed it loads the base, too" if kind == "peft" else "",
+        sampling=f"{sampling.temperature > 0}{filters if sampling.temperature else ''}",
+        serve="BASE --enable-lora --lora-modules trained=FOLDER" if kind == "peft" else "FOLDER",
     )
 
 
 def _list_training(model: TrainedModel, artifact: Artifact) -> list[tuple[str, str]]:
-    """Returns what was trained, as pairs of name and text."""
     config, summary, settings = model.config, model.summary, model.settings
     evaluation = config.get("eval") or {}
     dataset = (evaluation.get("general") or {}).get("dataset") or {}

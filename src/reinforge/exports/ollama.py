@@ -21,26 +21,22 @@ from reinforge.types.request import Message
 Render = Callable[[Sequence[Message], bool], str]
 """Renders messages by the chat template; True: with the generation prompt."""
 
-ROLES = ("system", "user", "assistant")
 MARK = "\u241fcontent\u241f"
 """Stands for a message's content; no template writes it itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTemplate:
-    """A chat template that writes each message by itself.
-
-    Attributes:
-        start: Text before everything.
-        default: Text for a conversation without a system message, such as a default one.
-        blocks: Role -> text before and after the content.
-        prompt: The generation prompt.
-    """
+    """A chat template that writes each message by itself."""
 
     start: str
+    """Text before everything."""
     default: str
+    """Text for a conversation without a system message, such as a default one."""
     blocks: dict[str, tuple[str, str]]
+    """Role -> text before and after the content."""
     prompt: str
+    """The generation prompt."""
 
     def render(self, messages: Sequence[Message]) -> str:
         """Returns the prompt, as Ollama renders `format`."""
@@ -109,13 +105,7 @@ def _list_texts(found: BlockTemplate) -> list[str]:
 
 
 def format_modelfile(file: str, sampling: SamplingConfig, ends: Sequence[str], template: BlockTemplate | None) -> str:
-    """Returns the text of a Modelfile.
-
-    Args:
-        file: Name of the GGUF file beside it.
-        ends: Texts of the tokens that end a reply.
-        template: The chat template; None: it could not be rewritten.
-    """
+    """Returns a Modelfile for a GGUF file beside it; without a template, it says how to choose one."""
     lines = ["# ollama create NAME -f Modelfile", f"FROM ./{file}"]
     if template is not None:
         lines.append(f'TEMPLATE """{template.format()}"""')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.config.blocks import SamplingConfig
-from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MAX_JSON, read_json
+from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
+from reinforge.engine.model.preflight import read_headers
 from reinforge.engine.model.source import find_base_source, find_source
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import MANIFEST, find_damage
@@ -23,7 +23,6 @@ from reinforge.trainer.provenance import LIBRARIES, Provenance
 from reinforge.trainer.resume import PROVENANCE, find_run
 
 RUN = "RUN"
-WEIGHTS = "model.safetensors"
 LICENCE = "license"
 """The key of a model card's front matter."""
 
@@ -178,19 +177,9 @@ def _find_base(folder: Path, config: Mapping[str, Any], provenance: Provenance) 
 
 
 def _read_stored_dtype(folder: Path) -> str:
-    """Returns the data type of the matrices in a folder, from the header of its weights: `float32` or `bfloat16`.
-
-    A file of safetensors begins with the length of its header in 8 bytes and the header, an object of tensors by name.
-    """
-    for name in (ADAPTER_WEIGHTS, WEIGHTS):
-        try:
-            with open(folder / name, "rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(min(length, MAX_JSON)))
-            return "bfloat16" if any(each.get("dtype") == "BF16" for each in header.values()) else "float32"
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-    return "float32"
+    """Returns the data type of the matrices in a folder: `float32` or `bfloat16`."""
+    entries = [entry for header in read_headers(folder) for entry in header.values() if isinstance(entry, dict)]
+    return "bfloat16" if any(entry.get("dtype") == "BF16" for entry in entries) else "float32"
 
 
 def _read_card_licence(location: str, revision: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def eval_command(
         if output_dir is not None:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             write_report(Path(output_dir), {evaluation.model: report})
-        result = {"model": evaluation.model, "split": evaluation.split, **report.as_dict()}
+        result = {"model": evaluation.model, "split": evaluation.split, **asdict(report)}
         if as_json:
             say_json(result)
             return

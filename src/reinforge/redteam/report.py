@@ -68,9 +68,6 @@ class AttackReport:
     diversity: float | None
     examples: list[dict[str, Any]]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def lines(self, name: str) -> list[str]:
         perplexity = {key: "unknown" if value is None else f"{value:.2f}" for key, value in self.perplexity.items()}
         firsts = ", ".join(f"turn {turn}: {count}" for turn, count in sorted(self.first_failure.items())) or "none"
@@ -133,7 +130,7 @@ def write_report(folder: Path, reports: Mapping[str, AttackReport]) -> list[str]
     *_, last = reports.values()
     if last.examples:
         lines += ["", f"the {len(last.examples)} most distinct successes:", *last.example_lines()]
-    replace_file(folder / JSON_FILE, to_json({name: report.as_dict() for name, report in reports.items()}) + "\n")
+    replace_file(folder / JSON_FILE, to_json({name: asdict(report) for name, report in reports.items()}) + "\n")
     replace_file(folder / TEXT_FILE, "\n".join(map(escape_controls, lines)) + "\n")
     return lines
 

@@ -7,22 +7,3 @@ steps.py  what they share: which nodes are trained, per-token lists to padded te
 
 The losses are the engine's: each step builds a `TokenBatch` from the system's log-probs and calls a loss by name.
 """
-
-from __future__ import annotations
-
-from reinforge.redteam.algorithms.dpo import DPO, IPO, DPOBatch, DPOStep
-from reinforge.redteam.algorithms.grpo import GRPO, GRPOBatch, GRPOStep
-from reinforge.redteam.algorithms.ppo import PPO, PPOBatch, PPOStep
-
-__all__ = [
-    "DPO",
-    "GRPO",
-    "IPO",
-    "PPO",
-    "DPOBatch",
-    "DPOStep",
-    "GRPOBatch",
-    "GRPOStep",
-    "PPOBatch",
-    "PPOStep",
-]

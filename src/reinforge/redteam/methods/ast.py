@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -107,8 +107,8 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         self._probe_params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
         self._response_params = SamplingParams(temperature=target_temperature, max_tokens=target_max_tokens)
         self._loop = LoopThread(f"reinforge-redteam-{id(self):x}")
-        self._engines: list[Engine] = []
-        self._changes: WeightChanges | None = None
+        self._resources = ExitStack()
+        self._resources.callback(self._loop.close)
 
         def load(named: str | Path, settings: Mapping[str, Any], **kwargs: Any) -> Engine:
             from reinforge.engine import Engine
@@ -116,7 +116,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             folder = self._loop.run(resolve_model_folder(named))
             config = PolicyConfig(**{**self._default_settings(folder), **settings, "model": folder})
             engine = Engine.load(config, seed=seed, device=device, deterministic=deterministic, **kwargs)
-            self._engines.append(engine)
+            self._resources.callback(engine.close)
             return engine
 
         try:
@@ -129,12 +129,12 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         except BaseException:
             self.close()
             raise
-        is_function = not hasattr(target, "sample")
-        self._target: Any = FunctionTarget(target) if is_function else target  # type: ignore[arg-type]
-        if self._target_engine is not None:
-            self._target = self._target_engine.policy
+        self._target: Any = target if self._target_engine is None else self._target_engine.policy
+        if not hasattr(self._target, "sample"):
+            self._target = FunctionTarget(self._target)
         self._changes = WeightChanges(self.parameters())
-        self._published = self._count_changes()
+        self._resources.callback(self._changes.close)
+        self._published = self._changes.count()
 
     def _default_settings(self, model: str) -> dict[str, Any]:
         """Returns settings of `finetuning.policy` that a subclass chooses for a model."""
@@ -146,48 +146,44 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         ours, theirs = (engine.tokenizer.get_vocab() for engine in (self.engine, self._baseline))
         if ours != theirs:
             message = "its vocabulary differs from the tester's, so their log-probs cannot be compared"
-            raise ConfigError(
-                Problem("baseline", message, "leave it out: the baseline is then the tester before training")
-            )
+            fix = "leave it out: the baseline is then the tester before training"
+            raise ConfigError(Problem("baseline", message, fix))
 
     # Sampling.
 
     def rollout_prompt_with_tester(self, x: Sequence[str]) -> list[str]:
-        """Returns a probe for each conversation, with its tokens.
-
-        Raises:
-            ContextOverflow: A conversation leaves no room for a probe.
-        """
-        return _unwrap(self._request_probes(x, [None] * len(x)))
+        return self._sample_probes(x, [None] * len(x), may_be_full=False)
 
     def rollout_prompt_with_target(self, x: Sequence[str]) -> list[str]:
-        """Returns the target's response to each conversation that ends with a probe.
-
-        Raises:
-            BackendError: The target does not respond.
-        """
-        return _unwrap(self._request_responses(x, [None] * len(x)))
+        return self._sample_responses(x, [None] * len(x), may_be_full=False)
 
     def sample_probes(self, context: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        return _unwrap(self._request_probes(context, seeds), may_be_full=True)
+        return self._sample_probes(context, seeds, may_be_full=True)
 
     def sample_responses(self, x: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        return _unwrap(self._request_responses(x, seeds), may_be_full=True)
+        return self._sample_responses(x, seeds, may_be_full=True)
 
-    def _request_probes(self, x: Sequence[str], seeds: Sequence[int | None]) -> list[str | BaseException]:
+    def _sample_probes(self, x: Sequence[str], seeds: Sequence[int | None], *, may_be_full: bool) -> list[Any]:
         self._publish_changed_weights()
-        replies = self._request(self.engine.policy, map(_tester_view, x), self._probe_params, seeds)
-        return [r if isinstance(r, BaseException) else GeneratedText(_get_text(r), r.tokens) for r in replies]
+        params = [replace(self._probe_params, seed=seed) for seed in seeds]
+        replies = self._request(self.engine.policy, map(_tester_view, x), params, may_be_full)
+        return [reply and GeneratedText(_get_text(reply), reply.tokens) for reply in replies]
 
-    def _request_responses(self, x: Sequence[str], seeds: Sequence[int | None]) -> list[str | BaseException]:
-        replies = self._request(self._target, map(_target_view, x), self._response_params, seeds)
-        return [r if isinstance(r, BaseException) else GeneratedText(_get_text(r), message=r.message) for r in replies]
+    def _sample_responses(self, x: Sequence[str], seeds: Sequence[int | None], *, may_be_full: bool) -> list[Any]:
+        params = [replace(self._response_params, seed=seed) for seed in seeds]
+        replies = self._request(self._target, map(_target_view, x), params, may_be_full)
+        return [reply and GeneratedText(_get_text(reply), message=reply.message) for reply in replies]
 
     def _request(
-        self, model: Any, views: Iterable[list[Message]], params: SamplingParams, seeds: Sequence[int | None]
-    ) -> list[ModelReply | BaseException]:
-        pairs = zip(views, seeds, strict=True)
-        return self._loop.run(sample_all(model, [ModelRequest(view, replace(params, seed=s)) for view, s in pairs]))
+        self, model: Any, views: Iterable[list[Message]], params: Sequence[SamplingParams], may_be_full: bool
+    ) -> list[ModelReply | None]:
+        """Returns a model's replies, None where the context is full if that may be; raises the first other error."""
+        requests = [ModelRequest(*pair) for pair in zip(views, params, strict=True)]
+        replies = self._loop.run(sample_all(model, requests))
+        for reply in replies:
+            if isinstance(reply, BaseException) and not (may_be_full and isinstance(reply, ContextOverflow)):
+                raise reply
+        return [None if isinstance(reply, BaseException) else reply for reply in replies]
 
     # Log-probs and values.
 
@@ -202,11 +198,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         return _score_frozen(self._baseline, replies).logprobs.to(self.engine.model.device)
 
     def get_target_logprobs(self, context: Sequence[str], continuation: Sequence[str]) -> Tensor:
-        """Returns the target's log-probs of the probes, `[B, T]`, without gradient, from the tester's view of messages.
-
-        Raises:
-            ConfigError: The target is not a model in this process.
-        """
+        """Returns the target's log-probs of the probes, `[B, T]`, without gradient, from the tester's view."""
         if self._target_engine is None:
             message = f"{self._target.model_name} cannot score given text; only a model loaded in this process can"
             fix = 'keep likelihood="baseline", or set the target to a folder or hub id'
@@ -275,19 +267,16 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             yield
         finally:
             self.engine.end_job()
-            self._publish(self.engine.policy.version + 1)
+            self._publish()
 
-    def _publish(self, version: int) -> None:
-        self._loop.run(self.engine.policy.publish(version))
-        self._published = self._count_changes()
+    def _publish(self) -> None:
+        self._loop.run(self.engine.policy.publish(self.engine.policy.version + 1))
+        self._published = self._changes.count()
 
     def _publish_changed_weights(self) -> None:
-        if self._count_changes() != self._published:
+        if self._changes.count() != self._published:
             with self.updating():
                 pass
-
-    def _count_changes(self) -> int:
-        return 0 if self._changes is None else self._changes.count()
 
     def make_scheduled_optimizer(self, settings: OptimizerConfig, schedule: ScheduleConfig) -> ScheduledOptimizer:
         """Returns the engine's learner with these settings, so that the engine's checkpoints include the optimizer."""
@@ -301,23 +290,16 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
         self.engine.load_weights(folder)
-        self._publish(self.engine.policy.version + 1)
+        self._publish()
         if self.engine.learner.num_steps != num_steps:
             steps = self.engine.learner.num_steps
             raise EngineError(f"{folder}: found a tester after {steps} optimizer steps, expected {num_steps}")
 
     def save(self, folder: str | Path) -> None:
-        """Writes the current tester, for `from_pretrained` or another run."""
         self.engine.save(folder, self.engine.policy.version)
 
     def close(self) -> None:
-        """Unloads the models and stops the background thread."""
-        if self._changes is not None:
-            self._changes.close()
-        for engine in self._engines:
-            engine.close()
-        self._engines = []
-        self._loop.close()
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -354,14 +336,6 @@ def _list_tokens(continuation: Sequence[str]) -> list[TokenLogprobs] | None:
     """Returns the tokens of each text; None if one of them carries none."""
     tokens = [getattr(probe, "tokens", None) for probe in continuation]
     return None if any(each is None for each in tokens) else tokens  # type: ignore[return-value]
-
-
-def _unwrap(results: Sequence[str | BaseException], *, may_be_full: bool = False) -> list[Any]:
-    """Returns the texts, and None where the context is full if that may be; raises the first other error."""
-    for result in results:
-        if isinstance(result, BaseException) and not (may_be_full and isinstance(result, ContextOverflow)):
-            raise result
-    return [None if isinstance(result, BaseException) else result for result in results]
 
 
 SAMPLE_SIZE = 64

@@ -147,15 +147,11 @@ class ASTSampler(Sampler[str, str]):
         self._num_unseeded = 0
 
     def rollout(self, seed: int | None = None) -> Graph[str, str]:
-        """Returns one tree, the same for the same seed and weights; without a seed, a different one each time."""
         seed = self._next_seed() if seed is None else seed
         return self._grow([(self._choose_opening(seed), seed)], self.tree_width)[0]
 
     def rollouts(self, seeds: Sequence[int]) -> list[Graph[str, str]]:
-        """Returns one tree per seed, grown together: `tree_depth` batches of probes for any number of trees.
-
-        A subclass that overrides `rollout` gets one call of it per seed instead.
-        """
+        """Returns one tree per seed, grown together unless a subclass overrides `rollout`."""
         if type(self).rollout is not ASTSampler.rollout:
             return super().rollouts(seeds)
         return self._grow([(self._choose_opening(seed), seed) for seed in seeds], self.tree_width)
@@ -164,8 +160,7 @@ class ASTSampler(Sampler[str, str]):
         """Returns one tree of width `eval_width`.
 
         Args:
-            seed: A number chooses the opening and seeds the sampling; a string is the opening itself; None: a different
-                tree each time.
+            seed: A number chooses the opening and seeds the sampling; a string is the opening itself.
         """
         return self._grow([self._resolve_seed(seed)], self.eval_width)[0]
 
@@ -205,7 +200,7 @@ class ASTSampler(Sampler[str, str]):
         return graphs
 
     def _extend(self, level: Sequence[_TreeBranch], width: int, depth: int) -> list[_TreeBranch]:
-        """Adds `width` children to each branch and returns the branches after them."""
+        """Adds `width` children to each branch; returns the branches after them."""
         places = [(branch, (*branch.path, i)) for branch in level for i in range(width)]
         seeds = [stable_seed(branch.seed, "probe", *path) for branch, path in places]
         probes = self.system.sample_probes([branch.context for branch, _ in places], seeds)
@@ -303,8 +298,8 @@ class ASTEvaluator(Evaluator[str, str]):
     def aggregate_metrics(self, all_metrics: list[GraphMetrics]) -> dict[str, Any]:
         """Returns `summary`, `examples` of the most distinct failures, and `details` of every rollout.
 
-        Success is counted per branch, with a 95 % Wilson interval; metrics without data are None. Without `turns` in
-        the metrics of rollouts, which a subclass may leave out, there are only means of what they have.
+        Success is counted per branch, with a 95 % Wilson interval; metrics without data are None. Without `turns`,
+        which a subclass may leave out, there are only means of what the rollouts have.
         """
         outputs = [m.overall for m in all_metrics if m.overall.get("turns")]
         rows = [row for output in outputs for row in output["turns"]]

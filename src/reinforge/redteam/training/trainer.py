@@ -116,11 +116,7 @@ class TrainerState:
 
 
 def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], Any]) -> None:
-    """Calls `fill` with a new folder, in the thread of the system's models; the folder is complete or does not exist.
-
-    Raises:
-        StorageError: The folder cannot be written.
-    """
+    """Calls `fill` with a new folder in the thread of the system's models; the folder is complete or does not exist."""
 
     def fill_new(staged: Path) -> None:
         with storage_boundary(folder):
@@ -133,15 +129,10 @@ def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], 
 class Trainer(Generic[StateT, ActionT, Step, Batch]):
     """Trains a tester.
 
-    Example:
-        problem = ASTProblem()
-        sampler = ASTSampler(problem, openings)
-        trainer = Trainer(TrainingConfiguration(training_steps=20), sampler, DPO(problem))
-        trainer.train()
+    Example: `Trainer(TrainingConfiguration(training_steps=20), ASTSampler(problem, openings), DPO(problem)).train()`.
 
     Args:
         evaluator: Evaluates the tester every `eval_every` experiences; None: `ASTEvaluator` for an `ASTSampler`.
-        use_wandb: Log to Weights & Biases.
         wandb_kwargs: Arguments of `wandb.init`.
 
     Attributes:
@@ -164,7 +155,11 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self.system, self.evaluator = sampler.system, evaluator
         self._check_run_dir()
         if config.eval_every is not None and evaluator is None:
-            self.evaluator = _default_evaluator(sampler)
+            if not isinstance(sampler, ASTSampler):
+                message = f"there is no default evaluator for {type(sampler).__name__}"
+                fix = "give the trainer an evaluator, or leave eval_every out"
+                raise ConfigError(Problem("eval_every", message, fix))
+            self.evaluator = ASTEvaluator(sampler)
         self.harness = Harness(
             sampler,
             algorithm,
@@ -382,10 +377,3 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
             (staged / STATE_FILE).write_text(json.dumps(asdict(self._state), indent=1) + "\n")
 
         write_system(self.system, folder, fill)
-
-
-def _default_evaluator(sampler: Sampler[Any, Any]) -> Evaluator[Any, Any]:
-    if not isinstance(sampler, ASTSampler):
-        message = f"there is no default evaluator for {type(sampler).__name__}"
-        raise ConfigError(Problem("eval_every", message, "give the trainer an evaluator, or leave eval_every out"))
-    return ASTEvaluator(sampler)

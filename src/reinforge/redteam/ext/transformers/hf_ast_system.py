@@ -34,8 +34,7 @@ TOKENIZERS = ("tokenizer", "tester_tokenizer")
 class HFASTSystem(ASTProblem):
     """A tester and a target by Hugging Face id or folder.
 
-    Example:
-        system = HFASTSystem("path/to/tester", "path/to/target", None, KeywordScorer("zorp"), device="cpu")
+    Example: `HFASTSystem("path/to/tester", "path/to/target", None, KeywordScorer("zorp"), device="cpu")`.
 
     Differs from astra-rl: without a `baseline_model_id`, the baseline is the tester before training, not the target,
     because DPO measures its margin from there. Models without a chat template see the conversation as one text.
@@ -46,6 +45,8 @@ class HFASTSystem(ASTProblem):
 
     Attributes:
         device: The device of the tester, where log-probs are.
+        tester, baseline, target: Hugging Face modules; None: the baseline is the tester before training, or the target
+            is not a model in this process.
     """
 
     def __init__(
@@ -62,39 +63,20 @@ class HFASTSystem(ASTProblem):
         )
         self.device = str(self.engine.model.device)
 
+        def find_parts(engine: Any) -> tuple[Any, Any]:
+            return (None, None) if engine is None else (engine.model.module, engine.tokenizer)
+
+        self.tester, self.tokenizer = find_parts(self.engine)
+        self.tester_tokenizer = self.tokenizer
+        self.baseline, tokenizer = find_parts(self._baseline)
+        self.baseline_tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        self.target, self.target_tokenizer = find_parts(self._target_engine)
+
     def _default_settings(self, model: str) -> dict[str, Any]:
         with boundary(EngineError, f"cannot load the tokenizer of {model}"):
             is_local = check_tokenizer_source(model, "model")
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, local_files_only=is_local)
         return {} if tokenizer.chat_template else {"chat_template": PLAIN_TEMPLATE}
-
-    @property
-    def tester(self) -> Any:
-        return self.engine.model.module
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.engine.tokenizer
-
-    tester_tokenizer = tokenizer
-
-    @property
-    def baseline(self) -> Any:
-        """The Hugging Face module of the baseline that was named; None if it is the tester before training."""
-        return None if self._baseline is None else self._baseline.model.module
-
-    @property
-    def baseline_tokenizer(self) -> Any:
-        return self.tokenizer if self._baseline is None else self._baseline.tokenizer
-
-    @property
-    def target(self) -> Any:
-        """None if the target is not a model in this process; so is its tokenizer."""
-        return None if self._target_engine is None else self._target_engine.model.module
-
-    @property
-    def target_tokenizer(self) -> Any:
-        return None if self._target_engine is None else self._target_engine.tokenizer
 
 
 class HFEvaluationSystem(HFASTSystem):
@@ -148,8 +130,6 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         environment: Its system may be your own: testers are written with `system.save(folder)` if it has that method,
             else with `system.tester.save_pretrained`, else as `parameters.safetensors`.
         dev_prompts: Openings to evaluate on; None: no evaluation.
-        eval_every: Experiences between evaluations.
-        ckpt_dir: Folder for the testers.
         show_progress: Log a line after each experience.
     """
 
@@ -230,10 +210,6 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         as the worst of the others, and at most 0, so silence never raises the score.
 
         Example: rewards -0.2 and 0.1, and one that ends with an empty probe: (-0.2 + 0.1 - 0.2) / 3 = -0.1.
-
-        Args:
-            step: Experiences so far.
-            tag: Prefix of the score's name in the log.
 
         Returns:
             None if there are no openings, or no conversation ends with a probe that is not empty.
