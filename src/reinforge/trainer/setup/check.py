@@ -19,11 +19,11 @@ from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import Registry
 from reinforge.runs.removal import find_obstacle
+from reinforge.trainer.guards import find_warnings
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.compatibility import find_compared_parts
 from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
-from reinforge.trainer.setup.precautions import find_warnings
 from reinforge.trainer.setup.prepare import build_parts, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 

@@ -27,10 +27,8 @@ from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.guard_events import STAGE, list_guard_events
 from reinforge.runs.rows import BASELINE
 from reinforge.runs.summary import RunSummary
-from reinforge.runs.tracking import TrackedProgress
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.guards import GuardWatch
-from reinforge.trainer.setup.precautions import find_warnings, list_held_out_metrics
+from reinforge.trainer.guards import GuardWatch, find_warnings, list_held_out_metrics
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.tracking import TrackedRun
 from reinforge.types.workflow import BoundWorkflow
@@ -133,6 +131,8 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
     """Sends the metrics of the run to its trackers from now on, and those that earlier processes measured."""
     if not parts.trackers:
         return
+    from reinforge.runs.tracking import TrackedProgress  # for trackers alone
+
     context.journal.flush()
     facts = context.journal.facts()
     started_s = context.journal.sessions()[0].started_s
@@ -146,6 +146,9 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
     context.progress = tracked
 
 
-def finish_trackers(context: RunContext, summary: RunSummary) -> None:
-    if isinstance(context.progress, TrackedProgress):
-        context.progress.finish(summary)
+def finish_trackers(parts: Parts, context: RunContext, summary: RunSummary) -> None:
+    if parts.trackers:
+        from reinforge.runs.tracking import TrackedProgress
+
+        if isinstance(context.progress, TrackedProgress):  # it started before the run failed
+            context.progress.finish(summary)
