@@ -133,18 +133,12 @@ class Measurement:
 
 @dataclass(frozen=True)
 class History:
-    """A run up to one epoch.
-
-    Attributes:
-        validations: The validations up to the last epoch, the baseline first.
-        held_out: Metrics apart from the reward that must not get worse.
-        is_relative: The reward compares siblings, so the mean of a training reward says nothing.
-    """
+    """A run up to one epoch."""
 
     epochs: Sequence[EpochMetrics]
-    validations: Sequence[ValidationRow]
-    held_out: Sequence[str] = ()
-    is_relative: bool = False
+    validations: Sequence[ValidationRow]  # the validations up to the last epoch, the baseline first
+    held_out: Sequence[str] = ()  # metrics apart from the reward that must not get worse
+    is_relative: bool = False  # the reward compares siblings, so the mean of a training reward says nothing
 
     @property
     def last(self) -> EpochMetrics:

@@ -36,25 +36,20 @@ from reinforge.types.workflow import BoundWorkflow
 
 @dataclass
 class Parts:
-    """The components of one run.
-
-    Attributes:
-        splits: Examples by split: `train`, `select`, `confirm`.
-        held_out_evaluators: By name, for `select` and `confirm`; the same unless the validation file has its own.
-        shape: Detected shape of the dataset's rows; None if the loader does not report it.
-    """
+    """The components of one run."""
 
     config: FinetuneConfig
     workflow: BoundWorkflow
-    splits: dict[str, list[EvalInputItem]]
+    splits: dict[str, list[EvalInputItem]]  # examples by split: `train`, `select`, `confirm`
     llms: dict[str, ChatModel]
     evaluators: dict[str, Evaluator]
     held_out_evaluators: dict[str, Evaluator]
+    """By name, for `select` and `confirm`; the same unless the validation file has its own."""
     algorithm: Algorithm
     adapter: TrainerAdapter
     trajectory_builder: TrajectoryBuilder
     trainer: Trainer
-    shape: str | None = None
+    shape: str | None = None  # detected shape of the dataset's rows; None if the loader does not report it
     trackers: dict[str, Tracker] = field(default_factory=dict)
 
     @property

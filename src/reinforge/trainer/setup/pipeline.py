@@ -30,14 +30,11 @@ Splits = dict[str, list[EvalInputItem]]
 
 @dataclass(frozen=True, slots=True)
 class StageData:
-    """The training examples of a stage.
-
-    Attributes:
-        row_locations: File and line of each by its id, as far as the loader knows them.
-    """
+    """The training examples of a stage."""
 
     items: list[EvalInputItem]
     row_locations: dict[str, str] = field(default_factory=dict)
+    """File and line of each by its id, as far as the loader knows them."""
 
 
 class HeldOutPrompts:

@@ -32,16 +32,11 @@ BUNDLED = "bundled:"
 
 @dataclass(frozen=True, slots=True)
 class NamedImport:
-    """Python code that a configuration names.
-
-    Attributes:
-        spec: `package.module:name`, or the `_type` of a component of a plugin.
-        file: The module's file, or the plugin's module; empty: there is none.
-    """
+    """Python code that a configuration names."""
 
     path: str
-    spec: str
-    file: str
+    spec: str  # `package.module:name`, or the `_type` of a component of a plugin
+    file: str  # the module's file, or the plugin's module; empty: there is none
 
     def __str__(self) -> str:
         return f"{self.path}: {self.spec}" + (f" ({self.file})" if self.file else " (not found)")
@@ -49,15 +44,11 @@ class NamedImport:
 
 @dataclass(frozen=True, slots=True)
 class NamedCommand:
-    """A program that a configuration runs.
-
-    Attributes:
-        program: Its file; in a container, the image; empty: not found.
-    """
+    """A program that a configuration runs."""
 
     path: str
     command: str
-    program: str
+    program: str  # its file; in a container, the image; empty: not found
 
     def __str__(self) -> str:
         return f"{self.path}: {self.command} ({self.program or 'not found'})"
@@ -65,16 +56,11 @@ class NamedCommand:
 
 @dataclass(frozen=True, slots=True)
 class NamedVariable:
-    """An environment variable that a configuration uses.
-
-    Attributes:
-        path: Path of the key; empty: the value is read without being named.
-        host: The URL that the component sends its settings to; empty: none.
-    """
+    """An environment variable that a configuration uses."""
 
     name: str
-    path: str
-    host: str
+    path: str  # path of the key; empty: the value is read without being named
+    host: str  # the URL that the component sends its settings to; empty: none
 
     def __str__(self) -> str:
         return f"{self.name} in {self.path}" + (f", sent to {self.host}" if self.host else "")
@@ -82,16 +68,12 @@ class NamedVariable:
 
 @dataclass
 class Reach:
-    """Code, variables and hosts that a configuration reaches.
-
-    Attributes:
-        hosts: URL -> paths of the components that call it.
-    """
+    """Code, variables and hosts that a configuration reaches."""
 
     imports: list[NamedImport] = field(default_factory=list)
     commands: list[NamedCommand] = field(default_factory=list)
     variables: list[NamedVariable] = field(default_factory=list)
-    hosts: dict[str, list[str]] = field(default_factory=dict)
+    hosts: dict[str, list[str]] = field(default_factory=dict)  # URL -> paths of the components that call it
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
