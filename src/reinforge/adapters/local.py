@@ -21,7 +21,6 @@ from reinforge.adapters.local_jobs import (
 )
 from reinforge.adapters.processes import SAMPLERS, ReplicaSampler, find_launcher
 from reinforge.adapters.training import JobRunner
-from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
@@ -35,7 +34,6 @@ from reinforge.interfaces import Algorithm, Builder, PolicyServer, Teacher, Trai
 from reinforge.registry import load_named, register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.llms import find_adapters
-from reinforge.rollout.models.local_llm import LocalLLM
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.sample import LossSpec, Sharding
 from reinforge.types.trajectory import TrajectoryCollection
@@ -58,6 +56,8 @@ def check_teachers(algorithm: Algorithm, run_config: FinetuneConfig, policy: Pol
     """Returns the problem of each teacher in this process whose files show that it has other tokens."""
     problems = []
     for path, teacher in find_teachers(algorithm, run_config):
+        from reinforge.rollout.models.local_llm import LocalLLM  # for a teacher alone
+
         if isinstance(teacher, LocalLLM):
             own, other = (read_vocabulary(each) for each in (policy, teacher.policy))
             difference = find_token_difference(own, other) if own is not None and other is not None else None
@@ -222,6 +222,8 @@ class LocalAdapter(TrainerAdapter):
         ]
 
     def _get_loss(self, epoch: int) -> LossSpec:
+        from reinforge.algorithms.staged import StagedAlgorithm  # for a pipeline alone
+
         algorithm = self.algorithm
         return algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else algorithm.loss
 

@@ -48,13 +48,9 @@ class NoTrainingSignal(JobFailed):
 
 @dataclass(frozen=True, slots=True)
 class AdapterBatch:
-    """The training data of one adapter in one job.
+    """The training data of one adapter in one job."""
 
-    Attributes:
-        name: The adapter's name; empty for a single policy.
-    """
-
-    name: str
+    name: str  # the adapter's name; empty for a single policy
     groups: list[TrajectoryGroup]
     samples: list[TrainingSample]
     epoch: int
@@ -68,15 +64,11 @@ class AdapterBatch:
 
 @dataclass(frozen=True, slots=True)
 class AdapterResult:
-    """What a job did to one adapter.
-
-    Attributes:
-        logprob_gain: Sum of advantage x change of log-prob over the trained tokens of the probe samples.
-    """
+    """What a job did to one adapter."""
 
     report: UpdateReport
     skipped_episodes: list[str]
-    logprob_gain: float
+    logprob_gain: float  # sum of advantage x change of log-prob over the trained tokens of the probe samples
     num_probe_tokens: int
 
     def as_dict(self, **counts: int) -> dict[str, Any]:

@@ -40,14 +40,10 @@ class PolicyDescription:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """How a worker trains with the others.
-
-    Attributes:
-        peer_timeout_s: How long one waits for the others in one exchange.
-    """
+    """How a worker trains with the others."""
 
     sharding: Sharding = "replicate"
-    peer_timeout_s: float = 600.0
+    peer_timeout_s: float = 600.0  # how long one waits for the others in one exchange
 
 
 @dataclass(slots=True)

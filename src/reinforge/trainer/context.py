@@ -51,25 +51,17 @@ MAX_SHOWN_CHARACTERS = 160
 
 @dataclass
 class EpisodeTally:
-    """Counts the episodes of one stage as they finish.
+    """Counts the episodes of one stage as they finish."""
 
-    Attributes:
-        num_scored: Episodes with a reward.
-        num_failed: Those of them that the policy failed.
-        num_finished: Episodes whose agent returned.
-        num_none: Those of them that returned None.
-        num_clipped: Those of them with a reply that was cut off at `max_tokens`.
-    """
-
-    num_scored: int = 0
-    num_failed: int = 0
-    num_finished: int = 0
-    num_none: int = 0
+    num_scored: int = 0  # episodes with a reward
+    num_failed: int = 0  # those of them that the policy failed
+    num_finished: int = 0  # episodes whose agent returned
+    num_none: int = 0  # those of them that returned None
     missing: ReasonCounts = field(default_factory=ReasonCounts)
     failures: ReasonCounts = field(default_factory=ReasonCounts)
     rewards: list[float] = field(default_factory=list)
     num_completion_tokens: int = 0
-    num_clipped: int = 0
+    num_clipped: int = 0  # those of them with a reply that was cut off at `max_tokens`
     scores: dict[str, list[float]] = field(default_factory=dict)
     _first: EpisodeRecord | None = None
 
@@ -163,44 +155,33 @@ def _quote(value: object) -> str:
 
 @dataclass
 class RunContext:
-    """The journal, the progress display and the counters of one run.
-
-    Attributes:
-        episodes: Outcome -> number of finished episodes.
-        missing: Reasons of all episodes that the environment failed.
-        tally: The episodes of the current stage, or of the last one that ran some.
-        tokens: `prompt`, `completion`, `trained`.
-        validations: All validations so far, each with its version and checkpoint.
-        resumed: The snapshot that the run resumes from; None: a new run.
-        policy: The policy that the agent calls, once loaded; None: the backend serves none.
-        pending: Makes the last epoch durable if the run stops between two checkpoints.
-        is_relative: True if the reward compares answers, so that the base model's own reward is constant.
-        agent: The agent's function with its file and line.
-        recalls: Phases whose episodes are reused from the journal.
-    """
+    """The journal, the progress display and the counters of one run."""
 
     run_id: str
     journal: RunJournal
     progress: RunProgress
     limits: LimitsConfig
     started_s: float = field(default_factory=time.monotonic)
-    episodes: Counter[str] = field(default_factory=Counter)
-    missing: ReasonCounts = field(default_factory=ReasonCounts)
+    episodes: Counter[str] = field(default_factory=Counter)  # outcome -> number of finished episodes
+    missing: ReasonCounts = field(default_factory=ReasonCounts)  # reasons of all episodes that the environment failed
     tally: EpisodeTally = field(default_factory=EpisodeTally)
-    tokens: Counter[str] = field(default_factory=Counter)
+    """The episodes of the current stage, or of the last one that ran some."""
+    tokens: Counter[str] = field(default_factory=Counter)  # `prompt`, `completion`, `trained`
     wall_time_s: dict[str, float] = field(default_factory=dict)
     stage_name: str = "START"
     stage_epoch: int | None = None
     policy_versions: list[PolicyVersion] = field(default_factory=list)
     validations: list[ValidationRow] = field(default_factory=list)
-    resumed: EpochSnapshot | None = None
-    policy: PolicyServer | None = None
+    """All validations so far, each with its version and checkpoint."""
+    resumed: EpochSnapshot | None = None  # the snapshot that the run resumes from; None: a new run
+    policy: PolicyServer | None = None  # the policy that the agent calls, once loaded; None: the backend serves none
     pending: Callable[[], Awaitable[Any]] | None = None
+    """Makes the last epoch durable if the run stops between two checkpoints."""
     reward_metric: str = "reward"
-    is_relative: bool = False
-    agent: str = "the agent"
+    is_relative: bool = False  # True if the reward compares answers, so that the base model's own reward is constant
+    agent: str = "the agent"  # the agent's function with its file and line
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
-    recalls: set[str] = field(default_factory=set)
+    recalls: set[str] = field(default_factory=set)  # phases whose episodes are reused from the journal
     guards: GuardWatch | None = None
     last_progress_s: float = field(default_factory=time.monotonic)
     _stage_since: float = field(default_factory=time.monotonic)

@@ -23,15 +23,10 @@ PATH = "finetuning.limits.max_staleness"
 
 @dataclass(frozen=True, slots=True)
 class ExampleChoice:
-    """The examples that an epoch collects, chosen when its collection begins.
+    """The examples that an epoch collects, chosen when its collection begins."""
 
-    Attributes:
-        example_ids: Their ids; None: all that the builder plans.
-        skipped: Planned ones that the curriculum leaves out.
-    """
-
-    example_ids: list[str] | None = None
-    skipped: frozenset[str] = frozenset()
+    example_ids: list[str] | None = None  # their ids; None: all that the builder plans
+    skipped: frozenset[str] = frozenset()  # planned ones that the curriculum leaves out
 
     def as_dict(self) -> dict[str, Any]:
         return {"example_ids": self.example_ids, "skipped": sorted(self.skipped)}
@@ -43,18 +38,14 @@ class ExampleChoice:
 
 @dataclass
 class EarlyCollections:
-    """The collections that have begun before their epoch's turn.
-
-    Attributes:
-        num_epochs: Number of epochs of the run; 0: nothing begins early.
-        started: Epoch -> its examples, of the collections that have begun and whose turn has not come.
-        known: Epoch -> its examples, as an earlier process of the run had chosen them.
-    """
+    """The collections that have begun before their epoch's turn."""
 
     config: FinetuneConfig
-    num_epochs: int = 0
+    num_epochs: int = 0  # number of epochs of the run; 0: nothing begins early
     started: dict[int, ExampleChoice] = field(default_factory=dict)
+    """Epoch -> its examples, of the collections that have begun and whose turn has not come."""
     known: dict[int, ExampleChoice] = field(default_factory=dict)
+    """Epoch -> its examples, as an earlier process of the run had chosen them."""
 
     def list_due(self, epoch: int) -> list[int]:
         """Returns the epochs whose collection may begin now, all epochs before `epoch` being done.

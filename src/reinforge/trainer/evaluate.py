@@ -46,33 +46,23 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """Options of one evaluation.
+    """Options of one evaluation."""
 
-    Attributes:
-        model: A run, a folder or a hub id to evaluate in place of `finetuning.policy.model`.
-        split: `train`, `select`, `confirm` or `all`; None: `select` if the file trains, else `all`.
-        adapter: Serves the policy in place of the file's trainer adapter.
-    """
-
-    model: str | None = None
-    split: str | None = None
+    model: str | None = None  # a run, a folder or a hub id to evaluate in place of `finetuning.policy.model`
+    split: str | None = None  # `train`, `select`, `confirm` or `all`; None: `select` if the file trains, else `all`
     limit: int | None = None
     progress: RunProgress = field(default_factory=SilentProgress)
-    adapter: TrainerAdapter | None = None
+    adapter: TrainerAdapter | None = None  # serves the policy in place of the file's trainer adapter
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result of one evaluation.
-
-    Attributes:
-        records: All episodes, missing ones too.
-    """
+    """The result of one evaluation."""
 
     model: str
     split: str
     report: EvaluationReport
-    records: list[EpisodeRecord]
+    records: list[EpisodeRecord]  # all episodes, missing ones too
     wall_s: float
 
     def as_dict(self) -> dict[str, Any]:

@@ -45,18 +45,12 @@ _MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The result of one guard metric.
-
-    Attributes:
-        allowed_loss: The interval must lie above minus this.
-        improvement: Tuned minus base; None if fewer than two examples are scored in both arms.
-        passed: None: unknown.
-    """
+    """The result of one guard metric."""
 
     metric: str
-    allowed_loss: float
-    improvement: Improvement | None
-    passed: bool | None
+    allowed_loss: float  # the interval must lie above minus this
+    improvement: Improvement | None  # tuned minus base; None if fewer than two examples are scored in both arms
+    passed: bool | None  # None: unknown
     reason: str
 
 

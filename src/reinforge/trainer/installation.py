@@ -35,17 +35,12 @@ _PART = re.compile(r"(?P<operator>>=|<=|==|!=|<|>|~=)\s*(?P<version>[\d.]+)")
 
 @dataclass(frozen=True, slots=True)
 class InstallationCheck:
-    """The result of one check.
-
-    Attributes:
-        state: `warning`: reinforge works, but something will not.
-        fix: What to do; empty where nothing is wrong.
-    """
+    """The result of one check."""
 
     name: str
-    state: State
+    state: State  # `warning`: reinforge works, but something will not
     text: str
-    fix: str = ""
+    fix: str = ""  # what to do; empty where nothing is wrong
 
 
 def check_installation(

@@ -15,34 +15,25 @@ from reinforge.runs.removal import check_run_name
 
 @dataclass
 class LiveRun:
-    """What the guard knows about a run.
+    """What the guard knows about a run."""
 
-    Attributes:
-        blocked_s: Seconds for which an agent may block the event loop.
-        record_end: Records in the run folder that the run is ended now, and returns the message for the user.
-    """
-
-    blocked_s: float = 120.0
+    blocked_s: float = 120.0  # seconds for which an agent may block the event loop
     is_saving: bool = False
     record_end: Callable[[str], str] = lambda reason: reason
+    """Records in the run folder that the run is ended now, and returns the message for the user."""
 
 
 @dataclass
 class RunOptions:
-    """Options of one call that are not part of the configuration.
+    """Options of one call that are not part of the configuration."""
 
-    Attributes:
-        run_name: Name of the run folder; None: the date and a random suffix.
-        smoke: Run everything once, as small as possible, in a folder named `...-smoke`.
-        overwrite: Replace a run of the same name that no process works on, once the new one is known to be valid.
-    """
-
-    run_name: str | None = None
+    run_name: str | None = None  # name of the run folder; None: the date and a random suffix
     progress: RunProgress | None = None
-    smoke: bool = False
+    smoke: bool = False  # run everything once, as small as possible, in a folder named `...-smoke`
     resume: Path | None = None
     allow_config_change: bool = False
     overwrite: bool = False
+    """Replace a run of the same name that no process works on, once the new one is known to be valid."""
     folder: Path | None = None
     live: LiveRun = field(default_factory=LiveRun)
 

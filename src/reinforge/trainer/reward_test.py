@@ -45,24 +45,16 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class CandidateAnswer:
-    """An answer to score.
-
-    Attributes:
-        kind: `expected`, `real`, `wrong`, or the attack.
-    """
+    """An answer to score."""
 
     example_id: str
-    kind: str
+    kind: str  # `expected`, `real`, `wrong`, or the attack
     output: Any
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """An evaluator's score of an answer.
-
-    Attributes:
-        limit: What an attack on this example may score; None: unknown.
-    """
+    """An evaluator's score of an answer."""
 
     evaluator: str
     example_id: str
@@ -70,7 +62,7 @@ class ScoredAnswer:
     output: Any
     score: float | None
     error: str | None = None
-    limit: float | None = None
+    limit: float | None = None  # what an attack on this example may score; None: unknown
 
     @property
     def is_attack(self) -> bool:
@@ -181,28 +173,20 @@ def _format_score(score: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RewardTestOptions:
-    """Options of one test.
+    """Options of one test."""
 
-    Attributes:
-        limit: How many examples, from the first of the training split.
-        answers: JSON Lines with `id` and `output` of real answers, and `label: false` for those known to be wrong.
-        num_samples: Real answers to sample from the agent for each example; 0: none.
-        num_guesses: Wrong answers that `best_of_n` tries.
-        trusted: An evaluator that tells which real answers are wrong; None: `gate.metric` if it is not the reward.
-        max_score: An attack may score this much; None: half of what the expected answer scores.
-        adapter: Serves the policy in place of the file's trainer adapter.
-    """
-
-    limit: int = 8
+    limit: int = 8  # how many examples, from the first of the training split
     answers: Path | None = None
-    num_samples: int = 0
+    """JSON Lines with `id` and `output` of real answers, and `label: false` for those known to be wrong."""
+    num_samples: int = 0  # real answers to sample from the agent for each example; 0: none
     attacks: tuple[str, ...] = ()
-    num_guesses: int = 8
+    num_guesses: int = 8  # wrong answers that `best_of_n` tries
     evaluators: tuple[str, ...] = ()
     trusted: str | None = None
-    max_score: float | None = None
+    """An evaluator that tells which real answers are wrong; None: `gate.metric` if it is not the reward."""
+    max_score: float | None = None  # an attack may score this much; None: half of what the expected answer scores
     progress: RunProgress = field(default_factory=SilentProgress)
-    adapter: TrainerAdapter | None = None
+    adapter: TrainerAdapter | None = None  # serves the policy in place of the file's trainer adapter
 
 
 async def run_reward_test(

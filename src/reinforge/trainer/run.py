@@ -42,13 +42,11 @@ from reinforge.trainer import resume, versions
 from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
-from reinforge.trainer.observer import TrainerObserver
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.provenance import Provenance, collect_provenance, seal_run
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
 from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
-from reinforge.trainer.setup.check import refuse_problems
 from reinforge.trainer.setup.compatibility import require_policy_llm
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
@@ -123,7 +121,10 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:
     """Runs a configuration to its end inside a running event loop; see `run_config`."""
     config: FinetuneConfig = loaded.config.finetuning
-    await refuse_problems(loaded, registry)
+    if loaded.problems:
+        from reinforge.trainer.setup.check import refuse_problems  # collects the problems of data and components too
+
+        await refuse_problems(loaded, registry)
     require_enabled(loaded)
     if options.smoke:
         shrink_for_smoke(loaded.config)
@@ -222,7 +223,7 @@ class _Run:
                     write_run_files(self.context, self.summary, getattr(self.trainer, "_reward_history", []))
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
-                finish_trackers(self.context, self.summary)
+                finish_trackers(self.parts, self.context, self.summary)
                 self.context.progress.close()
                 self.context.journal.close()
         return self.summary
@@ -272,17 +273,21 @@ class _Run:
         Raises:
             JobFailed: A job failed, or a user's trainer submitted none in more epochs than may train nothing.
         """
-        observer = None if isinstance(self.trainer, EpochTrainer) else TrainerObserver(self.trainer, self.context)
-        if observer is not None:
-            observer.begin()
-        statuses = await self.trainer.run(self.config.num_epochs) or []
+        num_epochs = self.config.num_epochs
+        if isinstance(self.trainer, EpochTrainer):
+            statuses = await self.trainer.run(num_epochs)
+            self.summary.num_jobs = len(statuses)
+            return statuses
+        from reinforge.trainer.observer import TrainerObserver  # of a user's trainer
+
+        observer = TrainerObserver(self.trainer, self.context)
+        observer.begin()
+        statuses = await self.trainer.run(num_epochs) or []
         versions.refuse_failed(statuses)
-        num_jobs, num_collections = (observer.num_jobs, observer.num_collections) if observer is not None else (0, 0)
-        self.summary.num_jobs = max(len(statuses), num_jobs)
-        num_empty = max(num_collections, self.config.num_epochs)
-        is_empty = observer is not None and not self.summary.num_jobs
-        if is_empty and num_empty >= self.config.limits.max_empty_updates and not self.summary.smoke:
-            raise build_no_job_error(type(self.trainer).__name__, num_collections, self.config.num_epochs)
+        self.summary.num_jobs = max(len(statuses), observer.num_jobs)
+        num_empty = max(observer.num_collections, num_epochs)
+        if not self.summary.num_jobs and num_empty >= self.config.limits.max_empty_updates and not self.summary.smoke:
+            raise build_no_job_error(type(self.trainer).__name__, observer.num_collections, num_epochs)
         return statuses
 
     def _record_settings(self) -> None:

@@ -184,20 +184,15 @@ PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
 
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
-    """What the canary measured.
-
-    Attributes:
-        max_difference: Largest |sampler - learner| log-prob, in nats; None: no token was compared.
-        mean_difference: Mean |sampler - learner| log-prob; None as above.
-        k3: Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
-            (Schulman, "Approximating KL divergence", 2020); None as above.
-    """
+    """What the canary measured."""
 
     version: int
     fingerprint: str
-    max_difference: float | None
-    mean_difference: float | None
+    max_difference: float | None  # largest |sampler - learner| log-prob, in nats; None: no token was compared
+    mean_difference: float | None  # mean |sampler - learner| log-prob; None as above
     k3: float | None
+    """Estimate of KL(sampler, learner) per token in nats: the mean of exp(d) - 1 - d with d = learner - sampler
+    (Schulman, "Approximating KL divergence", 2020); None as above."""
     num_tokens: int
 
 

@@ -156,7 +156,7 @@ def test_near_duplicates_go_into_one_split_if_they_are_to_be_grouped() -> None:
 
 
 def test_a_run_warns_or_refuses_as_configured() -> None:
-    from reinforge.trainer.setup.precautions import find_warnings, refuse_repetitions
+    from reinforge.trainer.guards import find_warnings, refuse_repetitions
 
     splits = {
         "train": [example("t1", PASSWORD)],
@@ -181,7 +181,7 @@ def test_a_run_warns_or_refuses_as_configured() -> None:
 
 
 def test_a_verdict_without_a_metric_apart_from_the_reward_is_warned_about() -> None:
-    from reinforge.trainer.setup.precautions import find_warnings, list_held_out_metrics
+    from reinforge.trainer.guards import find_warnings, list_held_out_metrics
 
     def texts(**gate: Any) -> list[str]:
         events = find_warnings(FinetuneConfig(gate=GateConfig(**gate)), {}, "reward", ["reward", "exact"])

@@ -129,9 +129,8 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         except BaseException:
             self.close()
             raise
-        self._target: Any = target if self._target_engine is None else self._target_engine.policy
-        if not hasattr(self._target, "sample"):
-            self._target = FunctionTarget(self._target)
+        chosen: Any = target if self._target_engine is None else self._target_engine.policy
+        self._target = chosen if hasattr(chosen, "sample") else FunctionTarget(chosen)
         self._changes = WeightChanges(self.parameters())
         self._resources.callback(self._changes.close)
         self._published = self._changes.count()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -159,7 +159,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
                 message = f"there is no default evaluator for {type(sampler).__name__}"
                 fix = "give the trainer an evaluator, or leave eval_every out"
                 raise ConfigError(Problem("eval_every", message, fix))
-            self.evaluator = ASTEvaluator(sampler)
+            self.evaluator = cast("Any", ASTEvaluator(sampler))
         self.harness = Harness(
             sampler,
             algorithm,

@@ -25,20 +25,14 @@ NOT_IMPORTED = "failed to import on the worker"
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """One worker, as the driver sees it.
+    """One worker, as the driver sees it."""
 
-    Attributes:
-        number: Its number, from 0, which no other worker of the run has had.
-        is_near: True if it is on the driver's node, and so reads and writes the run folder itself.
-        node: Its node, by the first digits of Ray's id and the address, for messages.
-    """
-
-    number: int
+    number: int  # its number, from 0, which no other worker of the run has had
     actor: Any
-    is_near: bool
+    is_near: bool  # True if it is on the driver's node, and so reads and writes the run folder itself
     pid: int
     host: str
-    node: str = ""
+    node: str = ""  # its node, by the first digits of Ray's id and the address, for messages
 
     def __str__(self) -> str:
         return f"worker {self.number} (process {self.pid}, node {self.node})"

@@ -46,17 +46,13 @@ class SharedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunPlace:
-    """One process of torchrun.
-
-    Attributes:
-        attempt: How often torchrun has started the processes anew.
-    """
+    """One process of torchrun."""
 
     rank: int
     size: int
     size_here: int
     store: tuple[str, int]
-    attempt: int = 0
+    attempt: int = 0  # how often torchrun has started the processes anew
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> TorchrunPlace | None:

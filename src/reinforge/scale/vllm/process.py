@@ -48,21 +48,17 @@ MAX_READ = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ServedModelSettings:
-    """What a server has to serve.
-
-    Attributes:
-        lora_rank: Largest rank of an adapter; None: all weights are trained.
-        kv_cache_bytes: Memory for keys and values; None: vLLM's own choice, which on a CPU is nearly all there is.
-    """
+    """What a server has to serve."""
 
     folder: Path
     dtype: str
     max_model_len: int
     max_num_seqs: int
     seed: int
-    lora_rank: int | None = None
+    lora_rank: int | None = None  # largest rank of an adapter; None: all weights are trained
     num_adapters: int = 1
     kv_cache_bytes: int | None = None
+    """Memory for keys and values; None: vLLM's own choice, which on a CPU is nearly all there is."""
 
 
 def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -> list[str]:

@@ -17,7 +17,6 @@ from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_adapter_trajectories, extract_text, is_trained_call
 from reinforge.rollout.functions import find_named_llm
 from reinforge.rollout.models.llms import find_adapters, find_served_entries
-from reinforge.rollout.step_messages import parse_to_openai_messages
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from reinforge.types.seeding import stable_random
@@ -306,6 +305,8 @@ async def build_output_groups(
 
 def build_episode(steps: Sequence[IntermediateStep]) -> list[EpisodeItem]:
     """Returns the messages of an episode; a reply without log-probs is context."""
+    from reinforge.rollout.step_messages import parse_to_openai_messages  # outside a run alone
+
     episode = []
     for message in parse_to_openai_messages(steps):
         role, content = message["role"], message["content"]

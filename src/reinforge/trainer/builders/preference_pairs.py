@@ -57,19 +57,14 @@ class DPOTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="dpo_traj_bu
 
 @dataclass(frozen=True, slots=True)
 class CandidateStep:
-    """One scored candidate.
-
-    Attributes:
-        turn_id: The turn; candidates of one turn answer the same prompt.
-        score: Higher is better.
-    """
+    """One scored candidate."""
 
     example_id: str
-    turn_id: str
+    turn_id: str  # the turn; candidates of one turn answer the same prompt
     candidate_index: int
     prompt: list[OpenAIMessage] | str
     response: str
-    score: float
+    score: float  # higher is better
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,13 @@ class TokenPrice:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """The use of one model by a run.
+    """The use of one model by a run."""
 
-    Attributes:
-        entry: Its entry of `llms`, or `training`.
-        prompt_tokens: Tokens of prompts, or tokens that are trained on.
-        cost: In the currency of the price; None: no price was given.
-    """
-
-    entry: str
+    entry: str  # its entry of `llms`, or `training`
     calls: float
-    prompt_tokens: float
+    prompt_tokens: float  # tokens of prompts, or tokens that are trained on
     completion_tokens: float
-    cost: float | None
+    cost: float | None  # in the currency of the price; None: no price was given
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -31,22 +31,16 @@ PUBLISH = ("ADOPT", "VALIDATE")
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """How much a run does.
-
-    Attributes:
-        group_size: Episodes of an example; 0: the agent does not run in training.
-        num_validations: Validations after the baseline, the final one included.
-        num_samples: Episodes of each of them, for each of the two models.
-    """
+    """How much a run does."""
 
     num_epochs: int
     examples_per_epoch: int
-    group_size: int
+    group_size: int  # episodes of an example; 0: the agent does not run in training
     groups_per_example: int
     num_select: int
-    num_validations: int
+    num_validations: int  # validations after the baseline, the final one included
     num_confirm: int
-    num_samples: int
+    num_samples: int  # episodes of each of them, for each of the two models
 
     @property
     def num_collected(self) -> int:
@@ -106,17 +100,11 @@ class StageClock(SilentProgress):
 
 @dataclass(frozen=True, slots=True)
 class ProbedEpoch:
-    """What an epoch of the probe took, and how much it did.
+    """What an epoch of the probe took, and how much it did."""
 
-    Attributes:
-        collect_s: Seconds of collecting and selecting.
-        train_s: Seconds of the job, with its checkpoint.
-        publish_s: Seconds of serving the new weights, checking them, and writing the epoch's files.
-    """
-
-    collect_s: float
-    train_s: float
-    publish_s: float
+    collect_s: float  # seconds of collecting and selecting
+    train_s: float  # seconds of the job, with its checkpoint
+    publish_s: float  # seconds of serving the new weights, checking them, and writing the epoch's files
     num_groups: int
     num_kept: int
     num_episodes: int
@@ -144,13 +132,9 @@ def list_probed_epochs(clock: StageClock) -> list[ProbedEpoch]:
 
 @dataclass(frozen=True, slots=True)
 class JobTime:
-    """What a training job takes: `fixed_s + groups * group_s`.
+    """What a training job takes: `fixed_s + groups * group_s`."""
 
-    Attributes:
-        fixed_s: Seconds of a job of any size: optimizer steps, fingerprints.
-    """
-
-    fixed_s: float
+    fixed_s: float  # seconds of a job of any size: optimizer steps, fingerprints
     group_s: float
 
 
@@ -169,26 +153,17 @@ def fit_job_time(small: tuple[int, float], large: tuple[int, float]) -> JobTime:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What the probe measured.
+    """What the probe measured."""
 
-    Attributes:
-        start_s: Until the model was loaded and its first checkpoint written.
-        episode_s: Seconds per episode of the sample, at the run's concurrency.
-        select_episode_s: The same for a validation.
-        epochs: The probed epochs; empty: none could be trained here.
-        is_whole: True: a probed epoch does as much as one of the run.
-        job: What a job takes by its size; None: it is that of the probed epoch.
-    """
-
-    start_s: float
-    episode_s: float
-    select_episode_s: float
+    start_s: float  # until the model was loaded and its first checkpoint written
+    episode_s: float  # seconds per episode of the sample, at the run's concurrency
+    select_episode_s: float  # the same for a validation
     save_s: float = 0.0
     load_s: float = 0.0
     files_s: float = 0.0
-    epochs: list[ProbedEpoch] = field(default_factory=list)
-    is_whole: bool = False
-    job: JobTime | None = None
+    epochs: list[ProbedEpoch] = field(default_factory=list)  # the probed epochs; empty: none could be trained here
+    is_whole: bool = False  # True: a probed epoch does as much as one of the run
+    job: JobTime | None = None  # what a job takes by its size; None: it is that of the probed epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,11 @@ TRAIN_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PreflightOptions:
-    """Options of one preflight.
-
-    Attributes:
-        max_probe_s: Seconds that validating and training may take together, about.
-    """
+    """Options of one preflight."""
 
     num_examples: int = 20
     num_samples: int = 4
-    max_probe_s: float = 60.0
+    max_probe_s: float = 60.0  # seconds that validating and training may take together, about
     prices: Mapping[str, TokenPrice] = field(default_factory=dict)
     training_price: float | None = None
     progress: RunProgress = field(default_factory=SilentProgress)
@@ -98,25 +94,18 @@ class PreflightOptions:
 
 @dataclass
 class Probe:
-    """What a probe found.
+    """What a probe found."""
 
-    Attributes:
-        parts: The components of the run; closed by now.
-        scored_twice: Both rewards of each answer that was scored twice.
-        rescored: Why answers were not scored twice; empty: they were.
-        failure: The error that would end the run; empty: none came up.
-    """
-
-    parts: Parts
+    parts: Parts  # the components of the run; closed by now
     size: RunSize
     report: EvaluationReport
     records: list[EpisodeRecord]
-    scored_twice: list[tuple[float, float]]
-    rescored: str
+    scored_twice: list[tuple[float, float]]  # both rewards of each answer that was scored twice
+    rescored: str  # why answers were not scored twice; empty: they were
     usage: dict[str, ModelUsage]
     timings: Timings
     trains_here: bool
-    failure: str = ""
+    failure: str = ""  # the error that would end the run; empty: none came up
     max_model_len: int | None = None
     memory: MemoryUse | None = None
 

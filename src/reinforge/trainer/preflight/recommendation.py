@@ -49,37 +49,26 @@ class Advice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a sample showed; shares are from 0 to 1.
+    """What a sample showed; shares are from 0 to 1."""
 
-    Attributes:
-        num_examples: Examples with at least one reward.
-        missing_share: Episodes that the environment failed.
-        failed_share: Episodes that the policy failed: unusable answers, too long, out of context or of time.
-        cuts_hurt: Episodes with such a reply have lower rewards, or nothing else is known about them.
-        mean_score: Mean over examples of the metric of the verdict.
-        solved_share: Examples with a reply above its lowest score.
-        group_size: The configured one; 0: the agent does not run in training.
-        noise_share: Variance of the evaluator over the variance of rewards within groups; None: unknown.
-        noise: Standard deviation of the score of one answer; None: unknown.
-    """
-
-    num_examples: int
+    num_examples: int  # examples with at least one reward
     num_samples: int
-    missing_share: float
+    missing_share: float  # episodes that the environment failed
     missing_reason: str
-    failed_share: float
+    failed_share: float  # episodes that the policy failed: unusable answers, too long, out of context or of time
     failure_reason: str
     cut_share: float
-    mean_score: float
+    mean_score: float  # mean over examples of the metric of the verdict
     is_binary: bool
-    solved_share: float
+    solved_share: float  # examples with a reply above its lowest score
     signal_share: float | None
     signal_by_size: Mapping[int, float] = field(default_factory=dict)
-    group_size: int = 0
+    group_size: int = 0  # the configured one; 0: the agent does not run in training
     algorithm: str = "grpo"
     noise_share: float | None = None
-    noise: float | None = None
-    cuts_hurt: bool = False
+    """Variance of the evaluator over the variance of rewards within groups; None: unknown."""
+    noise: float | None = None  # standard deviation of the score of one answer; None: unknown
+    cuts_hurt: bool = False  # episodes with such a reply have lower rewards, or nothing else is known about them
     max_missing: float = 0.5
     has_pairs: bool = False
     has_labels: bool = False
@@ -88,14 +77,10 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to do, and why.
-
-    Attributes:
-        group_size: Replies per example, for GRPO; None: not about groups.
-    """
+    """What to do, and why."""
 
     advice: Advice
-    group_size: int | None
+    group_size: int | None  # replies per example, for GRPO; None: not about groups
     reason: str
     how: str
 

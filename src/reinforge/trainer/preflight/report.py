@@ -21,62 +21,44 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of the sampled model calls.
-
-    Attributes:
-        longest: Tokens of the longest prompt with its reply.
-        context: Tokens that fit; None: unknown.
-    """
+    """Tokens of the sampled model calls."""
 
     longest_prompt: int
     mean_reply: float
     longest_reply: int
-    longest: int
-    context: int | None
+    longest: int  # tokens of the longest prompt with its reply
+    context: int | None  # tokens that fit; None: unknown
     cut_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeNoise:
-    """What scoring the same answers twice showed.
-
-    Attributes:
-        deviation: Standard deviation of one score of an answer; None: unknown.
-        share: Its square over the variance of rewards within groups; None: unknown.
-    """
+    """What scoring the same answers twice showed."""
 
     num_answers: int
     num_changed: int
-    deviation: float | None
-    share: float | None
+    deviation: float | None  # standard deviation of one score of an answer; None: unknown
+    share: float | None  # its square over the variance of rewards within groups; None: unknown
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Detectable:
-    """How small an improvement the verdict can show.
-
-    Attributes:
-        half_width: Half of the width of the interval that the gate expects; None: too few examples.
-        likely: The improvement that would be shown nine times in ten, with the spread of the sample; None: unknown.
-    """
+    """How small an improvement the verdict can show."""
 
     text: str
-    half_width: float | None
+    half_width: float | None  # half of the width of the interval that the gate expects; None: too few examples
     likely: float | None
+    """The improvement that would be shown nine times in ten, with the spread of the sample; None: unknown."""
 
 
 @dataclass
 class PreflightReport:
-    """What a preflight found.
-
-    Attributes:
-        metrics: Mean of each evaluator with its interval; the metric of the verdict comes first.
-    """
+    """What a preflight found."""
 
     num_episodes: int
     sample_s: float
-    metrics: list[MetricSummary]
+    metrics: list[MetricSummary]  # mean of each evaluator with its interval; the metric of the verdict comes first
     reward_metric: str
     findings: Findings
     noise: JudgeNoise

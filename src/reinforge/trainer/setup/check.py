@@ -19,11 +19,11 @@ from reinforge.files import replace_file
 from reinforge.interfaces import Evaluator
 from reinforge.registry import Registry
 from reinforge.runs.removal import find_obstacle
+from reinforge.trainer.guards import find_warnings
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.compatibility import find_compared_parts
 from reinforge.trainer.setup.components import Attempts, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
-from reinforge.trainer.setup.precautions import find_warnings
 from reinforge.trainer.setup.prepare import build_parts, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
@@ -39,30 +39,21 @@ DRY = "-dry"
 
 @dataclass(frozen=True, slots=True)
 class RewardSample:
-    """Scores of one evaluator on one example.
-
-    Attributes:
-        on_expected: Score of the dataset's expected answer; a text with the reason if it is missing.
-    """
+    """Scores of one evaluator on one example."""
 
     example_id: str
     evaluator: str
-    on_expected: float | str
+    on_expected: float | str  # score of the dataset's expected answer; a text with the reason if it is missing
     on_empty: float | str
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Disk space for the run folder, in bytes.
+    """Disk space for the run folder, in bytes."""
 
-    Attributes:
-        folder: The nearest folder that exists.
-        needed: Bytes of the checkpoints; None if the model's size is not known yet.
-    """
-
-    folder: str
+    folder: str  # the nearest folder that exists
     free: int
-    needed: int | None
+    needed: int | None  # bytes of the checkpoints; None if the model's size is not known yet
 
 
 @dataclass

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from reinforge.config.blocks import SamplingConfig
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import Problem
-from reinforge.evaluation.evaluators.pairwise_judge import ExpectedPairwiseJudge
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.interfaces import Evaluator, GroupEvaluator, TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.models.llms import find_served_entries
@@ -72,10 +71,14 @@ def describe_comparisons(evaluators: Evaluators, held_out: Evaluators, metric: s
 def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem], *, all_of: bool) -> list[Problem]:
     """Returns the problem of examples without the expected answer that an evaluator compares with."""
     without = [item for item in items if item.expected_output_obj is None]
+    if not without:
+        return []
+    from reinforge.evaluation.evaluators.pairwise_judge import ExpectedPairwiseJudge  # for such examples alone
+
     problems = []
     for name, each in evaluators.items():
         by_reference = all_of and isinstance(each, GroupEvaluator) and each.reference == "expected"
-        if without and (by_reference or isinstance(each, ExpectedPairwiseJudge)):
+        if by_reference or isinstance(each, ExpectedPairwiseJudge):
             key = "reference" if by_reference else "against"
             message = f"{len(without)} of {len(items)} examples have no expected answer, such as {without[0].id}"
             fix = "add them, or use `reference: base`" if by_reference else "add them, or use `against: siblings`"

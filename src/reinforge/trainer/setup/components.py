@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from reinforge.algorithms.grpo import GRPOConfig
-from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.config.pipeline import PipelineStage, list_stages
@@ -31,13 +30,14 @@ from reinforge.interfaces import (
 from reinforge.registry import REGISTRY, Registry, TypedConfig
 from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.setup.placement import DRIVER, open_placed
 from reinforge.trainer.setup.run_settings import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
 
 BUNDLED = "bundled:"
+DRIVER = "driver"
+"""The placement of an agent that runs in this process."""
 DATASET = "eval.general.dataset"
 
 
@@ -114,6 +114,8 @@ class ComponentBuilder:
 
     async def _place(self, workflow: BoundWorkflow) -> BoundWorkflow:
         if self._placed is None:
+            from reinforge.trainer.setup.placement import open_placed  # for such an agent alone
+
             opened = open_placed(self.loaded, self.config.workflow, workflow, is_run=self.makes_models)
             try:
                 self._placed = await self._stack.enter_async_context(opened)
@@ -181,6 +183,8 @@ class ComponentBuilder:
         stages = list_stages(self.config.finetuning)
         if not stages:
             return await self._get_own_algorithm()
+        from reinforge.algorithms.staged import StagedAlgorithm  # for a pipeline alone
+
         return StagedAlgorithm([(stage.first, await self.get_stage_algorithm(stage)) for stage in stages])
 
     async def get_stage_algorithm(self, stage: PipelineStage) -> Algorithm:

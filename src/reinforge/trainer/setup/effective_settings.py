@@ -5,22 +5,18 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from reinforge.algorithms.staged import StagedAlgorithm
-from reinforge.config.pipeline import list_stages
+from reinforge.config.pipeline import PipelineStage, list_stages
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.learning_rate import describe_learning_rate
 from reinforge.engine.model.source import describe_source
 from reinforge.evaluation.splits import find_clusters
 from reinforge.files import to_json
-from reinforge.interfaces import Algorithm
 from reinforge.rollout.models.llms import PolicyLLM
-from reinforge.trainer.builders.staged import StagedTrajectoryBuilder
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.setup.compatibility import can_serve_policy, describe_comparisons
 from reinforge.trainer.setup.parts import Parts
-from reinforge.trainer.setup.pipeline import describe_stages
-from reinforge.types.sample import Needs
+from reinforge.types.sample import LossSpec, Needs
 
 
 def effective_settings(parts: Parts) -> list[tuple[str, str]]:
@@ -54,8 +50,10 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
 
 def _describe_training(parts: Parts) -> list[tuple[str, str]]:
     """Returns the effective settings of collection and algorithm, or of each stage of a pipeline."""
-    if isinstance(parts.trajectory_builder, StagedTrajectoryBuilder):
-        return describe_stages(parts.trajectory_builder.parts, parts.splits)
+    if parts.config.pipeline:
+        from reinforge.trainer.setup.pipeline import describe_stages  # for a pipeline alone
+
+        return describe_stages(parts.trajectory_builder, parts.splits)
     settings = getattr(parts.trajectory_builder, "trajectory_builder_config", None)
     algorithm = getattr(parts.algorithm, "config", None)
     chosen = algorithm.model_dump(exclude={"reward"}) if algorithm is not None else {}
@@ -109,22 +107,28 @@ def _engine_settings(parts: Parts) -> list[tuple[str, str]]:
     policy = config.policy.model_copy(update={"model": model}) if model else config.policy
     stages = list_stages(config)
     optimizers = [
-        (f"optimizer {stage.name}", _describe_optimizer(stage.complete_policy(policy), parts.algorithm, stage.first))
+        (f"optimizer {stage.name}", _describe_optimizer(stage.complete_policy(policy), _find_loss(parts, stage)))
         for stage in stages
     ]
     return [
         *([("model", describe_source(policy))] if policy.model is not None else []),
         *([("critic", _describe_critic(config))] if getattr(parts.algorithm, "needs", Needs()).values else []),
-        *(optimizers or [("optimizer", _describe_optimizer(policy, parts.algorithm))]),
+        *(optimizers or [("optimizer", _describe_optimizer(policy, getattr(parts.algorithm, "loss", None)))]),
         *([("dtype", "auto: measured when the run starts")] if config.policy.dtype == "auto" else []),
         *([("memory", memory)] if (memory := _describe_memory(config)) else []),
         ("device", f"{config.device} on {platform.machine()}, {platform.system()}, seed {config.seed}"),
     ]
 
 
-def _describe_optimizer(policy: PolicyConfig, algorithm: Algorithm, epoch: int = 0) -> str:
+def _find_loss(parts: Parts, stage: PipelineStage) -> LossSpec:
+    from reinforge.algorithms.staged import StagedAlgorithm  # for a pipeline alone
+
+    assert isinstance(parts.algorithm, StagedAlgorithm)  # of a pipeline
+    return parts.algorithm.get_loss(stage.first)
+
+
+def _describe_optimizer(policy: PolicyConfig, loss: LossSpec | None) -> str:
     batch = policy.batch
-    loss = algorithm.get_loss(epoch) if isinstance(algorithm, StagedAlgorithm) else getattr(algorithm, "loss", None)
     steps = f"{batch.steps_per_job} steps per job" if batch.steps_per_job else f"{batch.batch_size} samples per step"
     rate = describe_learning_rate(policy, loss)
     return f"{policy.optimizer.name}, lr {rate}, {policy.schedule.name}, {steps}"

@@ -26,10 +26,8 @@ from reinforge.interfaces import (
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.rows import BASELINE, GUARD, list_guard_events
 from reinforge.runs.summary import RunSummary
-from reinforge.runs.tracking import TrackedProgress
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.guards import GuardWatch
-from reinforge.trainer.setup.precautions import find_warnings, list_held_out_metrics
+from reinforge.trainer.guards import GuardWatch, find_warnings, list_held_out_metrics
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.tracking import TrackedRun
 from reinforge.types.workflow import BoundWorkflow
@@ -37,25 +35,20 @@ from reinforge.types.workflow import BoundWorkflow
 
 @dataclass
 class Parts:
-    """The components of one run.
-
-    Attributes:
-        splits: Examples by split: `train`, `select`, `confirm`.
-        held_out_evaluators: By name, for `select` and `confirm`; the same unless the validation file has its own.
-        shape: Detected shape of the dataset's rows; None if the loader does not report it.
-    """
+    """The components of one run."""
 
     config: FinetuneConfig
     workflow: BoundWorkflow
-    splits: dict[str, list[EvalInputItem]]
+    splits: dict[str, list[EvalInputItem]]  # examples by split: `train`, `select`, `confirm`
     llms: dict[str, ChatModel]
     evaluators: dict[str, Evaluator]
     held_out_evaluators: dict[str, Evaluator]
+    """By name, for `select` and `confirm`; the same unless the validation file has its own."""
     algorithm: Algorithm
     adapter: TrainerAdapter
     trajectory_builder: TrajectoryBuilder
     trainer: Trainer
-    shape: str | None = None
+    shape: str | None = None  # detected shape of the dataset's rows; None if the loader does not report it
     trackers: dict[str, Tracker] = field(default_factory=dict)
 
     @property
@@ -132,6 +125,8 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
     """Sends the metrics of the run to its trackers from now on, and those that earlier processes measured."""
     if not parts.trackers:
         return
+    from reinforge.runs.tracking import TrackedProgress  # for trackers alone
+
     context.journal.flush()
     facts = context.journal.facts()
     started_s = context.journal.sessions()[0].started_s
@@ -145,6 +140,9 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
     context.progress = tracked
 
 
-def finish_trackers(context: RunContext, summary: RunSummary) -> None:
-    if isinstance(context.progress, TrackedProgress):
-        context.progress.finish(summary)
+def finish_trackers(parts: Parts, context: RunContext, summary: RunSummary) -> None:
+    if parts.trackers:
+        from reinforge.runs.tracking import TrackedProgress
+
+        if isinstance(context.progress, TrackedProgress):  # it started before the run failed
+            context.progress.finish(summary)

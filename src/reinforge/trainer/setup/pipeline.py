@@ -18,7 +18,7 @@ from reinforge.evaluation.contamination import MAX_COPIES, SHARED_SHARE, read_qu
 from reinforge.evaluation.run import HELD_OUT
 from reinforge.evaluation.splits import group_by_column
 from reinforge.files import to_json
-from reinforge.interfaces import TrainerAdapter
+from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder, StageParts, describe_epochs, name_train_split
 from reinforge.trainer.setup.components import DATASET, Attempts, ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
@@ -30,14 +30,11 @@ Splits = dict[str, list[EvalInputItem]]
 
 @dataclass(frozen=True, slots=True)
 class StageData:
-    """The training examples of a stage.
-
-    Attributes:
-        row_locations: File and line of each by its id, as far as the loader knows them.
-    """
+    """The training examples of a stage."""
 
     items: list[EvalInputItem]
     row_locations: dict[str, str] = field(default_factory=dict)
+    """File and line of each by its id, as far as the loader knows them."""
 
 
 class HeldOutPrompts:
@@ -181,9 +178,10 @@ def check_pipeline(builder: ComponentBuilder, adapter: TrainerAdapter | None) ->
     return problems
 
 
-def describe_stages(parts: Sequence[StageParts], splits: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
+def describe_stages(builder: TrajectoryBuilder, splits: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
     """Returns the effective settings of each stage that do not concern the optimizer."""
-    return [(f"stage {each.stage.name}", _describe_stage(each, splits)) for each in parts]
+    assert isinstance(builder, StagedTrajectoryBuilder)  # `build_stages` made it
+    return [(f"stage {each.stage.name}", _describe_stage(each, splits)) for each in builder.parts]
 
 
 def _describe_stage(parts: StageParts, splits: Mapping[str, Sequence[Any]]) -> str:

@@ -25,7 +25,7 @@ from reinforge.rollout.isolation.worker_pool import WorkerPool
 from reinforge.types.workflow import BoundWorkflow
 
 LOADER = "reinforge.trainer.setup.placed_agent:load_workflow"
-DRIVER, RAY = "driver", "ray"
+RAY = "ray"
 RAY_AGENTS = "reinforge.scale.ray.agents:start_agents"
 """What opens workers on the nodes of a Ray cluster."""
 PLACEMENT = ("placement", "num_processes")

@@ -16,6 +16,7 @@ from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, Trajectory
 from reinforge.rollout.runner import choose_llm
 from reinforge.runs.run_folder import read_config
 from reinforge.trainer.epoch_collection import check_overlap
+from reinforge.trainer.guards import refuse_repetitions
 from reinforge.trainer.setup.compatibility import (
     can_serve_policy,
     find_comparison_problems,
@@ -25,8 +26,6 @@ from reinforge.trainer.setup.compatibility import (
 )
 from reinforge.trainer.setup.components import BUNDLED, Attempts, ComponentBuilder
 from reinforge.trainer.setup.parts import Parts
-from reinforge.trainer.setup.pipeline import build_stages, check_pipeline
-from reinforge.trainer.setup.precautions import refuse_repetitions
 from reinforge.trainer.setup.run_settings import validate_run_settings
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
@@ -93,6 +92,8 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
         attempt.raise_if_any()  # making a bundled model takes time: first be sure that the run can start
     adapter = await _get_named(attempt, builder.get_trainer_adapter, config.trainer_adapter)
     if config.pipeline:
+        from reinforge.trainer.setup.pipeline import check_pipeline  # for a pipeline alone
+
         attempt.add(check_pipeline(builder, adapter))
     attempt.add(check_overlap(config, trainer, adapter, trajectory_builder))
     if adapter is not None:
@@ -135,6 +136,8 @@ async def _get_trajectory_builder(
     """Returns the validated trajectory builder, or that of the stages of a pipeline; None: it cannot be built."""
     name, row_locations = builder.config.finetuning.trajectory_builder, getattr(dataset, "row_locations", {})
     if builder.config.finetuning.pipeline:
+        from reinforge.trainer.setup.pipeline import build_stages  # for a pipeline alone
+
         return await build_stages(builder, splits, row_locations, attempt, is_known=_knows_agent(builder.config))
     made: TrajectoryBuilder | None = await _get_named(attempt, builder.get_trajectory_builder, name)
     if made is not None and algorithm is not None and _knows_agent(builder.config):

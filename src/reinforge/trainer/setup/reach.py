@@ -23,8 +23,6 @@ from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.models.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint
-from reinforge.rollout.workflows.command import CommandWorkflowConfig, find_folder, find_program
-from reinforge.rollout.workflows.mcp_server import MCPServerConfig
 from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
@@ -33,16 +31,11 @@ BUNDLED = "bundled:"
 
 @dataclass(frozen=True, slots=True)
 class NamedImport:
-    """Python code that a configuration names.
-
-    Attributes:
-        spec: `package.module:name`, or the `_type` of a component of a plugin.
-        file: The module's file, or the plugin's module; empty: there is none.
-    """
+    """Python code that a configuration names."""
 
     path: str
-    spec: str
-    file: str
+    spec: str  # `package.module:name`, or the `_type` of a component of a plugin
+    file: str  # the module's file, or the plugin's module; empty: there is none
 
     def __str__(self) -> str:
         return f"{self.path}: {self.spec}" + (f" ({self.file})" if self.file else " (not found)")
@@ -50,15 +43,11 @@ class NamedImport:
 
 @dataclass(frozen=True, slots=True)
 class NamedCommand:
-    """A program that a configuration runs.
-
-    Attributes:
-        program: Its file; in a container, the image; empty: not found.
-    """
+    """A program that a configuration runs."""
 
     path: str
     command: str
-    program: str
+    program: str  # its file; in a container, the image; empty: not found
 
     def __str__(self) -> str:
         return f"{self.path}: {self.command} ({self.program or 'not found'})"
@@ -66,16 +55,11 @@ class NamedCommand:
 
 @dataclass(frozen=True, slots=True)
 class NamedVariable:
-    """An environment variable that a configuration uses.
-
-    Attributes:
-        path: Path of the key; empty: the value is read without being named.
-        host: The URL that the component sends its settings to; empty: none.
-    """
+    """An environment variable that a configuration uses."""
 
     name: str
-    path: str
-    host: str
+    path: str  # path of the key; empty: the value is read without being named
+    host: str  # the URL that the component sends its settings to; empty: none
 
     def __str__(self) -> str:
         return f"{self.name} in {self.path}" + (f", sent to {self.host}" if self.host else "")
@@ -83,16 +67,12 @@ class NamedVariable:
 
 @dataclass
 class Reach:
-    """Code, variables and hosts that a configuration reaches.
-
-    Attributes:
-        hosts: URL -> paths of the components that call it.
-    """
+    """Code, variables and hosts that a configuration reaches."""
 
     imports: list[NamedImport] = field(default_factory=list)
     commands: list[NamedCommand] = field(default_factory=list)
     variables: list[NamedVariable] = field(default_factory=list)
-    hosts: dict[str, list[str]] = field(default_factory=dict)
+    hosts: dict[str, list[str]] = field(default_factory=dict)  # URL -> paths of the components that call it
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -148,7 +128,12 @@ def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
     """Yields the programs of command workflows and of MCP servers."""
     for path, model in iterate_models(loaded.config):
         command = getattr(model, "command", None)
-        if isinstance(model, CommandWorkflowConfig | MCPServerConfig) and command:
+        if not command:
+            continue
+        from reinforge.rollout.workflows.command import CommandWorkflowConfig  # for a block with a command alone
+        from reinforge.rollout.workflows.mcp_server import MCPServerConfig
+
+        if isinstance(model, CommandWorkflowConfig | MCPServerConfig):
             written = shlex.join(read_command(loaded.placeholders, path, command))
             container = getattr(model, "container", None)
             yield NamedCommand(format_path(path), written, _find_file(model, loaded.project_root, container))
@@ -165,6 +150,8 @@ def read_command(placeholders: Mapping[KeyPath, str], path: KeyPath, command: Se
 def _find_file(model: Any, root: Path, container: Any) -> str:
     if container is not None:
         return f"in {container.image}"
+    from reinforge.rollout.workflows.command import find_folder, find_program
+
     try:
         return find_program(model.command[:1], find_folder(getattr(model, "cwd", None), root))
     except ConfigError:

@@ -7,9 +7,11 @@ from typing import Any
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import Problem
-from reinforge.rollout.workflows.http_workflow import HTTPWorkflowConfig, validate_agent_url
-from reinforge.rollout.workflows.json_path import validate_json_path
 from reinforge.types.evaluation import EvalInputItem
+
+PATH = "finetuning.run_configuration"
+DEFAULTS = FinetuneRunConfig()
+REMOTE_FLAGS = ("endpoint", "endpoint_timeout", "result_json_path")
 
 NUM_EXAMPLES = 2
 SMALLEST_GROUP = 2
@@ -21,9 +23,9 @@ MAX_REFILLS = 16
 
 def validate_run_settings(run: FinetuneRunConfig, workflow: object = None) -> list[Problem]:
     """Returns the settings of a call that are wrong or that a file cannot have."""
-    problems, defaults = find_remote_problems(run, workflow), FinetuneRunConfig()
+    problems = find_remote_problems(run, workflow)
     for name in ("config_file", "override"):
-        if getattr(run, name) != getattr(defaults, name):
+        if getattr(run, name) != getattr(DEFAULTS, name):
             message = f"{name} is a command-line option: reinforge finetune FILE -o PATH VALUE"
             problems.append(Problem(f"{PATH}.{name}", message, "remove it from the file"))
     return problems
@@ -66,12 +68,14 @@ def shrink_splits(splits: dict[str, list[EvalInputItem]], builder_config: Any) -
             splits[name] = splits[name][:NUM_EXAMPLES]
 
 
-PATH = "finetuning.run_configuration"
-DEFAULTS = FinetuneRunConfig()
-
-
 def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Problem]:
     """Returns what is wrong with the flags of a remote workflow."""
+    given = _list_remote_flags(run)
+    if not given:
+        return []
+    from reinforge.rollout.workflows.http_workflow import HTTPWorkflowConfig, validate_agent_url  # for these alone
+    from reinforge.rollout.workflows.json_path import validate_json_path
+
     problems = []
     for name, check in (("endpoint", validate_agent_url), ("result_json_path", validate_json_path)):
         value = getattr(run, name)
@@ -84,12 +88,15 @@ def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Probl
         message = f"expected a number of seconds > 0, found {run.endpoint_timeout}"
         problems.append(Problem(f"{PATH}.endpoint_timeout", message))
     if not problems and run.endpoint is None and not isinstance(workflow, HTTPWorkflowConfig):
-        for name in ("endpoint_timeout", "result_json_path"):
-            if getattr(run, name) != getattr(DEFAULTS, name):
-                message = f"--{name} is about a deployed agent, but the agent of this run is not one"
-                fix = "pass --endpoint URL too, or configure `workflow: {_type: http, url: URL}`"
-                problems.append(Problem(f"{PATH}.{name}", message, fix))
+        for name in given:
+            message = f"--{name} is about a deployed agent, but the agent of this run is not one"
+            fix = "pass --endpoint URL too, or configure `workflow: {_type: http, url: URL}`"
+            problems.append(Problem(f"{PATH}.{name}", message, fix))
     return problems
+
+
+def _list_remote_flags(run: FinetuneRunConfig) -> list[str]:
+    return [name for name in REMOTE_FLAGS if getattr(run, name) != getattr(DEFAULTS, name)]
 
 
 def use_remote_workflow(loaded: LoadedConfig) -> None:
@@ -99,11 +106,11 @@ def use_remote_workflow(loaded: LoadedConfig) -> None:
     without the flags, or if they are wrong.
     """
     config, run = loaded.config, loaded.config.finetuning.run_configuration
-    if run is None or find_remote_problems(run, config.workflow):
+    if run is None or not _list_remote_flags(run) or find_remote_problems(run, config.workflow):
         return
+    from reinforge.rollout.workflows.http_workflow import HTTPWorkflowConfig  # for these flags alone
+
     given = config.workflow
-    if run.endpoint is None and not isinstance(given, HTTPWorkflowConfig):
-        return
     changes = {"url": run.endpoint} if run.endpoint is not None else {}
     if run.result_json_path != DEFAULTS.result_json_path:
         changes["result_json_path"] = run.result_json_path
