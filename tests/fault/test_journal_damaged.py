@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.runs.journal import schema
 from reinforge.runs.journal.journal import RunJournal
-from reinforge.runs.journal.reader import DamagedJournal, JournalReader
-from reinforge.runs.journal.repair import REPAIR_NOTES, check_journal, repair_journal
+from reinforge.runs.journal.reader import REPAIR_NOTES, DamagedJournal, JournalReader
+from reinforge.runs.journal.repair import check_journal, repair_journal
 from reinforge.runs.journal.schema import compute_checksum
 from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.runs.run_folder import read_overview

@@ -24,7 +24,6 @@ from reinforge.files import MAX_RECORD_BYTES, STAGED, TRASH, read_regular_file
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import LOCK, describe_owner
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
-from reinforge.runs.journal.repair import find_lost_log
 from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, SnapshotRow, StageRow, ValidationRow
 from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 
@@ -178,7 +177,7 @@ def read_overview(folder: Path) -> RunOverview:
     overview.status, overview.reason = str(facts.get("status", INTERRUPTED)), str(facts.get("reason", ""))
     if overview.owner is not None:
         overview.status, overview.reason = RUNNING, ""
-    elif lost := find_lost_log(folder):
+    elif lost := JournalReader(folder).find_lost_log():
         overview.record, overview.status, overview.reason = None, DAMAGED, f"{folder / JOURNAL}: {lost[0]}"
         return overview
     elif not facts:

@@ -24,8 +24,7 @@ from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import RunJournal
-from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.journal.repair import REPAIR_NOTES, repair_journal
+from reinforge.runs.journal.reader import REPAIR_NOTES, JournalReader
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.runs.run_folder import list_runs, read_config
 from reinforge.trainer.context import RunContext
@@ -83,6 +82,8 @@ def load_run_config(
     Raises:
         ConfigError: It cannot be read, the run stopped before it wrote its configuration, or it was made elsewhere.
     """
+    from reinforge.runs.journal.repair import repair_journal
+
     repair_journal(folder)
     facts = JournalReader(folder).facts()
     named = facts.get("project_root")

@@ -28,8 +28,6 @@ from reinforge.files import remove_folder, replace_file
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
-from reinforge.runs.journal.repair import repair_journal
-from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
@@ -92,6 +90,8 @@ def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[
 def _write_page(context: RunContext, summary: RunSummary) -> None:
     """Writes `report.html`; a run whose results are safe does not fail for want of it."""
     try:
+        from reinforge.runs.page.page import write_page
+
         write_page(context.folder, summary)
     except Exception as error:
         logger.exception("report.html was not written")
@@ -131,6 +131,8 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     dtype = settle_dtype(loaded, options.resume)
     folder = options.resume or options.choose_folder(config, "-smoke" if options.smoke else "")
     if options.resume is not None:
+        from reinforge.runs.journal.repair import repair_journal
+
         repair_journal(folder)
         added = count_added_epochs(folder, config.num_epochs)
         if not added and (finished := read_summary(folder)) is not None:

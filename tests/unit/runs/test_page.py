@@ -9,6 +9,7 @@ from tokenizers.decoders import ByteLevel
 from reinforge.cli import main
 from reinforge.config.compare import find_changed_settings
 from reinforge.runs.journal.episode_json import dump_episode
+from reinforge.runs.page import page as page_module
 from reinforge.runs.page.chats import (
     ChatStyle,
     TokenTexts,
@@ -21,7 +22,6 @@ from reinforge.runs.page.elements import Line, Point, build, choose_ticks, draw_
 from reinforge.runs.page.page import POLICY, write_page
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpisodeRow
-from reinforge.trainer import run as run_module
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
@@ -221,7 +221,7 @@ async def test_a_page_that_cannot_be_written_costs_no_run(tmp_path, monkeypatch)
     def fail(*args):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(run_module, "write_page", fail)
+    monkeypatch.setattr(page_module, "write_page", fail)
     summary = await ScriptedRun(tmp_path).run(progress=Notes())
     assert summary.status == "completed"
     told = next(note for note in notes if note.startswith("no report.html: RuntimeError: boom"))

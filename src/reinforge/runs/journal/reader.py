@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.errors import StorageError, boundary
+from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.schema import JSON_COLUMNS, SCHEMA_VERSION, describe_format, find_problem, read_columns
 from reinforge.runs.rows import (
     BASELINE,
@@ -30,6 +31,8 @@ from reinforge.runs.rows import (
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 
 JOURNAL = "run.sqlite"
+REPAIR_NOTES = "repair_notes"
+"""The fact that holds what a rebuilt journal has lost, for the run that resumes."""
 DAMAGE_MARK = ".damaged"
 """File beside the journal of a run that has met damage in it: the next resume checks every row."""
 
@@ -63,6 +66,17 @@ class JournalReader:
     def facts(self) -> dict[str, Any]:
         """Returns the facts about the whole run, such as its status; empty: the run has not started."""
         return {row["key"]: row["value"] for row in self._read("run")}
+
+    def find_lost_log(self) -> list[str]:
+        """Finds that the journal ends before what the run folder shows: its write-ahead log is not there."""
+        checkpoints = Checkpoints(self.folder)
+        known = {name: (checkpoints.read_state(name) or {}).get("epoch") for name in checkpoints.names()}
+        found = self._rows("SELECT (SELECT count(*) FROM run), (SELECT max(epoch) FROM snapshots)")
+        num_facts, newest = found[0] if found else (0, None)
+        later = [name for name, epoch in known.items() if isinstance(epoch, int) and (newest is None or epoch > newest)]
+        if (later and not num_facts) or len(later) > 1:  # a crash leaves at most one that is not recorded yet
+            return [f"it ends before {later[-1]}: its write-ahead log ({JOURNAL}-wal) is gone"]
+        return []
 
     def sessions(self) -> list[Session]:
         return [Session(**row) for row in self._read("sessions", "ORDER BY id")]

@@ -34,7 +34,15 @@ from reinforge.files import (
 )
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import lock_run
-from reinforge.runs.journal.reader import DAMAGE_MARK, DATABASE_ERRORS, JOURNAL, is_damage, open_for_reading
+from reinforge.runs.journal.reader import (
+    DAMAGE_MARK,
+    DATABASE_ERRORS,
+    JOURNAL,
+    REPAIR_NOTES,
+    JournalReader,
+    is_damage,
+    open_for_reading,
+)
 from reinforge.runs.journal.schema import (
     SCHEMA_VERSION,
     check_rows,
@@ -44,9 +52,6 @@ from reinforge.runs.journal.schema import (
     read_tables,
 )
 from reinforge.runs.rows import BASELINE
-
-REPAIR_NOTES = "repair_notes"
-"""The fact that holds what a rebuilt journal has lost, for the run that resumes."""
 
 EPISODES = "episodes"
 """The table that grows with the run; all others grow with its epochs."""
@@ -88,7 +93,8 @@ def check_journal(folder: Path, *, newest: int | None = None) -> JournalCheck:
             raise StorageError(f"cannot read {folder / JOURNAL}: {type(error).__name__}: {error}") from error
         found.problems.append(f"{type(error).__name__}: {error}")
     if not found.problems:
-        found.problems += find_lost_log(folder)
+        with contextlib.suppress(StorageError):  # it has another format
+            found.problems += JournalReader(folder).find_lost_log()
     return found
 
 
@@ -115,25 +121,6 @@ def _check_database(db: sqlite3.Connection, found: JournalCheck, newest: int | N
                 continue
             found.num_rows += 1
             found.num_episodes += table == EPISODES
-
-
-def find_lost_log(folder: Path) -> list[str]:
-    """Finds a journal that ends before what the run folder shows: its write-ahead log was not copied or was removed."""
-    checkpoints = Checkpoints(folder)
-    states = {name: checkpoints.read_state(name) for name in checkpoints.names()}
-    epochs = {name: state["epoch"] for name, state in states.items() if state and isinstance(state.get("epoch"), int)}
-    with open_for_reading(folder / JOURNAL) as db:
-        [version] = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, SCHEMA_VERSION):
-            return []
-        newest, has_facts = BASELINE - 1, False
-        if version != 0:
-            [has_facts] = db.execute("SELECT count(*) > 0 FROM run").fetchone()
-            [newest] = db.execute("SELECT coalesce(max(epoch), ?) FROM snapshots", (newest,)).fetchone()
-    later = [name for name, epoch in epochs.items() if epoch > newest]
-    if (later and not has_facts) or len(later) > 1:  # a crash leaves at most one that is not recorded yet
-        return [f"it ends before {later[-1]}: its write-ahead log ({JOURNAL}-wal) is gone"]
-    return []
 
 
 def repair_journal(folder: Path) -> bool:
