@@ -14,16 +14,12 @@ from reinforge.types.sample import FloatArray
 def group_relative_advantage(
     reward: float, group_rewards: Sequence[float], *, scale: bool = False, eps: float = 1e-4
 ) -> float:
-    """Returns a reward minus its group's mean, divided by the group's standard deviation if `scale`.
+    """Returns a reward minus its group's mean, divided by the group's population deviation (+ `eps`) if `scale`.
 
     GRPO (arXiv:2402.03300, section 4.1.2) divides. Dr. GRPO (arXiv:2503.20783) does not, and shows that dividing
-    favours groups that are almost always right or wrong.
+    favors groups that are almost always right or wrong.
 
     Example: `group_relative_advantage(1, [1, 0, 0, 1])` -> 0.5; scaled by the population deviation 0.5: 1 (less `eps`).
-
-    Args:
-        scale: Divide by the population standard deviation plus `eps`.
-        eps: Keeps the quotient finite, in the rewards' unit.
     """
     mean = statistics.fmean(group_rewards)
     if not scale:
@@ -47,11 +43,7 @@ def leave_one_out_advantage(reward: float, group_rewards: Sequence[float]) -> fl
 def normalize_over_batch(values: Sequence[FloatArray], *, eps: float = 1e-8) -> list[FloatArray]:
     """Returns arrays with the mean of all entries subtracted, divided by the population standard deviation of all.
 
-    Example: [[1, 1], [0]] -> mean 2/3, deviation 0.471 -> [[0.707, 0.707], [-1.414]].
-
-    Args:
-        values: One array per sample; together they are the batch.
-        eps: Added to the deviation; the result is 0 if all entries are equal.
+    Example: [[1, 1], [0]] -> mean 2/3, deviation 0.471 -> [[0.707, 0.707], [-1.414]]; 0 if all entries are equal.
     """
     entries = np.concatenate(values).astype(np.float64) if values else np.zeros(0)
     if not len(entries):

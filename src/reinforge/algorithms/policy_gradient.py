@@ -151,9 +151,6 @@ def compute_returns_by_trajectory(
     """Returns the discounted returns of each trajectory's turns, by trajectory index.
 
     Example: two turns, shaped rewards [0.5, 0], reward 1, discount 1: [1.5, 1]; without the outcome [0.5, 0].
-
-    Args:
-        discount: Discount of a reward per turn.
     """
     rewards: dict[int, list[float]] = {}
     outcomes: dict[int, float] = {}
