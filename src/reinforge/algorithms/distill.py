@@ -21,8 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 from pydantic import Field
 
-from reinforge.algorithms.advantages import group_relative_advantage
-from reinforge.algorithms.policy_gradient import ClipHigh, ClipLow, Scale, TisCap
+from reinforge.algorithms.policy_gradient import ClipHigh, ClipLow, Scale, TisCap, group_relative_advantage
 from reinforge.algorithms.samples import samples_from_groups
 from reinforge.config.schema import AlgorithmConfig, Config
 from reinforge.errors import ConfigError, Problem
