@@ -23,7 +23,7 @@ from reinforge.config.schema import (
     TrajectoryBuilderConfig,
     WorkflowConfig,
 )
-from reinforge.evaluation.batch_evaluators import BaseEvaluator, EvaluatorInfo
+from reinforge.evaluation.evaluators.base import BaseEvaluator, EvaluatorInfo
 from reinforge.interfaces import (
     Algorithm,
     Builder,

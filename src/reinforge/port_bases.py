@@ -32,23 +32,20 @@ EVALUATION_OF_A_FILE = "reinforge.trainer.evaluate"
 
 
 class BuilderBase:
-    """State and defaults of a trajectory builder.
-
-    Attributes:
-        records: The episodes of the last collection; None: unknown, so missing ones are not counted.
-        rewards_are_scores: False: rewards come with the data and say nothing about the policy; they are not reported.
-        is_resumable: True: a resumed run may reuse journalled episodes, and the run calls `compute_reward`;
-            False: a resumed run collects an open epoch again, and the builder calls `compute_reward` itself.
-        first_epoch: The epoch that begins its first pass over the examples: 0, or the first of a pipeline's stage.
-        collects_ahead: True: `start_run` may be called for later epochs before an earlier one is finalized, and
-            `discard_run` ends what is not finalized.
-    """
+    """State and defaults of a trajectory builder."""
 
     records: list[EpisodeRecord] | None = None
+    """The episodes of the last collection; None: unknown, so missing ones are not counted."""
     rewards_are_scores: bool = True
+    """False: rewards come with the data and say nothing about the policy; they are not reported."""
     is_resumable: bool = False
+    """True: a resumed run may reuse journalled episodes, and the run calls `compute_reward`; False: a resumed run
+    collects an open epoch again, and the builder calls `compute_reward` itself."""
     first_epoch: int = 0
+    """The epoch that begins its first pass over the examples: 0, or the first of a pipeline's stage."""
     collects_ahead: bool = False
+    """True: `start_run` may be called for later epochs before an earlier one is finalized, and `discard_run` ends what
+    is not finalized."""
     evaluation: Any = None
 
     def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig):
@@ -109,19 +106,16 @@ class BuilderBase:
 
 
 class AdapterBase:
-    """State and defaults of a trainer adapter.
-
-    Attributes:
-        trains_stages: True: jobs of different stages of a pipeline may differ in algorithm, optimizer and batches.
-        serves_during_jobs: True: the policy samples from the published version while a job trains, so a run may collect
-            later epochs meanwhile (`limits.max_staleness`).
-        keeps_jobs: True: a submitted job lasts at the backend, so a resumed run hands its reference to `resubmit`;
-            False: where the weights come from a checkpoint, later jobs count as not submitted.
-    """
+    """State and defaults of a trainer adapter."""
 
     trains_stages: bool = False
+    """True: jobs of different stages of a pipeline may differ in algorithm, optimizer and batches."""
     serves_during_jobs: bool = False
+    """True: the policy samples from the published version while a job trains, so a run may collect later epochs
+    meanwhile (`limits.max_staleness`)."""
     keeps_jobs: bool = False
+    """True: a submitted job lasts at the backend, so a resumed run hands its reference to `resubmit`; False: where the
+    weights come from a checkpoint, later jobs count as not submitted."""
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
         self.adapter_config = adapter_config

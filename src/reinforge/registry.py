@@ -33,28 +33,14 @@ from reinforge.types.key_aliases import ConfigModel
 
 ENTRY_POINT_GROUP = "reinforge.components"
 
+_ALGORITHMS = """
+cispo dapo distill dpo dr_grpo expert_iteration grpo gspo ipo kto malt orpo ppo reinforce_pp rejection_sampling rloo
+sapo sft simpo
+"""
+_EVALUATORS = "contains exact_match json_schema llm_judge numeric pairwise_judge python regex relative_judge weighted"
+
 BUILTINS = {
-    "algorithm": {
-        "algorithms.cispo": "cispo",
-        "algorithms.dapo": "dapo",
-        "algorithms.distill": "distill",
-        "algorithms.dpo": "dpo",
-        "algorithms.dr_grpo": "dr_grpo",
-        "algorithms.expert_iteration": "expert_iteration",
-        "algorithms.grpo": "grpo",
-        "algorithms.gspo": "gspo",
-        "algorithms.ipo": "ipo",
-        "algorithms.kto": "kto",
-        "algorithms.malt": "malt",
-        "algorithms.orpo": "orpo",
-        "algorithms.ppo": "ppo",
-        "algorithms.reinforce_pp": "reinforce_pp",
-        "algorithms.rejection_sampling": "rejection_sampling",
-        "algorithms.rloo": "rloo",
-        "algorithms.sapo": "sapo",
-        "algorithms.sft": "sft",
-        "algorithms.simpo": "simpo",
-    },
+    "algorithm": {f"algorithms.{name}": name for name in _ALGORITHMS.split()},
     "dataset": {
         "evaluation.datasets": "csv hf_dataset json jsonl parquet rows",
         "tasks.debate.cells": "cells",
@@ -65,16 +51,7 @@ BUILTINS = {
         "tasks.word_problems.dataset": "word_problems",
     },
     "evaluator": {
-        "evaluation.evaluators.contains": "contains",
-        "evaluation.evaluators.exact_match": "exact_match",
-        "evaluation.evaluators.json_schema": "json_schema",
-        "evaluation.evaluators.llm_judge": "llm_judge",
-        "evaluation.evaluators.numeric": "numeric",
-        "evaluation.evaluators.pairwise_judge": "pairwise_judge",
-        "evaluation.evaluators.python": "python",
-        "evaluation.evaluators.regex": "regex",
-        "evaluation.evaluators.relative_judge": "relative_judge",
-        "evaluation.evaluators.weighted": "weighted",
+        **{f"evaluation.evaluators.{name}": name for name in _EVALUATORS.split()},
         "protocols.openai.graders.evaluator": "grader",
         "multiagent.evaluators": "agent_reward invalid_replies verifier_accuracy",
         "redteam.attack": "attack_naturalness attack_success",

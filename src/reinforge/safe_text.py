@@ -49,24 +49,7 @@ _AFTER = (
 
 _WHOLE_VALUES = (TOKENS, re.compile(r"(?i)(?:bearer|basic)\s+\S{6,}"), re.compile(r"[A-Za-z][\w+.-]*://[^/\s@]+@\S+"))
 
-_STAND_INS = frozenset(
-    [
-        "",
-        "empty",
-        "none",
-        "null",
-        "default",
-        "dummy",
-        "unused",
-        "n/a",
-        "not-needed",
-        "not-used",
-        "no-key",
-        "no-key-required",
-        "{api_key}",
-        "bearer {api_key}",
-    ]
-)
+_STAND_INS = "empty none null default dummy unused n/a not-needed not-used no-key no-key-required {api_key}"
 """What people write where a service wants no key, and the place of an episode's own key in a template."""
 
 HIDDEN = "***"
@@ -120,7 +103,7 @@ def is_secret_variable(name: str) -> bool:
 
 def is_stand_in(text: str) -> bool:
     """Returns True for what is no key, though it stands in the place of one: `EMPTY`, `none`, `{api_key}`."""
-    return text.strip().lower() in _STAND_INS
+    return text.strip().lower() in ("", "bearer {api_key}", *_STAND_INS.split())
 
 
 def is_token(text: str) -> bool:

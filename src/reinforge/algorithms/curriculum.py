@@ -20,29 +20,18 @@ ZERO_VARIANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups that SELECT kept, and the dropped ones by reason.
-
-    Attributes:
-        kept: The groups to train on.
-        zero_variance: Groups whose rewards are all equal.
-        low_spread: Groups whose rewards differ by less than `min_reward_diff`.
-        untrainable: Groups in which no turn has token ids.
-        unused: Groups in which the algorithm found no signal, for instance because no reward is high enough.
-        outside: Groups outside the curriculum's share.
-        skip_reason: Why the algorithm skips the kept groups, as there is too little in them; None: it trains on them.
-    """
+    """The groups that SELECT kept, and the dropped ones by reason."""
 
     kept: list[TrajectoryGroup] = field(default_factory=list)
-    zero_variance: list[TrajectoryGroup] = field(default_factory=list)
-    low_spread: list[TrajectoryGroup] = field(default_factory=list)
-    untrainable: list[TrajectoryGroup] = field(default_factory=list)
-    unused: list[TrajectoryGroup] = field(default_factory=list)
-    outside: list[TrajectoryGroup] = field(default_factory=list)
-    skip_reason: str | None = None
+    zero_variance: list[TrajectoryGroup] = field(default_factory=list)  # all rewards are equal
+    low_spread: list[TrajectoryGroup] = field(default_factory=list)  # rewards differ by less than min_reward_diff
+    untrainable: list[TrajectoryGroup] = field(default_factory=list)  # no turn has token ids
+    unused: list[TrajectoryGroup] = field(default_factory=list)  # the algorithm finds no signal
+    outside: list[TrajectoryGroup] = field(default_factory=list)  # of the curriculum's share
+    skip_reason: str | None = None  # why the algorithm skips the kept groups, as there is too little in them
 
     @property
     def num_dropped(self) -> int:
-        """Number of groups that are not trained on."""
         dropped = (self.zero_variance, self.low_spread, self.untrainable, self.unused, self.outside)
         return sum(map(len, dropped))
 
@@ -55,10 +44,8 @@ def split_by_signal(
 ) -> Selection:
     """Returns the groups with signal, and those without by reason.
 
-    Args:
-        min_reward_diff: Smallest spread of rewards that counts as signal, in the reward's unit.
-        needs_groups: True if the algorithm compares siblings, so that equal rewards carry no signal.
-        has_signal: The algorithm's own test of a group; None: every group passes.
+    Equal rewards, or a spread below `min_reward_diff`, carry no signal if the algorithm compares siblings
+    (`needs_groups`); `has_signal` is the algorithm's own test.
     """
     selection = Selection()
     for group in groups:
@@ -92,9 +79,7 @@ def split_by_share(
 ) -> tuple[list[TrajectoryGroup], list[TrajectoryGroup]]:
     """Returns (included, outside): the first `share` of the groups by mean reward, at least one.
 
-    Args:
-        groups: Groups with signal.
-        num_skipped: Groups that were not collected because they would be outside; they count towards the total.
+    `num_skipped` groups were not collected because they would be outside; they count towards the total.
     """
     ordered = sorted(groups, key=lambda group: group.mean_reward, reverse=not hardest_first)
     count = _num_included(share, len(ordered) + num_skipped)
@@ -108,10 +93,6 @@ def find_excluded(
 
     Example: share 0.5, easiest first, {"a": 0.9, "b": 0.2, "c": 0.5}: of a, b, c, d the curriculum includes a and c;
     b is outside; d has no reward yet, so it is never outside.
-
-    Args:
-        ids: The examples of an epoch.
-        mean_rewards: Mean reward of each example's last group, if that group had signal.
     """
     known = sorted((id_ for id_ in ids if id_ in mean_rewards), key=mean_rewards.__getitem__, reverse=not hardest_first)
     return set(known[_num_included(share, len(known)) :])
@@ -119,20 +100,13 @@ def find_excluded(
 
 @dataclass(slots=True)
 class ExampleFilter:
-    """Skips examples that the curriculum would exclude anyway (`collect_only_included`).
-
-    Attributes:
-        config: The curriculum; with None, or without the option, no example is skipped.
-        mean_rewards: Mean reward of each example's last group, if that group had signal.
-        skipped: The examples that this epoch does not collect; the loop sets it.
-    """
+    """Skips examples that the curriculum would exclude anyway (`collect_only_included`)."""
 
     config: CurriculumLearningConfig | None = None
-    mean_rewards: dict[str, float] = field(default_factory=dict)
-    skipped: set[str] = field(default_factory=set)
+    mean_rewards: dict[str, float] = field(default_factory=dict)  # of examples whose last group had signal
+    skipped: set[str] = field(default_factory=set)  # what this epoch does not collect; the loop sets it
 
     def find_skipped(self, ids: Sequence[str], epoch: int) -> set[str]:
-        """Returns the examples whose group would be outside the epoch's share."""
         config = self.config
         if config is None or not config.enabled or not config.collect_only_included:
             return set()

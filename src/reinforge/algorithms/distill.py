@@ -21,8 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 from pydantic import Field
 
-from reinforge.algorithms.advantages import group_relative_advantage
-from reinforge.algorithms.policy_gradient import ClipHigh, ClipLow, Scale, TisCap
+from reinforge.algorithms.policy_gradient import ClipHigh, ClipLow, Scale, TisCap, group_relative_advantage
 from reinforge.algorithms.samples import samples_from_groups
 from reinforge.config.schema import AlgorithmConfig, Config
 from reinforge.errors import ConfigError, Problem
@@ -58,12 +57,7 @@ class DistillConfig(AlgorithmConfig, name="distill"):
 
 
 class Distill(Algorithm):
-    """Moves the policy towards a teacher on what the policy itself says; every episode counts, whatever its reward.
-
-    Args:
-        config: The settings.
-        teacher: Scores the samples.
-    """
+    """Moves the policy towards a teacher on what the policy itself says; every episode counts, whatever its reward."""
 
     def __init__(self, config: DistillConfig, teacher: Teacher):
         self.config, self.teacher = config, teacher
@@ -72,15 +66,9 @@ class Distill(Algorithm):
         self.loss = LossSpec("distill", {name: getattr(config, name) for name in names})
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of all groups; every token counts the same."""
         return samples_from_groups(groups)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns each sample's advantages `[T]`, 0 outside its mask.
-
-        Raises:
-            ValueError: The teacher has not scored a sample.
-        """
         return [self._credit_sample(sample) for sample in samples]
 
     def _credit_sample(self, sample: TrainingSample) -> FloatArray:
@@ -102,7 +90,6 @@ class Distill(Algorithm):
 
 @register_algorithm(config_type=DistillConfig)
 async def distill(config: DistillConfig, builder: Builder) -> AsyncIterator[Distill]:
-    """Yields on-policy distillation; the teacher is loaded when the run starts."""
     entries = builder.config.llms
     if config.teacher not in entries:
         message = f'llms has no entry "{config.teacher}"; it has {", ".join(entries) or "none"}'

@@ -57,12 +57,7 @@ class ExpertIterationConfig(ImitationConfig, name="expert_iteration"):
 
 
 class ExpertIteration(RejectionSampling):
-    """Imitates the selected trajectories; each counts once, or as often as it was sampled.
-
-    Args:
-        config: The settings.
-        seed: The run's seed.
-    """
+    """Imitates the selected trajectories; each counts once, or as often as it was sampled."""
 
     config: ExpertIterationConfig
 
@@ -76,11 +71,9 @@ class ExpertIteration(RejectionSampling):
         return self.config.rollout_selection_method == "weighted_sampling"
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
-        """Returns False if no trajectory is good enough; with weighted sampling any may be chosen."""
         return self.is_weighted or super().has_signal(group)
 
     def skip_reason(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """Returns a reason if too few trajectories would be trained on."""
         minimum = self.config.min_examples
         if not self.is_weighted:
             count = sum(len(self.select_trajectories(group.trajectories)) for group in groups)
@@ -151,5 +144,4 @@ def compute_sampling_probabilities(
 
 @register_algorithm(config_type=ExpertIterationConfig)
 async def expert_iteration(config: ExpertIterationConfig, builder: Builder) -> AsyncIterator[ExpertIteration]:
-    """Yields expert iteration."""
     yield ExpertIteration(config, builder.config.finetuning.seed)

@@ -64,12 +64,10 @@ class KTO(Algorithm):
         self.loss = LossSpec("kto", {"beta": self.config.beta})
 
     def is_desirable(self, trajectory: Trajectory) -> bool:
-        """Returns a trajectory's label; without one, whether its reward reaches the threshold."""
         label = (trajectory.metadata or {}).get(LABEL)
         return label if isinstance(label, bool) else trajectory.reward >= self.config.threshold
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
-        """Returns False if no trajectory can be trained; one is enough."""
         return any(trajectory.is_trainable for trajectory in group.trajectories)
 
     def skip_reason(self, groups: Sequence[TrajectoryGroup]) -> str | None:
@@ -113,10 +111,7 @@ def add_mismatched(samples: Sequence[TrainingSample]) -> None:
 def find_mismatched(samples: Sequence[TrainingSample]) -> list[int]:
     """Returns for each sample the index of one that answers another prompt; if there is no other, of the next one.
 
-    Example: prompts a a b b c -> [2, 3, 4, 4, 0]; a a a -> [1, 2, 0]
-
-    Args:
-        samples: The samples of a job; those of one prompt stand together.
+    The samples of one prompt stand together. Example: prompts a a b b c -> [2, 3, 4, 4, 0]; a a a -> [1, 2, 0]
     """
     prompts = [sample.token_ids[: _find_reply(sample)].tobytes() for sample in samples]
     runs = [list(run) for _, run in groupby(range(len(samples)), key=prompts.__getitem__)]

@@ -43,12 +43,7 @@ class MALTConfig(DPOConfig, name="malt"):
 
 
 class MALT(DPO):
-    """DPO between the branches of dialogues, after epochs of expert iteration if the configuration asks for them.
-
-    Args:
-        config: The settings.
-        seed: The run's seed.
-    """
+    """DPO between the branches of dialogues, after epochs of expert iteration if the configuration asks for them."""
 
     config: MALTConfig
     config_type = MALTConfig
@@ -63,5 +58,4 @@ class MALT(DPO):
 
 @register_algorithm(config_type=MALTConfig)
 async def malt(config: MALTConfig, builder: Builder) -> AsyncIterator[MALT]:
-    """Yields MALT."""
     yield MALT(config, builder.config.finetuning.seed)

@@ -2,18 +2,72 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from reinforge.algorithms.advantages import compute_returns, group_relative_advantage
 from reinforge.algorithms.samples import fill_trained_tokens, samples_from_groups, weight_by_trajectory
 from reinforge.config.schema import AlgorithmConfig
 from reinforge.interfaces import Algorithm
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import TrajectoryGroup
+
+
+def group_relative_advantage(reward: float, group_rewards: Sequence[float], *, scale: bool = False) -> float:
+    """Returns a reward minus its group's mean, divided by the group's population deviation + 1e-4 if `scale`.
+
+    GRPO (arXiv:2402.03300, section 4.1.2) divides. Dr. GRPO (arXiv:2503.20783) does not, and shows that dividing
+    favors groups that are almost always right or wrong.
+
+    Example: `group_relative_advantage(1, [1, 0, 0, 1])` -> 0.5; scaled by the population deviation 0.5: about 1.
+    """
+    mean = statistics.fmean(group_rewards)
+    if not scale:
+        return reward - mean
+    deviation = math.sqrt(statistics.fmean((other - mean) ** 2 for other in group_rewards))
+    return (reward - mean) / (deviation + 1e-4)
+
+
+def leave_one_out_advantage(reward: float, group_rewards: Sequence[float]) -> float:
+    """Returns a reward minus the mean of the others (RLOO, arXiv:2402.14740, section 2.4).
+
+    The mean of the others does not depend on the reward itself, so the baseline adds no bias. The result equals
+    G / (G - 1) times the reward minus the mean of all G; it is 0 for a group of one.
+
+    Example: `leave_one_out_advantage(1, [1, 0, 0, 1])` -> 1 - 1/3 = 0.667.
+    """
+    count = len(group_rewards)
+    return (reward - statistics.fmean(group_rewards)) * count / (count - 1) if count > 1 else 0.0
+
+
+def normalize_over_batch(values: Sequence[FloatArray]) -> list[FloatArray]:
+    """Returns arrays with the mean of all entries subtracted, divided by the population standard deviation of all.
+
+    Example: [[1, 1], [0]] -> mean 2/3, deviation 0.471 -> [[0.707, 0.707], [-1.414]]; 0 if all entries are equal.
+    """
+    entries = np.concatenate(values).astype(np.float64) if values else np.zeros(0)
+    if not len(entries):
+        return list(values)
+    mean, deviation = entries.mean(), entries.std()
+    return [((array - mean) / (deviation + 1e-8)).astype(np.float32) for array in values]
+
+
+def compute_returns(rewards: Sequence[float], discount: float = 1.0) -> list[float]:
+    """Returns each turn's return: the discounted sum of its own and later rewards, sum_j discount^j r_(k+j).
+
+    Example: rewards [1, 0, 2], discount 0.5 -> [1 + 0 + 0.5, 0 + 1, 2] = [1.5, 1, 2].
+    """
+    returns: list[float] = []
+    following = 0.0
+    for reward in reversed(rewards):
+        following = reward + discount * following
+        returns.append(following)
+    return returns[::-1]
+
 
 ClipLow = Annotated[float, Field(gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")]
 ClipHigh = Annotated[float, Field(gt=0, description="The ratio is clipped above at 1 + clip_high.")]
@@ -151,9 +205,6 @@ def compute_returns_by_trajectory(
     """Returns the discounted returns of each trajectory's turns, by trajectory index.
 
     Example: two turns, shaped rewards [0.5, 0], reward 1, discount 1: [1.5, 1]; without the outcome [0.5, 0].
-
-    Args:
-        discount: Discount of a reward per turn.
     """
     rewards: dict[int, list[float]] = {}
     outcomes: dict[int, float] = {}

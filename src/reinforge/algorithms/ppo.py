@@ -61,7 +61,6 @@ class PPO(Algorithm):
         self.loss = LossSpec("ppo", {name: getattr(self.config, name) for name in names})
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of all groups; all tokens weigh the same."""
         return samples_from_groups(groups)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
@@ -84,11 +83,6 @@ class PPO(Algorithm):
 
 
 def require_values(sample: TrainingSample) -> FloatArray:
-    """Returns a sample's values from the critic.
-
-    Raises:
-        TrajectoryError: The engine has not computed them.
-    """
     if sample.values is None:
         raise TrajectoryError("PPO needs the critic's values; call engine.score(samples, needs) before credit")
     return sample.values
@@ -100,9 +94,6 @@ def compute_token_rewards(samples: Sequence[TrainingSample], kl_coef: float = 0.
     Turn 0 with 2 tokens and shaped reward 0.5, turn 1 with 1 token and -0.1, reward 1  =>  [0, 0.5, 0.9]
 
     The reward of a turn that is not trained goes to the last trained token before it; without one it is dropped.
-
-    Args:
-        kl_coef: Weight of log(p_old / p_ref), which is subtracted at each token.
     """
     turns_N = np.concatenate([sample.turn_ids[sample.loss_mask] for sample in samples])
     rewards_N = np.zeros(len(turns_N), np.float32)
@@ -125,13 +116,8 @@ def compute_gae(
 ) -> FloatArray:
     """Returns A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t (arXiv:1506.02438, eq. 16).
 
-    Example: rewards [0, 1], values [0.5, 0.4], gamma 1, lambda 0.5: delta [-0.1, 0.6] -> [0.2, 0.6].
-
-    Args:
-        values_N: The critic's value before each token.
-        gamma: Discount per token.
-        gae_lambda: 1: advantages from actual returns; 0: from the critic's next value.
-        after: Advantage and value after the last token; 0 at the end of an episode.
+    Example: rewards [0, 1], values [0.5, 0.4], gamma 1, lambda 0.5: delta [-0.1, 0.6] -> [0.2, 0.6]. `after` has the
+    advantage and the value after the last token.
     """
     advantages_N = np.zeros(len(rewards_N), np.float64)
     following, next_value = after

@@ -69,18 +69,13 @@ class Preference(Algorithm):
         return bool(self.select_pairs(group)) or any(trajectory.pairs for trajectory in group.trajectories)
 
     def select_pairs(self, group: TrajectoryGroup) -> list[tuple[Trajectory, Trajectory]]:
-        """Returns the (preferred, other) trajectories of each pair of trainable siblings."""
         siblings = [trajectory for trajectory in group.trajectories if trajectory.is_trainable]
         rewards = [trajectory.reward for trajectory in siblings]
         pairs = make_pairs(rewards, self.config.pairs, self.config.min_margin)
         return [(siblings[chosen], siblings[other]) for chosen, other in pairs]
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns two samples per pair, which share their `pair_id`.
-
-        Raises:
-            TrajectoryError: The two trajectories of a pair answer different prompts, or one is not a single sample.
-        """
+        """Returns two samples per pair, which share their `pair_id` and answer the same prompt."""
         samples: list[TrainingSample] = []
         first = 0
         for group in groups:
@@ -130,7 +125,6 @@ class ReferenceFreePreference(Preference):
 
 
 def find_preferred(samples: Sequence[TrainingSample]) -> list[bool]:
-    """Returns True for the samples that are the preferred ones of their pairs."""
     best: dict[str | None, float] = {}
     for sample in samples:
         best[sample.pair_id] = max(sample.reward, best.get(sample.pair_id, sample.reward))
@@ -141,9 +135,6 @@ def make_pairs(rewards: Sequence[float], which: str = "best_worst", min_margin: 
     """Returns the indices (preferred, other) of each pair; equal rewards make no pair.
 
     Example: rewards [0, 1, 0.5]: best_worst -> [(1, 0)]; all -> [(1, 0), (1, 2), (2, 0)]; min_margin 1 -> [(1, 0)].
-
-    Args:
-        which: `best_worst` or `all`.
     """
     order = sorted(range(len(rewards)), key=lambda i: -rewards[i])
     pairs = [(i, j) for i in order for j in range(len(rewards)) if rewards[i] - rewards[j] > ZERO_VARIANCE]
@@ -154,7 +145,6 @@ def make_pairs(rewards: Sequence[float], which: str = "best_worst", min_margin: 
 
 
 def _require_same_prompt(pair: Sequence[TrainingSample], group_id: str) -> None:
-    """Raises unless these are two samples that answer the same prompt."""
     if len(pair) != 2:
         raise TrajectoryError(
             f"group {group_id}: a preference pair needs one sample per trajectory, but its two trajectories make "

@@ -17,8 +17,13 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from reinforge.algorithms.advantages import normalize_over_batch
-from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient, ref_kl
+from reinforge.algorithms.policy_gradient import (
+    Aggregation,
+    ClippedConfig,
+    PolicyGradient,
+    normalize_over_batch,
+    ref_kl,
+)
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample
 

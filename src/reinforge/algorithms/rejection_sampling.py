@@ -60,7 +60,6 @@ class RejectionSampling(Algorithm):
         return bool(self.select_trajectories(group.trajectories))
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns the samples of the selected trajectories."""
         samples = samples_from_groups(
             [
                 TrajectoryGroup.model_construct(

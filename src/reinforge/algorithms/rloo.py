@@ -12,8 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reinforge.algorithms.advantages import leave_one_out_advantage
-from reinforge.algorithms.policy_gradient import Aggregation, ClippedConfig, PolicyGradient, ref_kl
+from reinforge.algorithms.policy_gradient import (
+    Aggregation,
+    ClippedConfig,
+    PolicyGradient,
+    leave_one_out_advantage,
+    ref_kl,
+)
 from reinforge.algorithms.samples import fill_trained_tokens
 from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, TrainingSample

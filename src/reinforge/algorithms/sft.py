@@ -37,7 +37,6 @@ class SFT(Algorithm):
         self.config = config or SFTConfig()
 
     def has_signal(self, group: TrajectoryGroup) -> bool:
-        """Returns False if no reward is high enough."""
         return bool(self.select_trajectories(group.trajectories))
 
     def select_trajectories(self, siblings: Sequence[Trajectory]) -> list[Trajectory]:

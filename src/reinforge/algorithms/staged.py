@@ -13,11 +13,7 @@ from reinforge.types.trajectory import TrajectoryGroup
 
 
 class StagedAlgorithm(Algorithm):
-    """Chooses by the epoch; needs what any stage needs.
-
-    Args:
-        stages: The first epoch of each stage, from 0, and its algorithm, in the order of the epochs.
-    """
+    """Chooses by the epoch, among stages that each begin at an epoch; needs what any stage needs."""
 
     def __init__(self, stages: Sequence[tuple[int, Algorithm]]):
         self.stages = list(stages)
@@ -46,5 +42,4 @@ class StagedAlgorithm(Algorithm):
         return self.for_epoch(0).build_samples(groups)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        """Returns the advantages of the first stage; a job asks the algorithm of its epoch."""
         return self.for_epoch(0).credit(samples)

@@ -28,6 +28,15 @@ _BRANCH = (
     "context.mark(TTCEventData(...))"
 )
 
+_AGENTS = """
+react_agent per_user_react_agent tool_calling_agent responses_api_agent rewoo_agent reasoning_agent chat_completion
+langgraph_wrapper router_agent sequential_executor parallel_executor auto_memory_agent
+"""
+_TOOLS = """
+current_datetime code_execution code_generation nat_retriever webpage_query wiki_search text_file_ingest
+tavily_internet_search mcp_tool_wrapper
+"""
+
 TYPES: dict[str, dict[str, str]] = {
     "llm": {
         "nim": f"{_URL}: https://integrate.api.nvidia.com/v1 and ${{NVIDIA_API_KEY}}, or your own NIM's URL up to /v1",
@@ -39,37 +48,8 @@ TYPES: dict[str, dict[str, str]] = {
         ),
     },
     "workflow": {
-        **dict.fromkeys(
-            (
-                "react_agent",
-                "per_user_react_agent",
-                "tool_calling_agent",
-                "responses_api_agent",
-                "rewoo_agent",
-                "reasoning_agent",
-                "chat_completion",
-                "langgraph_wrapper",
-                "router_agent",
-                "sequential_executor",
-                "parallel_executor",
-                "auto_memory_agent",
-            ),
-            _AGENT,
-        ),
-        **dict.fromkeys(
-            (
-                "current_datetime",
-                "code_execution",
-                "code_generation",
-                "nat_retriever",
-                "webpage_query",
-                "wiki_search",
-                "text_file_ingest",
-                "tavily_internet_search",
-                "mcp_tool_wrapper",
-            ),
-            _TOOL,
-        ),
+        **dict.fromkeys(_AGENTS.split(), _AGENT),
+        **dict.fromkeys(_TOOLS.split(), _TOOL),
         **dict.fromkeys(
             ("execute_score_select_function", "plan_select_execute_function", "ttc_tool_orchestration"), _BRANCH
         ),

@@ -235,8 +235,8 @@ def _read_conversation(row: dict[str, Any]) -> tuple[Any, Any]:
     return prompt, None if _is_disliked(row) else _parse_answer(messages[-1:], "messages")
 
 
-def _parse_prompt(value: Any, field: str = "prompt") -> Any:
-    return value if isinstance(value, str) else parse_messages(value, field)
+def _parse_prompt(value: Any) -> Any:
+    return value if isinstance(value, str) else parse_messages(value, "prompt")
 
 
 def _parse_answer(value: Any, field: str) -> Any:

@@ -162,7 +162,7 @@ def sum_clusters(values: Scores, names: Sequence[str]) -> Scores:
     return np.asarray(np.bincount(indices, weights=values), dtype=np.float64)
 
 
-def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float], level: float = 0.95) -> Improvement:
+def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float]) -> Improvement:
     """Returns the difference of the means of two models that ran on different examples; `num_pairs` is 0.
 
     The interval is built from those of the two means, `[l, u]` of `compute_mean_interval` (Zou and Donner 2008; for
@@ -176,9 +176,7 @@ def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float], l
 
     Example: [1, 0, 0, 0] and [1, 1, 1, 0] -> difference 0.5, interval [-0.135, 0.789].
     """
-    (mean_base, low_base, high_base), (mean, low, high) = (
-        compute_mean_interval(scores, level) for scores in (base, tuned)
-    )
+    (mean_base, low_base, high_base), (mean, low, high) = map(compute_mean_interval, (base, tuned))
     difference = mean - mean_base
     ci_low = ci_high = None
     if low is not None and high is not None and low_base is not None and high_base is not None:
@@ -189,18 +187,18 @@ def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float], l
     return Improvement(difference, ci_low, ci_high, p_value, 0, method)
 
 
-def compute_detectable_effect(num_pairs: int, spread: float, power: float = 0.9, level: float = 0.95) -> float:
-    """Returns the smallest true mean difference whose interval lies above 0 with probability `power`.
+def compute_detectable_effect(num_pairs: int, spread: float) -> float:
+    """Returns the smallest true mean difference whose 95 % interval lies above 0 with probability 0.9.
 
-    `(z_((1+level)/2) + z_power) * spread / sqrt(n)`, with the standard deviation `spread` of an example's difference.
+    `(z_0.975 + z_0.9) * spread / sqrt(n)`, with the standard deviation `spread` of an example's difference.
     With scores of 0 and 1, independent samples from both models and a success rate near 1/2 it is at most 0.71:
     1000 examples -> 0.073, 100 -> 0.23.
     """
     normal = NormalDist()
-    return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * spread / math.sqrt(num_pairs)
+    return (normal.inv_cdf((1 + 0.95) / 2) + normal.inv_cdf(0.9)) * spread / math.sqrt(num_pairs)
 
 
-def compute_half_width(num_pairs: int, num_samples: int = 1, level: float = 0.95) -> float:
+def compute_half_width(num_pairs: int, num_samples: int = 1) -> float:
     """Returns half the width that the interval of an improvement will have: a smaller improvement cannot be shown.
 
     `t_(n-1) * s / sqrt(n)` with `s = 0.5 / sqrt(num_samples) * sqrt(n / (n-1))`. Assumption: scores of 0 and 1 with a
@@ -208,7 +206,7 @@ def compute_half_width(num_pairs: int, num_samples: int = 1, level: float = 0.95
     variance 1/4, and the mean of `num_samples` of them 1/4 / num_samples. Where the models differ more often, the
     interval is wider. With 20 examples -> 0.240, 100 -> 0.100, 20 with 4 samples each -> 0.120.
     """
-    return t_quantile(num_pairs - 1, level) * 0.5 / math.sqrt(num_samples * (num_pairs - 1))
+    return t_quantile(num_pairs - 1, 0.95) * 0.5 / math.sqrt(num_samples * (num_pairs - 1))
 
 
 def format_interval(

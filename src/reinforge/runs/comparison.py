@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.compare import Change, compare_configs
+from reinforge.config.dump import Change, compare_configs
 from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,

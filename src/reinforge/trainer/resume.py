@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from reinforge.config.blocks import TranscriptsConfig
-from reinforge.config.compare import Change, compare_configs
-from reinforge.config.dump import dump_data, name_stand_in
+from reinforge.config.dump import Change, compare_configs, dump_data, name_stand_in
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError, Problem, did_you_mean

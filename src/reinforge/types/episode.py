@@ -12,21 +12,13 @@ from reinforge.types.trajectory import Outcome
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """Identifies one episode of a run.
+    """Identifies one episode of a run."""
 
-    Attributes:
-        phase: Why it ran: `collect`, `validate`, `confirm_base`, `confirm_tuned`, `eval`.
-        epoch: Epoch of the episode; -1 for the baseline.
-        example_id: Id of the example in the dataset.
-        generation: Index among the episodes of the example, from 0.
-        round: Refill round of the epoch; 0 for the first collection.
-    """
-
-    phase: str
-    epoch: int
+    phase: str  # why it ran: `collect`, `validate`, `confirm_base`, `confirm_tuned`, `eval`
+    epoch: int  # epoch of the episode; -1 for the baseline
     example_id: str
-    generation: int = 0
-    round: int = 0
+    generation: int = 0  # index among the episodes of the example, from 0
+    round: int = 0  # refill round of the epoch; 0 for the first collection
 
     def __str__(self) -> str:
         return f"{self.phase}/{self.epoch}/{self.round}/{self.example_id}/{self.generation}"
@@ -34,30 +26,18 @@ class EpisodeKey:
 
 @dataclass(slots=True)
 class ModelCall:
-    """One model call, exactly as it was made.
+    """One model call, exactly as it was made."""
 
-    Attributes:
-        call_id: The `id` of the chat completion that the agent received.
-        llm: The entry under `llms` that was called.
-        model: Name of the model.
-        request: The request, with the sampling settings of the run applied.
-        reply: The reply; with several choices, the one that the agent used.
-        functions: Enclosing function scopes, outermost first.
-        started_s, ended_s: Seconds since the epoch.
-        others: The other choices of a request with `n` above 1; never trained on.
-        choice: The index of `reply` among all choices.
-    """
-
-    call_id: str
-    llm: str
+    call_id: str  # the `id` of the chat completion that the agent received
+    llm: str  # the entry under `llms` that was called
     model: str
-    request: ModelRequest
-    reply: ModelReply
-    functions: tuple[str, ...]
-    started_s: float
+    request: ModelRequest  # the request, with the sampling settings of the run applied
+    reply: ModelReply  # the reply; with several choices, the one that the agent used
+    functions: tuple[str, ...]  # enclosing function scopes, outermost first
+    started_s: float  # seconds since the epoch
     ended_s: float
-    others: tuple[ModelReply, ...] = ()
-    choice: int = 0
+    others: tuple[ModelReply, ...] = ()  # the other choices of a request with `n` above 1; never trained on
+    choice: int = 0  # the index of `reply` among all choices
 
     @property
     def choices(self) -> list[ModelReply]:
@@ -90,56 +70,32 @@ class ModelCall:
 
 @dataclass(slots=True)
 class Mark:
-    """A mark that the agent set during an episode.
+    """A mark that the agent set during an episode."""
 
-    Attributes:
-        after_call: Number of model calls before it.
-        step_reward: Reward of the turn before it, or None.
-        data: Other data of the mark, for example a `TTCEventData`.
-        functions: Enclosing function scopes, outermost first.
-        at_s: Seconds since the epoch.
-        call_id: The call that it refers to; None: the one before it.
-    """
-
-    after_call: int
-    step_reward: float | None
+    after_call: int  # number of model calls before it
+    step_reward: float | None  # reward of the turn before it, or None
     data: Any
-    functions: tuple[str, ...]
-    at_s: float
-    call_id: str | None = None
+    functions: tuple[str, ...]  # enclosing function scopes, outermost first
+    at_s: float  # seconds since the epoch
+    call_id: str | None = None  # the call that it refers to; None: the one before it
 
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """One finished episode.
-
-    Attributes:
-        key: Key of the episode.
-        item: The example, with the agent's output in `output_obj`.
-        outcome: How it ended.
-        reason: Why it failed; None if it did not.
-        seed: Seed of the environment; the same for siblings unless the workflow says otherwise.
-        attempt: Number of earlier attempts, in which the environment failed.
-        calls: Every model call, in the order they ended.
-        marks: Every mark of the agent.
-        scores: Score by evaluator name.
-        reward: Score of the reward function, or the configured penalty; None if missing.
-        wall_s: Duration in seconds.
-        overflow: How a prompt exceeded the context, also if the agent went on; None: none did.
-    """
+    """One finished episode."""
 
     key: EpisodeKey
-    item: EvalInputItem
-    outcome: Outcome = Outcome.OK
-    reason: str | None = None
-    seed: int = 0
-    attempt: int = 0
+    item: EvalInputItem  # the example, with the agent's output in `output_obj`
+    outcome: Outcome = Outcome.OK  # how it ended
+    reason: str | None = None  # why it failed; None if it did not
+    seed: int = 0  # seed of the environment; the same for siblings unless the workflow says otherwise
+    attempt: int = 0  # number of earlier attempts, in which the environment failed
     calls: list[ModelCall] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    scores: dict[str, EvalOutputItem] = field(default_factory=dict)
-    reward: float | None = None
+    marks: list[Mark] = field(default_factory=list)  # every mark of the agent
+    scores: dict[str, EvalOutputItem] = field(default_factory=dict)  # score by evaluator name
+    reward: float | None = None  # score of the reward function, or the configured penalty; None if missing
     wall_s: float = 0.0
-    overflow: str | None = None
+    overflow: str | None = None  # how a prompt exceeded the context, also if the agent went on; None: none did
 
     @property
     def num_prompt_tokens(self) -> int:

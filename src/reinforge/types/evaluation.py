@@ -107,24 +107,16 @@ class EvaluationRunOutput(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class MetricSummary:
-    """A mean with its 95 % confidence interval.
+    """A mean with its 95 % confidence interval."""
 
-    Attributes:
-        metric: Name of the evaluator.
-        mean: Mean over examples; None if nothing was scored.
-        ci_low, ci_high: Ends of the interval; None if nothing was scored.
-        num_examples: Number of examples that were scored.
-        num_unscored: Number of examples without a score because the environment failed.
-        unscored_reason: The commonest reason for that; None: all are scored, or the reason is not known.
-    """
-
-    metric: str
-    mean: float | None
-    ci_low: float | None
+    metric: str  # name of the evaluator
+    mean: float | None  # mean over examples; None if nothing was scored
+    ci_low: float | None  # ends of the interval; None if nothing was scored
     ci_high: float | None
-    num_examples: int
-    num_unscored: int
+    num_examples: int  # number of examples that were scored
+    num_unscored: int  # number of examples without a score because the environment failed
     unscored_reason: str | None = None
+    """The commonest reason for that; None: all are scored, or the reason is not known."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as a JSON-ready dict."""
@@ -140,27 +132,17 @@ class MetricSummary:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """The result of one evaluation of one model.
+    """The result of one evaluation of one model."""
 
-    Attributes:
-        split: The examples it ran on.
-        epoch: Epoch of the evaluation; -1 for the baseline.
-        scores: Metric -> example id -> mean score of its scored samples; without missing examples.
-        num_examples: Number of examples in the evaluation.
-        outcomes: Outcome -> number of episodes.
-        reward_metric: The metric that is the reward.
-        error: Why there are no scores; None if there are.
-        summaries: Metric -> mean with its interval.
-    """
-
-    split: str
-    epoch: int
+    split: str  # the examples it ran on
+    epoch: int  # epoch of the evaluation; -1 for the baseline
     scores: dict[str, dict[str, float]]
-    num_examples: int
-    outcomes: dict[str, int]
+    """Metric -> example id -> mean score of its scored samples; without missing examples."""
+    num_examples: int  # number of examples in the evaluation
+    outcomes: dict[str, int]  # outcome -> number of episodes
     reward_metric: str
-    error: str | None = None
-    summaries: dict[str, MetricSummary] = field(default_factory=dict)
+    error: str | None = None  # why there are no scores; None if there are
+    summaries: dict[str, MetricSummary] = field(default_factory=dict)  # metric -> mean with its interval
 
     def as_validation(self) -> dict[str, Any]:
         """Returns the report in the format of `run_validation_evaluation`."""

@@ -16,34 +16,21 @@ class SamplingParams:
     """Sampling settings of one reply.
 
     top_p, top_k and min_p each filter the whole vocabulary after temperature; a token must pass all three.
-
-    Attributes:
-        temperature: Divides the logits; 0 takes the most likely token.
-        top_p: Keeps the smallest set of tokens with at least this total probability, in (0, 1]; 1 keeps all.
-        top_k: Keeps the k most likely tokens; 0 keeps all.
-        min_p: Keeps the tokens at least this share as likely as the most likely one, in [0, 1]; 0 keeps all.
-        max_tokens: Longest reply in tokens; None: up to the context limit.
-        stop: Texts at which the reply ends; the text itself is removed.
-        seed: Makes sampling reproducible; None: the sampler's own random stream.
-        frequency_penalty: Subtracted from a token's logit for each time that the reply has it already, in [-2, 2].
-        presence_penalty: Subtracted once from the logit of each token that the reply has already, in [-2, 2].
-        logit_bias: Pairs of a token id and what is added to its logit, in [-100, 100].
-        stop_token_ids: Further tokens that end the reply, as its last one.
-        ignore_eos: The tokens that end a reply otherwise do not.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    temperature: float = 1.0  # divides the logits; 0 takes the most likely token
+    top_p: float = 1.0  # keeps the smallest set of tokens with at least this total probability, in (0, 1]; 1 keeps all
+    top_k: int = 0  # keeps the k most likely tokens; 0 keeps all
+    min_p: float = 0.0  # keeps the tokens at least this share as likely as the most likely one, in [0, 1]; 0 keeps all
+    max_tokens: int | None = None  # longest reply in tokens; None: up to the context limit
+    stop: tuple[str, ...] = ()  # texts at which the reply ends; the text itself is removed
     seed: int | None = None
     frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    """Subtracted from a token's logit for each time that the reply has it already, in [-2, 2]."""
+    presence_penalty: float = 0.0  # subtracted once from the logit of each token that the reply has already, in [-2, 2]
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token id and what is added to its logit, in [-100, 100]
+    stop_token_ids: tuple[int, ...] = ()  # further tokens that end the reply, as its last one
+    ignore_eos: bool = False  # the tokens that end a reply otherwise do not
 
     @property
     def restricts_support(self) -> bool:
@@ -62,38 +49,30 @@ class TokenLogprobs:
 
     Example: p = [0.5, 0.3, 0.2] after temperature, top_k 2, the second token sampled
         => logprobs (log 0.3,), processed_logprobs (log 0.375,), supports counts [2], token_ids [0, 1]
-
-    Attributes:
-        prompt_token_ids: Tokens of the prompt.
-        token_ids: The sampled tokens, including the end-of-turn token if it was sampled.
-        logprobs: log p of each sampled token after temperature and before any sampling filter; as long as
-            `token_ids`. NaN for tokens that were not sampled, such as those of a dataset.
-        policy_version: Version of the weights, as reported by the sampler; -1 for a reply that was not sampled.
-        finish_reason: `stop`, `length` or `tool_calls`.
-        temperature: Sampling temperature.
-        restricted: True if top-p, top-k, min-p, a grammar, a banned token or greedy decoding excluded tokens, or a
-            penalty or bias changed the logits. Such a token is trained over the kept tokens in `supports`, and not at
-            all if those are not recorded.
-        texts: Text of each sampled token, for `.content`; may be empty.
-        processed_logprobs: log p of each sampled token in the distribution that it was sampled from: over the kept
-            tokens, and after penalties and biases; empty unless `restricted`, since it would equal `logprobs`.
-        supports: The kept tokens of each position; None unless `restricted`, for greedy decoding (one kept token has
-            no gradient), after penalties and biases, and if the policy server does not report them.
-        top_logprobs: The most likely tokens of each position, in falling order, of the distribution that `logprobs`
-            are of; empty unless the request asks for them. For the agent: no record keeps them.
     """
 
     prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # the sampled tokens, including the end-of-turn token if it was sampled
     logprobs: tuple[float, ...]
-    policy_version: int = 0
-    finish_reason: str = "stop"
+    """log p of each sampled token after temperature and before any sampling filter; as long as `token_ids`. NaN for
+    tokens that were not sampled, such as those of a dataset."""
+    policy_version: int = 0  # version of the weights, as reported by the sampler; -1 for a reply that was not sampled
+    finish_reason: str = "stop"  # `stop`, `length` or `tool_calls`
     temperature: float = 1.0
     restricted: bool = False
-    texts: tuple[str, ...] = ()
+    """True if top-p, top-k, min-p, a grammar, a banned token or greedy decoding excluded tokens, or a penalty or bias
+    changed the logits. Such a token is trained over the kept tokens in `supports`, and not at all if those are not
+    recorded."""
+    texts: tuple[str, ...] = ()  # text of each sampled token, for `.content`; may be empty
     processed_logprobs: tuple[float, ...] = ()
+    """log p of each sampled token in the distribution that it was sampled from: over the kept tokens, and after
+    penalties and biases; empty unless `restricted`, since it would equal `logprobs`."""
     supports: Supports | None = None
+    """The kept tokens of each position; None unless `restricted`, for greedy decoding (one kept token has no gradient),
+    after penalties and biases, and if the policy server does not report them."""
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    """The most likely tokens of each position, in falling order, of the distribution that `logprobs` are of; empty
+    unless the request asks for them. For the agent: no record keeps them."""
 
     @property
     def content(self) -> list[TokenLogprob]:
@@ -114,142 +93,93 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The exact prompt of a reply whose sampler does not report tokens.
+    """The exact prompt of a reply whose sampler does not report tokens."""
 
-    Attributes:
-        messages: All messages of the prompt, in OpenAI's format.
-        tools: Function definitions of the request, or None.
-        policy_version: Version of the weights, as reported by the sampler; -1 for a reply that was not sampled.
-        finish_reason: `stop`, `length` or `tool_calls`.
-    """
-
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...]  # all messages of the prompt, in OpenAI's format
     tools: tuple[dict[str, Any], ...] | None = None
-    policy_version: int = 0
-    finish_reason: str = "stop"
+    policy_version: int = 0  # version of the weights, as reported by the sampler; -1 for a reply that was not sampled
+    finish_reason: str = "stop"  # `stop`, `length` or `tool_calls`
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a reply must match, enforced while it is sampled.
+    """What a reply must match, enforced while it is sampled."""
 
-    Attributes:
-        kind: `json_schema`, `regex` or `lark`: the language of `text`.
-        text: A JSON schema as JSON text, a regular expression, or a grammar in llguidance's dialect of Lark.
-    """
-
-    kind: Literal["json_schema", "regex", "lark"]
-    text: str
+    kind: Literal["json_schema", "regex", "lark"]  # `json_schema`, `regex` or `lark`: the language of `text`
+    text: str  # A JSON schema as JSON text, a regular expression, or a grammar in llguidance's dialect of Lark
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedTurn:
-    """An earlier call of the conversation that a request continues, as it was sampled.
+    """An earlier call of the conversation that a request continues, as it was sampled."""
 
-    Attributes:
-        num_messages: How many messages of the request it covers: those of its own request, and its reply.
-        token_ids: The tokens of its prompt and its reply.
-    """
-
-    num_messages: int
-    token_ids: tuple[int, ...]
+    num_messages: int  # how many messages of the request it covers: those of its own request, and its reply
+    token_ids: tuple[int, ...]  # the tokens of its prompt and its reply
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request to a model: messages, tools and sampling settings.
+    """A request to a model: messages, tools and sampling settings."""
 
-    Attributes:
-        messages: The whole conversation, in OpenAI's format.
-        sampling: Sampling settings, with those of the run applied.
-        tools: Function definitions in OpenAI's format, or None.
-        template_kwargs: Extra arguments of the chat template.
-        arguments: The caller's own arguments in OpenAI's format, for models behind an endpoint; None: use
-            `sampling`.
-        tool_choice: `auto`; `none`: the reply calls no tool; `required`: it calls at least one; any other text: it
-            calls the tool of this name.
-        parallel_tool_calls: False if the reply may call one tool at most.
-        grammar: What the reply must match; None: it is free.
-        prompt: The whole prompt as text or token ids, for calls without a chat template, whose `messages` are for the
-            record; None: the chat template renders the messages.
-        continued: The earlier call that the messages continue, for a policy that splices histories; None: unknown, or
-            there is none.
-        num_top_logprobs: How many of the most likely tokens the reply names at each position.
-    """
-
-    messages: list[Message]
+    messages: list[Message]  # the whole conversation, in OpenAI's format
     sampling: SamplingParams = SamplingParams()
-    tools: list[dict[str, Any]] | None = None
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None  # function definitions in OpenAI's format, or None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # extra arguments of the chat template
     arguments: dict[str, Any] | None = None
+    """The caller's own arguments in OpenAI's format, for models behind an endpoint; None: use `sampling`."""
     tool_choice: str = "auto"
-    parallel_tool_calls: bool = True
-    grammar: Grammar | None = None
+    """`auto`; `none`: the reply calls no tool; `required`: it calls at least one; any other text: it calls the tool of
+    this name."""
+    parallel_tool_calls: bool = True  # False if the reply may call one tool at most
+    grammar: Grammar | None = None  # what the reply must match; None: it is free
     prompt: str | tuple[int, ...] | None = None
+    """The whole prompt as text or token ids, for calls without a chat template, whose `messages` are for the record;
+    None: the chat template renders the messages."""
     continued: ContinuedTurn | None = None
-    num_top_logprobs: int = 0
+    """The earlier call that the messages continue, for a policy that splices histories; None: unknown, or there is
+    none."""
+    num_top_logprobs: int = 0  # how many of the most likely tokens the reply names at each position
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyPiece:
-    """The newest tokens of a reply that is being sampled.
-
-    Attributes:
-        text: What they add to its text. A character whose tokens are not all there, and what may be the beginning of a
-            stop text, is left for a later piece.
-        tokens: The new tokens alone, with the whole prompt.
-    """
+    """The newest tokens of a reply that is being sampled."""
 
     text: str
-    tokens: TokenLogprobs
+    """What they add to its text. A character whose tokens are not all there, and what may be the beginning of a stop
+    text, is left for a later piece."""
+    tokens: TokenLogprobs  # the new tokens alone, with the whole prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyDelta:
-    """What a piece adds to the message: the reply's reasoning, or its text.
+    """What a piece adds to the message: the reply's reasoning, or its text."""
 
-    Attributes:
-        content: Added to `content`.
-        reasoning: Added to `reasoning_content`.
-        tokens: The new tokens alone; None: the model reports none.
-        index: Of the choice.
-    """
-
-    content: str = ""
-    reasoning: str = ""
-    tokens: TokenLogprobs | None = None
-    index: int = 0
+    content: str = ""  # added to `content`
+    reasoning: str = ""  # added to `reasoning_content`
+    tokens: TokenLogprobs | None = None  # the new tokens alone; None: the model reports none
+    index: int = 0  # of the choice
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The reply of a model.
+    """The reply of a model."""
 
-    Attributes:
-        message: The assistant message: `role`, `content`, and `tool_calls` if there are any.
-        finish_reason: `stop`, `length` or `tool_calls`.
-        tokens: The exact tokens; None if the model does not report them.
-        num_prompt_tokens: Number of tokens of the prompt.
-        num_completion_tokens: Number of tokens of the reply.
-        policy_version: Version of the weights of a policy that does not report tokens; None: not a policy, or see
-            `tokens`.
-        failure: Why what the model wrote as a tool call is unusable and stayed text; None: nothing is.
-        logprobs: What a model behind an endpoint returned of its reply, in OpenAI's format: `content` with a log-prob
-            for each token, and `token_ids` and `prompt_token_ids` where the endpoint has them; None: it returned none.
-            The embedded engine never trains on it.
-        raw_text: The reply with its special tokens, as the model wrote it, from which tool calls and reasoning are
-            parsed; None: the model does not report it.
-    """
-
-    message: Message
-    finish_reason: str
-    tokens: TokenLogprobs | None
+    message: Message  # the assistant message: `role`, `content`, and `tool_calls` if there are any
+    finish_reason: str  # `stop`, `length` or `tool_calls`
+    tokens: TokenLogprobs | None  # the exact tokens; None if the model does not report them
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     policy_version: int | None = None
-    failure: str | None = None
+    """Version of the weights of a policy that does not report tokens; None: not a policy, or see `tokens`."""
+    failure: str | None = None  # why what the model wrote as a tool call is unusable and stayed text; None: nothing is
     logprobs: dict[str, Any] | None = None
+    """What a model behind an endpoint returned of its reply, in OpenAI's format: `content` with a log-prob for each
+    token, and `token_ids` and `prompt_token_ids` where the endpoint has them; None: it returned none. The embedded
+    engine never trains on it."""
     raw_text: str | None = None
+    """The reply with its special tokens, as the model wrote it, from which tool calls and reasoning are parsed; None:
+    the model does not report it."""
 
     @property
     def version(self) -> int | None:

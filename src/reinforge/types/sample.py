@@ -18,36 +18,23 @@ processes while they train. `auto`: `full` only if one of them has too little me
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """Settings of one step of AdamW (arXiv:1711.05101).
+    """Settings of one step of AdamW (arXiv:1711.05101)."""
 
-    Attributes:
-        learning_rate: Size of the step, at least 0.
-        betas: Decay rates of the first and second moment, in [0, 1).
-        eps: Added to the denominator, above 0.
-        weight_decay: Decoupled weight decay.
-        max_grad_norm: Gradients are clipped to this global norm; None: not clipped.
-    """
-
-    learning_rate: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    learning_rate: float  # size of the step, at least 0
+    betas: tuple[float, float] = (0.9, 0.95)  # decay rates of the first and second moment, in [0, 1)
+    eps: float = 1e-8  # added to the denominator, above 0
     weight_decay: float = 0.0
-    max_grad_norm: float | None = None
+    max_grad_norm: float | None = None  # gradients are clipped to this global norm; None: not clipped
 
 
 @dataclass(slots=True)
 class GradientReport:
-    """What one call added to the gradients.
+    """What one call added to the gradients."""
 
-    Attributes:
-        loss: Sum of the loss over the trained tokens of all samples.
-        logprobs: log p of each sample's trained tokens under the current weights, `[T]` each, 0 elsewhere.
-        metrics: Means of the loss's metrics over the trained tokens.
-    """
-
-    loss: float
+    loss: float  # sum of the loss over the trained tokens of all samples
     logprobs: list[FloatArray]
-    metrics: dict[str, float]
+    """log p of each sample's trained tokens under the current weights, `[T]` each, 0 elsewhere."""
+    metrics: dict[str, float]  # means of the loss's metrics over the trained tokens
 
 
 FloatArray = NDArray[np.float32]
@@ -61,63 +48,44 @@ class TrainingSample:
 
     Example: prompt [1, 2] -> reply [4], then prompt [1, 2, 4, 8] -> reply [5] give
     `token_ids [1, 2, 4, 8, 5]`, `loss_mask [0, 0, 1, 0, 1]`, `turn_ids [-1, -1, 0, -1, 1]`.
-
-    Attributes:
-        token_ids: `[T]` all tokens, in order.
-        loss_mask: `[T]` True for tokens to train: sampled by the trained policy, or supervised.
-        sampling_logprobs: `[T]` log p under the sampler, over the kept tokens if there was a sampling filter; 0 if
-            `loss_mask` is False, NaN for tokens that were not sampled.
-        temperatures: `[T]` sampling temperature of each token; 1 for context.
-        policy_versions: `[T]` version of the weights that sampled each token; -1 for context.
-        turn_ids: `[T]` index of the turn within the trajectory; -1 for context.
-        group_id: The group of siblings that the sample belongs to.
-        trajectory_index: Index of the trajectory within the job; samples of one trajectory share its reward.
-        reward: Reward of the trajectory.
-        group_rewards: Rewards of all siblings, including its own, for group-relative advantages.
-        turn_rewards: Reward of each turn if the trajectory has shaped rewards, else None.
-        agent: Name of the agent.
-        agent_weight: Weight of that agent in the job.
-        pair_id: The preference pair that the sample belongs to; None outside preference learning. The sample of a pair
-            with the higher reward is preferred; both are in the same optimizer step and micro-batch.
-        weight: Factor of the sample's loss.
-        advantages: `[T]` advantage of each token, set by `Algorithm.credit`.
-        returns: `[T]` regression targets of the critic, set by `Algorithm.credit` if there is a critic.
-        old_logprobs, ref_logprobs, values: `[T]`, set by the engine if the algorithm needs them.
-        mismatched: The sample's prompt with the reply to another prompt, by which KTO estimates the KL of a step;
-            scored with the sample, never trained.
-        defers_old_logprobs: The update sets `old_logprobs`, by the forward pass that it makes anyway.
-        is_stale: True if an older version than the one that the job starts from sampled some of its tokens.
-        supports: The kept tokens of each trained position; its log-probs are normalized over them. None if there was
-            no sampling filter.
-        targets: `[T]` tokens whose log-probs are trained in the place of those of `token_ids`, which stay the context;
-            None: the tokens themselves, as in everything that was sampled.
     """
 
-    token_ids: IntArray
-    loss_mask: BoolArray
+    token_ids: IntArray  # `[T]` all tokens, in order
+    loss_mask: BoolArray  # `[T]` True for tokens to train: sampled by the trained policy, or supervised
     sampling_logprobs: FloatArray
-    temperatures: FloatArray
-    policy_versions: IntArray
-    turn_ids: IntArray
-    group_id: str = ""
-    trajectory_index: int = 0
+    """`[T]` log p under the sampler, over the kept tokens if there was a sampling filter; 0 if `loss_mask` is False,
+    NaN for tokens that were not sampled."""
+    temperatures: FloatArray  # `[T]` sampling temperature of each token; 1 for context
+    policy_versions: IntArray  # `[T]` version of the weights that sampled each token; -1 for context
+    turn_ids: IntArray  # `[T]` index of the turn within the trajectory; -1 for context
+    group_id: str = ""  # the group of siblings that the sample belongs to
+    trajectory_index: int = 0  # index of the trajectory within the job; samples of one trajectory share its reward
     reward: float = 0.0
-    group_rewards: tuple[float, ...] = ()
-    turn_rewards: list[float] | None = None
+    group_rewards: tuple[float, ...] = ()  # rewards of all siblings, including its own, for group-relative advantages
+    turn_rewards: list[float] | None = None  # reward of each turn if the trajectory has shaped rewards, else None
     agent: str = ""
     agent_weight: float = 1.0
     pair_id: str | None = None
-    weight: float = 1.0
-    advantages: FloatArray | None = None
+    """The preference pair that the sample belongs to; None outside preference learning. The sample of a pair with the
+    higher reward is preferred; both are in the same optimizer step and micro-batch."""
+    weight: float = 1.0  # factor of the sample's loss
+    advantages: FloatArray | None = None  # `[T]` advantage of each token, set by `Algorithm.credit`
     returns: FloatArray | None = None
-    old_logprobs: FloatArray | None = None
+    """`[T]` regression targets of the critic, set by `Algorithm.credit` if there is a critic."""
+    old_logprobs: FloatArray | None = None  # `[T]`, set by the engine if the algorithm needs them
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
     mismatched: TrainingSample | None = None
+    """The sample's prompt with the reply to another prompt, by which KTO estimates the KL of a step; scored with the
+    sample, never trained."""
     supports: Supports | None = None
-    defers_old_logprobs: bool = False
-    is_stale: bool = False
+    """The kept tokens of each trained position; its log-probs are normalized over them. None if there was no sampling
+    filter."""
+    defers_old_logprobs: bool = False  # the update sets `old_logprobs`, by the forward pass that it makes anyway
+    is_stale: bool = False  # True if an older version than the one that the job starts from sampled some of its tokens
     targets: IntArray | None = None
+    """`[T]` tokens whose log-probs are trained in the place of those of `token_ids`, which stay the context; None: the
+    tokens themselves, as in everything that was sampled."""
 
     @property
     def num_trained(self) -> int:
@@ -159,39 +127,24 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the engine must compute before an algorithm computes advantages.
-
-    Attributes:
-        old_logprobs: Log-probs under the weights at the start of the job. True: always; `inexact`: only if those of
-            the sampler differ (bfloat16, which sampler and learner round differently, or older weights); False: use
-            the sampler's.
-        ref_logprobs: Log-probs under the reference weights.
-        values: The critic's values.
-    """
+    """What the engine must compute before an algorithm computes advantages."""
 
     old_logprobs: bool | Literal["inexact"] = False
-    ref_logprobs: bool = False
-    values: bool = False
+    """Log-probs under the weights at the start of the job. True: always; `inexact`: only if those of the sampler differ
+    (bfloat16, which sampler and learner round differently, or older weights); False: use the sampler's."""
+    ref_logprobs: bool = False  # log-probs under the reference weights
+    values: bool = False  # the critic's values
 
 
 @dataclass(slots=True)
 class UpdateReport:
-    """Result of one training job.
-
-    Attributes:
-        num_updates: Number of optimizer steps.
-        num_skipped_steps: Steps skipped because advantages, log-probs, the loss or the gradient were not finite.
-        num_samples: Number of trained samples.
-        num_tokens: Number of trained tokens.
-        metrics: Means over the steps of the job: `loss`, `grad_norm`, `lr`, and those that the loss reports.
-        skipped_samples: Indices of the samples in skipped steps.
-        skipped_steps: Numbers of the skipped steps within the job, from 0.
-    """
+    """Result of one training job."""
 
     num_updates: int
-    num_skipped_steps: int
+    num_skipped_steps: int  # steps skipped because advantages, log-probs, the loss or the gradient were not finite
     num_samples: int
     num_tokens: int
     metrics: dict[str, float]
-    skipped_samples: list[int] = field(default_factory=list)
-    skipped_steps: list[int] = field(default_factory=list)
+    """Means over the steps of the job: `loss`, `grad_norm`, `lr`, and those that the loss reports."""
+    skipped_samples: list[int] = field(default_factory=list)  # indices of the samples in skipped steps
+    skipped_steps: list[int] = field(default_factory=list)  # numbers of the skipped steps within the job, from 0

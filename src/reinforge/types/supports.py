@@ -29,17 +29,13 @@ class Supports:
     Example: kept tokens {4, 9}, then all, then {7} -> `counts [2, 0, 1]`, `token_ids [4, 9, 7]`.
     Example: kept tokens {0, 2, 3} as bits, then {1} as ids, then the same bits -> `counts [-1, 1, -1]`,
         `token_ids [1]`, `masks (0b1101,)`.
-
-    Attributes:
-        packed_counts: Number of kept tokens per position; 0: all, or more than are recorded; -k: those whose bits are
-            set in `masks[k - 1]`.
-        packed_token_ids: The kept token ids.
-        masks: The different bit sets of the sequence, all of the same length.
     """
 
     packed_counts: bytes
+    """Number of kept tokens per position; 0: all, or more than are recorded; -k: those whose bits are set in `masks[k -
+    1]`."""
     packed_token_ids: bytes
-    masks: tuple[bytes, ...] = ()
+    masks: tuple[bytes, ...] = ()  # the different bit sets of the sequence, all of the same length
 
     @classmethod
     def from_sets(cls, sets: Iterable[Support]) -> Supports:

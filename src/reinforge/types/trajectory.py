@@ -264,14 +264,8 @@ def _build_group(index: int, siblings: Sequence[Trajectory]) -> TrajectoryGroup:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """The episodes of one epoch, before any of them is run.
+    """The episodes of one epoch, before any of them is run."""
 
-    Attributes:
-        example_ids: The training examples, each once.
-        episodes_per_example: Siblings of each example.
-        groups_per_example: Most groups that the episodes of one example make: one for each adapter.
-    """
-
-    example_ids: tuple[str, ...]
-    episodes_per_example: int
-    groups_per_example: int = 1
+    example_ids: tuple[str, ...]  # the training examples, each once
+    episodes_per_example: int  # siblings of each example
+    groups_per_example: int = 1  # most groups that the episodes of one example make: one for each adapter

@@ -15,19 +15,12 @@ from reinforge.types.evaluation import EvalInputItem
 
 @dataclass(frozen=True, slots=True)
 class BoundWorkflow:
-    """A workflow and the entry of `llms` that it is given.
+    """A workflow and the entry of `llms` that it is given."""
 
-    Attributes:
-        function: The callable.
-        llm: Entry of `llms` passed as `llm`; None: the only entry, or the only one that is trained.
-        is_async: True if calling it returns an awaitable.
-        share_environment_seed: True if siblings run with the same environment seed.
-    """
-
-    function: Callable[..., Any]
-    llm: str | None
-    is_async: bool
-    share_environment_seed: bool = True
+    function: Callable[..., Any]  # the callable
+    llm: str | None  # entry of `llms` passed as `llm`; None: the only entry, or the only one that is trained
+    is_async: bool  # True if calling it returns an awaitable
+    share_environment_seed: bool = True  # True if siblings run with the same environment seed
 
     @property
     def source(self) -> str:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from reinforge.algorithms.advantages import group_relative_advantage
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.algorithms.policy_gradient import group_relative_advantage
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from reinforge.algorithms.advantages import compute_returns, leave_one_out_advantage, normalize_over_batch
 from reinforge.algorithms.cispo import CISPO
 from reinforge.algorithms.dapo import DAPO, DAPOConfig, compute_overlong_penalty
 from reinforge.algorithms.dr_grpo import DrGRPO
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.gspo import GSPO
+from reinforge.algorithms.policy_gradient import compute_returns, leave_one_out_advantage, normalize_over_batch
 from reinforge.algorithms.ppo import PPO
 from reinforge.algorithms.reinforce_pp import ReinforcePP, ReinforcePPConfig
 from reinforge.algorithms.rloo import RLOO, RLOOConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reinforge.config.compare import compare_configs
+from reinforge.config.dump import compare_configs
 
 
 def differing(before: str, after: str) -> list[str]:

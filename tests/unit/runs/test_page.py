@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 
 from reinforge.cli import main
-from reinforge.config.compare import find_changed_settings
+from reinforge.config.dump import find_changed_settings
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.page import page as page_module
 from reinforge.runs.page.chats import (

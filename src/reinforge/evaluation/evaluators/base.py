@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 
-from reinforge.errors import describe_error
+from reinforge.errors import EvaluationError, describe_error
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.files import find_unwritable
 from reinforge.interfaces import Evaluator, GroupEvaluator
 from reinforge.rollout.isolation.containment import TimedOut, run_contained
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.types.evaluation import MAX_SCORE, EvalInputItem, EvalOutputItem
+from reinforge.types.evaluation import MAX_SCORE, EvalInput, EvalInputItem, EvalOutput, EvalOutputItem
 
 T = TypeVar("T")
 
@@ -140,3 +142,44 @@ async def run_beside(work: Callable[[], T], size: int | None = None) -> T:
     if size is not None and size <= MAX_INLINE_CHARACTERS:
         return work()
     return await run_in_daemon_thread(work, "evaluator")
+
+
+class BaseEvaluator(Evaluator):
+    """Scores item by item, `max_concurrency` at a time; write `evaluate_item`. `tqdm_desc` is not shown."""
+
+    def __init__(self, max_concurrency: int = 4, tqdm_desc: str = "Evaluating"):
+        self.max_concurrency, self.tqdm_desc = max_concurrency, tqdm_desc
+
+    @abstractmethod
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem: ...
+
+    async def evaluate(self, item: Any) -> Any:
+        """Returns the `EvalOutput` of an `EvalInput`, or the `EvalOutputItem` of a single item."""
+        if not isinstance(item, EvalInput):
+            return await self.evaluate_item(item)
+        limit = asyncio.Semaphore(self.max_concurrency)
+
+        async def score(each: EvalInputItem) -> EvalOutputItem:
+            async with limit:
+                try:
+                    return await self.evaluate_item(each)
+                except Exception as error:  # noqa: BLE001  a user's evaluator may raise anything; the score is then missing
+                    return EvalOutputItem(id=each.id, score=None, reasoning=None, error=describe_error(error))
+
+        items = list(await asyncio.gather(*map(score, item.eval_input_items)))
+        known = [reward for each in items if (reward := each.as_reward()) is not None]
+        return EvalOutput(average_score=statistics.fmean(known) if known else None, eval_output_items=items)
+
+
+class EvaluatorInfo(Evaluator):
+    """An evaluator as an async function from `EvalInput` to `EvalOutput`."""
+
+    def __init__(self, *, config: Any, evaluate_fn: Callable[[EvalInput], Awaitable[EvalOutput]], description: str):
+        self.config, self.evaluate_fn, self.description = config, evaluate_fn, description
+
+    async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        output = await self.evaluate_fn(EvalInput(eval_input_items=[item]))
+        if len(output.eval_output_items) != 1:
+            count = len(output.eval_output_items)
+            raise EvaluationError(f"the evaluator returned {count} scores for an evaluation of one example")
+        return output.eval_output_items[0]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic
 
-from reinforge.algorithms.advantages import group_relative_advantage
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
+from reinforge.algorithms.policy_gradient import group_relative_advantage
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch
 from reinforge.redteam.algorithms.steps import (

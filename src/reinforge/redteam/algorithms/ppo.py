@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from reinforge.algorithms.advantages import normalize_over_batch
+from reinforge.algorithms.policy_gradient import normalize_over_batch
 from reinforge.algorithms.ppo import compute_gae
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.training.reply_logprobs import compute_mean_loss, make_reply_batch

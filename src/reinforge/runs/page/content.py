@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reinforge.config.compare import Change, find_changed_settings
+from reinforge.config.dump import Change, find_changed_settings
 from reinforge.errors import ConfigError, ReinforgeError
 from reinforge.files import MAX_RECORD_BYTES, read_regular_file
 from reinforge.runs.episodes import ComparedExample, choose_changed
