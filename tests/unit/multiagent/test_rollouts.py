@@ -110,29 +110,22 @@ def test_two_agents_that_speak_at_once_in_one_channel():
     assert found.messages == messages
 
 
+def make_output(messages, branches, question="q", **more):
+    said = {"agent": "verifier", "channel": "main", "call_id": "c", "num_retries": 0, "path": [], "round": 0}
+    spoken = [{**said, "shown": message["text"], **message} for message in messages]
+    ended = [{"path": [], "decision": None, "terminated": False, **branch} for branch in branches]
+    stances = {"prover": "accept"}
+    return {"question": question, "truth": "accept", "stances": stances, "messages": spoken, "branches": ended, **more}
+
+
+WON = {"decision": "accept", "rewards": {"prover": 1.0, "verifier": 1.0}}
+
+
 def test_a_dialogue_without_a_valid_reply_costs_that_dialogue(caplog):
     """What the other agents earned in it is unknown, and an array has no other way to say so than NaN."""
-    said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0}
-    output = {
-        "question": "q",
-        "truth": "accept",
-        "stances": {"prover": "accept"},
-        "messages": [
-            {**said, "agent": "verifier", "round": 0, "text": "Why?", "shown": "Why?", "refused": None},
-            {**said, "agent": "prover", "round": 1, "text": " ", "shown": "", "refused": "an empty message"},
-        ],
-        "branches": [
-            {
-                "path": [],
-                "decision": None,
-                "terminated": False,
-                "rewards": {"prover": -0.5},
-                "failed": ["prover", "empty"],
-            }
-        ],
-    }
-    whole = {"path": [], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}}
-    valid = {**output, "branches": [whole], "messages": [{**output["messages"][0], "text": "accept"}]}
+    refused = {"agent": "prover", "round": 1, "text": " ", "shown": "", "refused": "an empty message"}
+    failed = {"rewards": {"prover": -0.5}, "failed": ["prover", "empty"]}
+    output, valid = make_output([{"text": "Why?"}, refused], [failed]), make_output([{"text": "accept"}], [WON])
     arrays = build_rollouts([output, valid], HANDLER)
     assert arrays.batch_size == (1, 4)
     assert arrays["next", "agents", "reward"].sum(1).tolist() == [[1.0, 1.0]]
@@ -165,13 +158,7 @@ def test_done_terminated_retries_and_the_number_of_the_example():
 
 
 def test_examples_are_numbered_by_their_ids_or_else_by_their_questions():
-    def output(question):
-        said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0, "agent": "verifier", "round": 0}
-        branch = {"path": [], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}}
-        message = {**said, "text": "accept", "shown": "accept"}
-        return {"question": question, "truth": "accept", "stances": {}, "messages": [message], "branches": [branch]}
-
-    outputs = [output("q"), output("r"), output("q")]
+    outputs = [make_output([{"text": "accept"}], [WON], question) for question in "qrq"]
     assert build_rollouts(outputs, HANDLER)["datapoint_id"][:, 0].tolist() == [0, 1, 0]
     rows = [{"id": "a"}, {"id": "b"}, {"id": "c"}]
     assert build_rollouts(outputs, HANDLER, rows)["datapoint_id"][:, 0].tolist() == [0, 1, 2]
@@ -179,22 +166,9 @@ def test_examples_are_numbered_by_their_ids_or_else_by_their_questions():
 
 
 def test_episodes_of_a_tree_are_a_rollout_each():
-    said = {"agent": "verifier", "channel": "main", "call_id": "c", "num_retries": 0}
-    output = {
-        "question": "q",
-        "truth": "accept",
-        "stances": {"prover": "accept"},
-        "absent": [],
-        "order": ["verifier", "prover"],
-        "messages": [
-            {**said, "path": [0], "round": 0, "text": "accept", "shown": "accept"},
-            {**said, "path": [1], "round": 0, "text": "reject", "shown": "reject"},
-        ],
-        "branches": [
-            {"path": [0], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}},
-            {"path": [1], "decision": "reject", "terminated": False, "rewards": {"prover": 0.0}},
-        ],
-    }
+    messages = [{"path": [0], "text": "accept"}, {"path": [1], "text": "reject"}]
+    lost = {"path": [1], "decision": "reject", "rewards": {"prover": 0.0}}
+    output = make_output(messages, [{**WON, "path": [0]}, lost], absent=[], order=["verifier", "prover"])
     arrays = build_rollouts([output], HANDLER, rows=[{"cells": [1, 2]}])
     assert arrays.batch_size == (2, 4)
     assert arrays["next", "message_history"][:, 0, 0, 0].tolist() == ["accept", "reject"]

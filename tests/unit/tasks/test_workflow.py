@@ -141,15 +141,9 @@ async def test_without_a_game_the_score_is_missing():
     assert found.error == "the agent returned no game"
 
 
-def test_rows_name_their_split_and_world_seeds_are_unique():
-    config = TicTacToeDatasetConfig(num_train=50, num_select=20, num_confirm=30, seed=1)
-    rows = TicTacToeDataset(config).rows()
-    assert rows[17]["id"] == "train-00017"
-    assert [sum(row["split"] == split for row in rows) for split in ("train", "select", "confirm")] == [50, 20, 30]
-    assert len({row["id"] for row in rows}) == len({row["world_seed"] for row in rows}) == 100
+def test_sides_alternate():
+    rows = TicTacToeDataset(TicTacToeDatasetConfig(num_train=50, num_select=20, num_confirm=30)).rows()
     assert sum(row["side"] == "X" for row in rows) == 50
-    assert rows == TicTacToeDataset(config).rows()
-    assert rows != TicTacToeDataset(config.model_copy(update={"seed": 2})).rows()
 
 
 def test_only_training_games_may_meet_a_sharp_opponent():
@@ -157,10 +151,3 @@ def test_only_training_games_may_meet_a_sharp_opponent():
     rows = TicTacToeDataset(config).rows()
     assert {row["opponent"] for row in rows if row["split"] != "train"} == {"random"}
     assert sum(row["opponent"] == "sharp" for row in rows) == pytest.approx(700, abs=50)
-
-
-def test_an_example_has_a_side_and_a_world_seed():
-    item = TicTacToeDataset(TicTacToeDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
-    assert item.id == "train-00001"
-    assert item.input_obj == {"side": "O", "opponent": "random", "world_seed": item.full_dataset_entry["world_seed"]}
-    assert item.full_dataset_entry["split"] == "train"

@@ -29,6 +29,7 @@ from reinforge.types.evaluation import EvalInputItem
 
 EVERYTHING = WordProblemsDatasetConfig(num_train=1500, num_select=120, num_confirm=600)
 ITEM = EvalInputItem(id="t", input_obj="2 and 3?", expected_output_obj="5", full_dataset_entry={})
+APPLES = ITEM.copy_with_updates(input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17")
 
 
 class ScriptedLLM:
@@ -102,19 +103,12 @@ def _to_pattern(text):
     return re.sub(r"\\{\w+\\}", r"\\w+", re.escape(text))
 
 
-def test_every_operator_is_a_quarter_of_a_split_and_another_seed_gives_other_problems():
+def test_every_operator_is_a_quarter_of_a_split():
     rows = WordProblemsDataset(WordProblemsDatasetConfig()).rows()
     confirm = [row for row in rows if row["split"] == "confirm"]
     sums = [row for row in confirm if int(row["answer"]) == sum(map(int, re.findall(r"\d+", row["question"])))]
     assert len(confirm) == 200
     assert len(sums) >= 50
-    assert rows == WordProblemsDataset(WordProblemsDatasetConfig()).rows()
-    assert rows != WordProblemsDataset(WordProblemsDatasetConfig(seed=1)).rows()
-
-
-def test_the_largest_dataset_can_be_made():
-    most = WordProblemsDatasetConfig(num_train=4000, num_select=400, num_confirm=1000)
-    assert len(WordProblemsDataset(most).rows()) == 5400
 
 
 @pytest.mark.parametrize(
@@ -182,10 +176,7 @@ async def test_an_answer_without_a_number_is_a_failure_and_not_the_calculators_n
     ],
 )
 def test_the_reward_is_the_right_number_and_a_calculation_with_the_numbers_of_the_problem(reply, score):
-    item = EvalInputItem(
-        id="t", input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17", full_dataset_entry={}
-    )
-    assert score_calculation(item.copy_with_updates(output_obj=reply)) == pytest.approx(score)
+    assert score_calculation(APPLES.copy_with_updates(output_obj=reply)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +195,7 @@ def test_the_reward_is_the_right_number_and_a_calculation_with_the_numbers_of_th
 )
 def test_with_a_calculator_the_form_is_the_problems_numbers_and_the_result_alone(output, score):
     """Of a number alone every short one would do: the model then answers 1 or 10 and forgets the calculator."""
-    item = EvalInputItem(
-        id="t", input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17", full_dataset_entry={}
-    )
-    assert score_tool_use(item.copy_with_updates(output_obj=output)) == pytest.approx(score)
+    assert score_tool_use(APPLES.copy_with_updates(output_obj=output)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("overrides", [[], [*CALCULATOR]], ids=["answer", "calculator"])
