@@ -36,12 +36,14 @@ def test_the_names_of_a_protocol_handler():
     assert HANDLER.message_channel_names == ("main",)
     assert set(HANDLER.agent_channel_visibility) == {("prover", "main"), ("verifier", "main")}
     assert HANDLER.can_agent_see_channel("prover", "main")
-    assert HANDLER.can_agent_be_active("verifier", 2, "main")
-    assert not HANDLER.can_agent_be_active("verifier", 1, "main")
+    assert not HANDLER.can_agent_see_channel("prover", "other")
+    active = [HANDLER.can_agent_be_active("prover", round_, "main") for round_ in range(6)]
+    assert active == [False, True, False, True, False, False], "there are four rounds"
     assert (HANDLER.agent_first_active_round("verifier"), HANDLER.agent_first_active_round("prover")) == (0, 1)
     assert (HANDLER.reward_mid_point_estimate("prover"), HANDLER.reward_mid_point_estimate("verifier")) == (0.5, 0.0)
     whole = dialogue(1)
     assert HANDLER.step_interaction_protocol(whole).decision == "accept"
+    assert not HANDLER.step_interaction_protocol(whole.before_round(1)).done
 
 
 def test_a_dialogue_as_arrays():

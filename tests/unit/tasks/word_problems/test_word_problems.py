@@ -3,7 +3,6 @@
 import random
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,26 +25,12 @@ from reinforge.tasks.word_problems.problems import (
 )
 from reinforge.tasks.word_problems.scoring import score_calculation, score_tool_use
 from reinforge.types.evaluation import EvalInputItem
+from tests.doubles import ScriptedChat
 
 EVERYTHING = WordProblemsDatasetConfig(num_train=1500, num_select=120, num_confirm=600)
 ITEM = EvalInputItem(id="t", input_obj="2 and 3?", expected_output_obj="5", full_dataset_entry={})
+CALL = {"name": "calculate", "arguments": '{"expression": "2 + 3"}'}
 APPLES = ITEM.copy_with_updates(input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17")
-
-
-class ScriptedLLM:
-    """A model that gives these replies, one after the other, and records what it was sent."""
-
-    def __init__(self, *replies):
-        self.replies, self.requests = list(replies), []
-        self.chat = SimpleNamespace(completions=self)
-
-    async def create(self, **request):
-        self.requests.append({**request, "messages": [*request["messages"]]})
-        content, calls = self.replies.pop(0), []
-        if isinstance(content, dict):
-            function = SimpleNamespace(name="calculate", arguments=content["arguments"])
-            content, calls = None, [SimpleNamespace(id="c1", function=function)]
-        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=content, tool_calls=calls))])
 
 
 def operands(row):
@@ -132,7 +117,7 @@ def test_the_calculator_calculates_with_two_numbers_only(expression, result):
 
 
 async def test_the_agent_returns_the_reply():
-    llm = ScriptedLLM("5")
+    llm = ScriptedChat("5")
     assert await answer(ITEM, llm, None) == "5"
     [request] = llm.requests
     assert request["messages"][-1]["content"].startswith("2 and 3?")
@@ -140,7 +125,7 @@ async def test_the_agent_returns_the_reply():
 
 
 async def test_the_agent_with_a_calculator_answers_after_its_result():
-    llm = ScriptedLLM({"arguments": '{"expression": "2 + 3"}'}, "5")
+    llm = ScriptedChat(CALL, "5")
     assert await calculate_and_answer(ITEM, llm, None) == "2 + 3 = 5\n5"
     first, second = llm.requests
     assert first["tool_choice"] == "required"
@@ -150,11 +135,11 @@ async def test_the_agent_with_a_calculator_answers_after_its_result():
 
 async def test_a_call_that_was_cut_off_is_a_failure_of_the_policy():
     with pytest.raises(PolicyFailure, match="incomplete"):
-        await calculate_and_answer(ITEM, ScriptedLLM('[calculate(expression="2'), None)
+        await calculate_and_answer(ITEM, ScriptedChat('[calculate(expression="2'), None)
 
 
 async def test_an_answer_without_a_number_is_a_failure_and_not_the_calculators_number():
-    llm = ScriptedLLM({"arguments": '{"expression": "2 + 3"}'}, "Awesome!")
+    llm = ScriptedChat(CALL, "Awesome!")
     with pytest.raises(PolicyFailure, match="the answer has no number"):
         await calculate_and_answer(ITEM, llm, None)
 
