@@ -1,6 +1,7 @@
 """Doubles that implement a port: a policy that answers at once, and what a run needs around it."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -108,3 +109,25 @@ class RecordingAdapter(TrainerAdapter):
 
     def policy(self):
         return self.server
+
+
+class ScriptedChat:
+    """The `llm` of an agent function: gives the answers in turn, or a function's; a dict is a call of a tool."""
+
+    def __init__(self, *answers):
+        self.answers, self.requests = list(answers), []
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, **request):
+        self.requests.append({**request, "messages": [*request["messages"]]})
+        first = self.answers[0]
+        content, calls = first(self.prompts[-1]) if callable(first) else self.answers.pop(0), []
+        if isinstance(content, dict):
+            content, calls = None, [SimpleNamespace(id="c1", function=SimpleNamespace(**content))]
+        message = SimpleNamespace(role="assistant", content=content, tool_calls=calls)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+    @property
+    def prompts(self):
+        """The last message of each request."""
+        return [request["messages"][-1]["content"] for request in self.requests]

@@ -212,20 +212,13 @@ def test_anthropic_blocks_are_read(read):
     messages = [
         user("Weather?"),
         bot([{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "t", "name": "w", "input": {"c": 1}}]),
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "sun"}]}],
-        },
+        user([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "sun"}]}]),
         bot([{"type": "text", "text": "Sunny."}]),
     ]
     [row], _ = read(("claude.jsonl", json.dumps({"messages": messages})))
+    call = {"id": "t", "type": "function", "function": {"name": "w", "arguments": '{"c": 1}'}}
     assert row["messages"][1:] == [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "t", "type": "function", "function": {"name": "w", "arguments": '{"c": 1}'}}],
-            "reasoning_content": "hm",
-        },
+        bot(None, tool_calls=[call], reasoning_content="hm"),
         {"role": "tool", "tool_call_id": "t", "content": "sun"},
         bot("Sunny."),
     ]

@@ -136,6 +136,12 @@ def test_a_value_that_is_no_list_is_refused(value):
             "{kind: 'single_experiment', parameters: {a: 'it\\'s \"so\"', b: \"x: 'y'\\t\", c: 0x10}}",
             {"a": ['it\'s "so"'], "b": ["x: 'y'\t"], "c": [16]},
         ),
+        (
+            "a.json5",
+            '// A file.\n{"kind": "single_experiment", /* not\n a grid */ parameters: {\n'
+            '"url": "http://host:1/v1", // two slashes\n\'note\': \'text // no comment\', "model": null, "on": true,}}',
+            {"url": ["http://host:1/v1"], "note": ["text // no comment"], "model": [None], "on": [True]},
+        ),
     ],
 )
 def test_files_are_read_as_there(tmp_path, name, text, grid):
@@ -150,31 +156,6 @@ def test_environment_variables(monkeypatch):
     assert (get_env_var("TEST_PROJECT", ""), get_env_var("TEST_PROJECT", None)) == ("", None)
     with pytest.raises(ConfigError, match="TEST_PROJECT: the environment variable is not set"):
         get_env_var("TEST_PROJECT")
-
-
-def test_a_file_in_json5(tmp_path):
-    """The format of the files that neural-interactive-proofs publishes: comments, trailing commas, plain names."""
-    (tmp_path / "a.json5").write_text(
-        """// A file for one experiment.
-{
-    "kind": "single_experiment", /* the other
-    kind is grid */
-    parameters: {
-        "url": "http://host:1/v1", // an address with two slashes
-        'note': 'text // and no comment',
-        "beta": 0.3, "model": null, "frozen": true,
-    },
-}
-"""
-    )
-    grid = read_grid(tmp_path, "a.json5")
-    assert grid == {
-        "url": ["http://host:1/v1"],
-        "note": ["text // and no comment"],
-        "beta": [0.3],
-        "model": [None],
-        "frozen": [True],
-    }
 
 
 def test_names_by_a_function_of_one_object(tmp_path):

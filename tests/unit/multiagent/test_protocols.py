@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from reinforge.multiagent.dialogue import Dialogue, DialogueProblem
+from reinforge.multiagent.dialogue import DialogueProblem
 from reinforge.multiagent.protocols.adp import ADP, ADPConfig
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig
 from reinforge.multiagent.protocols.merlin_arthur import MerlinArthur, MerlinArthurConfig
@@ -257,26 +257,6 @@ async def test_multi_channel_is_what_the_configuration_says():
 def test_multi_channel_names_a_turn_that_says_not_where():
     with pytest.raises(ValueError, match="agent@channel"):
         MultiChannelConfig(agents={}, channels={"t": ["a"]}, rounds=[["a"]], verifiers=["a"])
-
-
-def test_the_names_of_neural_interactive_proofs():
-    handler = NIP(NIPConfig(agents={}, max_message_rounds=6, min_message_rounds=3))
-    assert (handler.agent_names, handler.prover_names, handler.verifier_names) == (
-        ("prover", "verifier"),
-        ("prover",),
-        ("verifier",),
-    )
-    assert (handler.max_message_rounds, handler.min_message_rounds, handler.max_verifier_questions) == (6, 3, 2)
-    assert handler.message_channel_names == ("main",)
-    assert handler.agent_channel_visibility == [("prover", "main"), ("verifier", "main")]
-    assert handler.can_agent_see_channel("prover", "main")
-    assert not handler.can_agent_see_channel("prover", "other")
-    assert [handler.can_agent_be_active("prover", r, "main") for r in range(8)] == [
-        False, True, False, True, False, True, False, False
-    ]  # fmt: skip
-    assert [handler.agent_first_active_round(name) for name in handler.agent_names] == [1, 0]
-    assert [handler.reward_mid_point_estimate(name) for name in handler.agent_names] == [0.5, 0.0]
-    assert not handler.step_interaction_protocol(Dialogue(DialogueProblem("q"), round=1)).done
 
 
 FIVE = {"strongly agree": 1, "agree": 0.5, "undecided": 0, "disagree": -0.5, "strongly disagree": -1}

@@ -36,12 +36,14 @@ def test_the_names_of_a_protocol_handler():
     assert HANDLER.message_channel_names == ("main",)
     assert set(HANDLER.agent_channel_visibility) == {("prover", "main"), ("verifier", "main")}
     assert HANDLER.can_agent_see_channel("prover", "main")
-    assert HANDLER.can_agent_be_active("verifier", 2, "main")
-    assert not HANDLER.can_agent_be_active("verifier", 1, "main")
+    assert not HANDLER.can_agent_see_channel("prover", "other")
+    active = [HANDLER.can_agent_be_active("prover", round_, "main") for round_ in range(6)]
+    assert active == [False, True, False, True, False, False], "there are four rounds"
     assert (HANDLER.agent_first_active_round("verifier"), HANDLER.agent_first_active_round("prover")) == (0, 1)
     assert (HANDLER.reward_mid_point_estimate("prover"), HANDLER.reward_mid_point_estimate("verifier")) == (0.5, 0.0)
     whole = dialogue(1)
     assert HANDLER.step_interaction_protocol(whole).decision == "accept"
+    assert not HANDLER.step_interaction_protocol(whole.before_round(1)).done
 
 
 def test_a_dialogue_as_arrays():
@@ -110,29 +112,22 @@ def test_two_agents_that_speak_at_once_in_one_channel():
     assert found.messages == messages
 
 
+def make_output(messages, branches, question="q", **more):
+    said = {"agent": "verifier", "channel": "main", "call_id": "c", "num_retries": 0, "path": [], "round": 0}
+    spoken = [{**said, "shown": message["text"], **message} for message in messages]
+    ended = [{"path": [], "decision": None, "terminated": False, **branch} for branch in branches]
+    stances = {"prover": "accept"}
+    return {"question": question, "truth": "accept", "stances": stances, "messages": spoken, "branches": ended, **more}
+
+
+WON = {"decision": "accept", "rewards": {"prover": 1.0, "verifier": 1.0}}
+
+
 def test_a_dialogue_without_a_valid_reply_costs_that_dialogue(caplog):
     """What the other agents earned in it is unknown, and an array has no other way to say so than NaN."""
-    said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0}
-    output = {
-        "question": "q",
-        "truth": "accept",
-        "stances": {"prover": "accept"},
-        "messages": [
-            {**said, "agent": "verifier", "round": 0, "text": "Why?", "shown": "Why?", "refused": None},
-            {**said, "agent": "prover", "round": 1, "text": " ", "shown": "", "refused": "an empty message"},
-        ],
-        "branches": [
-            {
-                "path": [],
-                "decision": None,
-                "terminated": False,
-                "rewards": {"prover": -0.5},
-                "failed": ["prover", "empty"],
-            }
-        ],
-    }
-    whole = {"path": [], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}}
-    valid = {**output, "branches": [whole], "messages": [{**output["messages"][0], "text": "accept"}]}
+    refused = {"agent": "prover", "round": 1, "text": " ", "shown": "", "refused": "an empty message"}
+    failed = {"rewards": {"prover": -0.5}, "failed": ["prover", "empty"]}
+    output, valid = make_output([{"text": "Why?"}, refused], [failed]), make_output([{"text": "accept"}], [WON])
     arrays = build_rollouts([output, valid], HANDLER)
     assert arrays.batch_size == (1, 4)
     assert arrays["next", "agents", "reward"].sum(1).tolist() == [[1.0, 1.0]]
@@ -165,13 +160,7 @@ def test_done_terminated_retries_and_the_number_of_the_example():
 
 
 def test_examples_are_numbered_by_their_ids_or_else_by_their_questions():
-    def output(question):
-        said = {"path": [], "channel": "main", "call_id": "c", "num_retries": 0, "agent": "verifier", "round": 0}
-        branch = {"path": [], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}}
-        message = {**said, "text": "accept", "shown": "accept"}
-        return {"question": question, "truth": "accept", "stances": {}, "messages": [message], "branches": [branch]}
-
-    outputs = [output("q"), output("r"), output("q")]
+    outputs = [make_output([{"text": "accept"}], [WON], question) for question in "qrq"]
     assert build_rollouts(outputs, HANDLER)["datapoint_id"][:, 0].tolist() == [0, 1, 0]
     rows = [{"id": "a"}, {"id": "b"}, {"id": "c"}]
     assert build_rollouts(outputs, HANDLER, rows)["datapoint_id"][:, 0].tolist() == [0, 1, 2]
@@ -179,22 +168,9 @@ def test_examples_are_numbered_by_their_ids_or_else_by_their_questions():
 
 
 def test_episodes_of_a_tree_are_a_rollout_each():
-    said = {"agent": "verifier", "channel": "main", "call_id": "c", "num_retries": 0}
-    output = {
-        "question": "q",
-        "truth": "accept",
-        "stances": {"prover": "accept"},
-        "absent": [],
-        "order": ["verifier", "prover"],
-        "messages": [
-            {**said, "path": [0], "round": 0, "text": "accept", "shown": "accept"},
-            {**said, "path": [1], "round": 0, "text": "reject", "shown": "reject"},
-        ],
-        "branches": [
-            {"path": [0], "decision": "accept", "terminated": False, "rewards": {"prover": 1.0, "verifier": 1.0}},
-            {"path": [1], "decision": "reject", "terminated": False, "rewards": {"prover": 0.0}},
-        ],
-    }
+    messages = [{"path": [0], "text": "accept"}, {"path": [1], "text": "reject"}]
+    lost = {"path": [1], "decision": "reject", "rewards": {"prover": 0.0}}
+    output = make_output(messages, [{**WON, "path": [0]}, lost], absent=[], order=["verifier", "prover"])
     arrays = build_rollouts([output], HANDLER, rows=[{"cells": [1, 2]}])
     assert arrays.batch_size == (2, 4)
     assert arrays["next", "message_history"][:, 0, 0, 0].tolist() == ["accept", "reject"]

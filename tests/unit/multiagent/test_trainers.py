@@ -150,11 +150,7 @@ def test_malt_grows_trees():
 
 def test_grpo_compares_dialogues_of_an_example_and_goes_on_from_its_weights():
     data = made("pure_text_grpo", rl={"rollouts_per_iteration": 16, "num_epochs": 2})
-    assert data["trajectory_builders"]["builder"] == {
-        "_type": "agents",
-        "num_generations": 8,
-        "examples_per_epoch": 2,
-    }
+    assert data["trajectory_builders"]["builder"] == {"_type": "agents", "num_generations": 8, "examples_per_epoch": 2}
     assert data["trainer_adapters"]["adapter"] == {"_type": "local"}
     assert data["finetuning"]["policy"]["batch"] == {"num_iterations": 2}
     build_config(data)
@@ -228,10 +224,7 @@ def test_handlers_and_agents_for_groups_that_are_used_by_themselves(tmp_path):
 
 
 def test_frames_and_test_iterations_are_episodes():
-    data = made(
-        rl={"frames_per_batch": 1600, "num_test_iterations": 3},
-        nip_protocol={"max_message_rounds": 8},
-    )
+    data = made(rl={"frames_per_batch": 1600, "num_test_iterations": 3}, nip_protocol={"max_message_rounds": 8})
     assert data["trajectory_builders"]["builder"]["examples_per_epoch"] == 200
     assert data["finetuning"]["gate"] == {"num_samples": 3}
     assert "gate" not in made()["finetuning"], "10, the default there, is not 10 episodes per example here"

@@ -55,12 +55,6 @@ async def refused(folder, change):
     return caught.value.problems
 
 
-def checked(folder, change=None, rows=None):
-    """Returns the result of `reinforge check`."""
-    file = write(folder, change, rows)
-    return CliRunner().invoke(main, ["check", str(file)])
-
-
 async def test_agents_have_their_configured_settings(tmp_path):
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "verifier.txt").write_text("Décide: $question")
@@ -141,32 +135,24 @@ async def test_a_builder_for_single_agents_is_refused(tmp_path):
     assert "use `agents`" in problem.fix
 
 
-def test_a_prompt_with_an_unknown_column_is_refused(tmp_path):
-    result = checked(tmp_path, {"workflow": {"agents": {"prover": {"prompt": "$qestion"}}}})
+MERLIN = {"_type": "merlin_arthur", "agents": {"merlin": {}, "morgana": {}, "verifier": {}}}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "answers", "message"),
+    [
+        ({"agents": {"prover": {"prompt": "$qestion"}}}, {}, "workflow.agents.prover.prompt: the prompt uses $qestion, "
+         "but example 1 has no such column, did you mean \"question\"?"),
+        ({"agents": {"prover": {"prompt": "it costs $ 5"}}}, {}, "write $$ for a dollar sign"),
+        ({}, {7: "42"}, "the expected output of 7 is '42'; write accept or reject"),
+        (MERLIN, dict.fromkeys(range(40)), "has no right decision, which this protocol needs"),
+    ],
+)  # fmt: skip
+def test_prompts_and_rows_that_do_not_fit_are_refused(tmp_path, workflow, answers, message):
+    rows = [{"id": str(i), "question": f"q{i}", "answer": answers.get(i, "accept")} for i in range(40)]
+    result = CliRunner().invoke(main, ["check", str(write(tmp_path, {"workflow": workflow}, rows))])
     assert result.exit_code == 2
-    assert "workflow.agents.prover.prompt: the prompt uses $qestion, but example 1 has no such column" in result.output
-    assert 'did you mean "question"?' in result.output
-
-
-def test_a_prompt_with_a_dollar_sign(tmp_path):
-    result = checked(tmp_path, {"workflow": {"agents": {"prover": {"prompt": "it costs $ 5"}}}})
-    assert result.exit_code == 2
-    assert "write $$ for a dollar sign" in result.output
-
-
-def test_an_answer_that_is_not_a_decision_is_refused(tmp_path):
-    rows = [{"id": str(i), "question": f"q{i}", "answer": "42" if i == 7 else "accept"} for i in range(40)]
-    result = checked(tmp_path, rows=rows)
-    assert result.exit_code == 2
-    assert "the expected output of 7 is '42'; write accept or reject" in result.output
-
-
-def test_a_protocol_that_needs_the_truth(tmp_path):
-    rows = [{"id": str(i), "question": f"q{i}"} for i in range(40)]
-    workflow = {"_type": "merlin_arthur", "agents": {"merlin": {}, "morgana": {}, "verifier": {}}}
-    result = checked(tmp_path, {"workflow": workflow}, rows)
-    assert result.exit_code == 2
-    assert "has no right decision, which this protocol needs" in result.output
+    assert message in " ".join(result.output.split())
 
 
 class LoudConfig(ProtocolConfig, name="loud"):

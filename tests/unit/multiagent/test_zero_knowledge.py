@@ -69,11 +69,7 @@ async def test_a_dialogue_of_nip():
 async def test_who_hears_what():
     talk = Talk(variant(), SCRIPTS)
     await talk.output()
-    assert talk.prompts_of("simulator")[1] == [
-        user("I am simulator."),
-        assistant("is cell 5 red"),
-        user("Go on."),
-    ]
+    assert talk.prompts_of("simulator")[1] == [user("I am simulator."), assistant("is cell 5 red"), user("Go on.")]
     assert talk.prompts_of("adversarial_verifier")[1][-1] == user("prover: Yes, this too.")
     assert talk.prompts_of("verifier")[1][-1] == user("prover: Yes.")
     [first, second] = talk.prompts_of("prover")

@@ -1,4 +1,4 @@
-"""The tic-tac-toe starter: tokenizer, training episodes and cache."""
+"""The tic-tac-toe starter: tokenizer and training episodes."""
 
 import itertools
 

@@ -1,7 +1,6 @@
 """Whole games with a scripted model."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,21 +10,7 @@ from reinforge.tasks.tic_tac_toe.evaluators import TicTacToeLegal, TicTacToeRewa
 from reinforge.tasks.tic_tac_toe.game import EMPTY_BOARD, LINES, completing_moves, place
 from reinforge.tasks.tic_tac_toe.workflow import play
 from reinforge.types.evaluation import EvalInputItem
-
-
-class ScriptedLLM:
-    """A model that answers by a function of the prompt and records its prompts."""
-
-    def __init__(self, answer):
-        self.answer, self.asked = answer, []
-        self.chat = SimpleNamespace(completions=self)
-
-    async def create(self, *, messages, max_tokens):
-        assert [message["role"] for message in messages] == ["user"]
-        assert max_tokens == 4
-        self.asked.append(messages[0]["content"])
-        message = SimpleNamespace(role="assistant", content=self.answer(self.asked[-1]))
-        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+from tests.doubles import ScriptedChat
 
 
 def squares(prompt):
@@ -56,7 +41,7 @@ async def score(evaluator, game):
 
 
 async def games(answer, count=60, opponent="random"):
-    return [await play(example("XO"[seed % 2], seed, opponent), ScriptedLLM(answer), None) for seed in range(count)]
+    return [await play(example("XO"[seed % 2], seed, opponent), ScriptedChat(answer), None) for seed in range(count)]
 
 
 async def test_a_game_is_played_to_its_end_on_both_sides():
@@ -87,23 +72,28 @@ async def test_a_sharp_opponent_completes_its_line_wherever_it_can():
 
 
 async def test_each_move_is_a_fresh_call_that_shows_the_board():
-    llm = ScriptedLLM(first_empty)
+    llm = ScriptedChat(first_empty)
     game = await play(example("O", 3), llm, None)
-    assert len(llm.asked) == game["num_moves"]
-    assert sum(word.startswith("-") for word in squares(llm.asked[0])) == 1
-    assert sum(word.startswith("+") for word in squares(llm.asked[1])) == 1
+    assert len(llm.prompts) == game["num_moves"]
+    assert [(len(request["messages"]), request["max_tokens"]) for request in llm.requests] == [(1, 4)] * len(
+        llm.prompts
+    )
+    assert sum(word.startswith("-") for word in squares(llm.prompts[0])) == 1
+    assert sum(word.startswith("+") for word in squares(llm.prompts[1])) == 1
 
 
 async def test_siblings_meet_the_same_opponent():
-    assert await play(example(), ScriptedLLM(attack), None) == await play(example(), ScriptedLLM(attack), None)
-    openings = {(await play(example("O", seed), ScriptedLLM(attack), None))["moves"][0]["square"] for seed in range(40)}
+    assert await play(example(), ScriptedChat(attack), None) == await play(example(), ScriptedChat(attack), None)
+    openings = {
+        (await play(example("O", seed), ScriptedChat(attack), None))["moves"][0]["square"] for seed in range(40)
+    }
     assert openings == set(range(1, 10))
 
 
 @pytest.mark.parametrize("answer", ["", None, "12", "five", "½", "\ud83c", "0", "<|end|>"])
 async def test_an_answer_that_is_not_a_digit_is_a_policy_failure(answer):
     with pytest.raises(PolicyFailure, match="not one digit") as failure:
-        await play(example(), ScriptedLLM(lambda prompt: answer), None)
+        await play(example(), ScriptedChat(lambda prompt: answer), None)
     game = failure.value.output
     json.dumps(game)
     assert (game["result"], game["num_legal"], game["num_moves"]) == ("illegal", 0, 1)
@@ -113,7 +103,7 @@ async def test_an_answer_that_is_not_a_digit_is_a_policy_failure(answer):
 
 async def test_a_taken_square_ends_the_game_and_legality_counts_the_moves_before():
     with pytest.raises(PolicyFailure, match="taken") as failure:
-        await play(example("X", 5), ScriptedLLM(lambda prompt: "9"), None)
+        await play(example("X", 5), ScriptedChat(lambda prompt: "9"), None)
     game = failure.value.output
     assert (game["num_legal"], game["num_moves"], game["result"]) == (1, 2, "illegal")
     assert await score(TicTacToeLegal(), game) == 0.5
@@ -141,15 +131,9 @@ async def test_without_a_game_the_score_is_missing():
     assert found.error == "the agent returned no game"
 
 
-def test_rows_name_their_split_and_world_seeds_are_unique():
-    config = TicTacToeDatasetConfig(num_train=50, num_select=20, num_confirm=30, seed=1)
-    rows = TicTacToeDataset(config).rows()
-    assert rows[17]["id"] == "train-00017"
-    assert [sum(row["split"] == split for row in rows) for split in ("train", "select", "confirm")] == [50, 20, 30]
-    assert len({row["id"] for row in rows}) == len({row["world_seed"] for row in rows}) == 100
+def test_sides_alternate():
+    rows = TicTacToeDataset(TicTacToeDatasetConfig(num_train=50, num_select=20, num_confirm=30)).rows()
     assert sum(row["side"] == "X" for row in rows) == 50
-    assert rows == TicTacToeDataset(config).rows()
-    assert rows != TicTacToeDataset(config.model_copy(update={"seed": 2})).rows()
 
 
 def test_only_training_games_may_meet_a_sharp_opponent():
@@ -157,10 +141,3 @@ def test_only_training_games_may_meet_a_sharp_opponent():
     rows = TicTacToeDataset(config).rows()
     assert {row["opponent"] for row in rows if row["split"] != "train"} == {"random"}
     assert sum(row["opponent"] == "sharp" for row in rows) == pytest.approx(700, abs=50)
-
-
-def test_an_example_has_a_side_and_a_world_seed():
-    item = TicTacToeDataset(TicTacToeDatasetConfig(num_train=2, num_select=1, num_confirm=1)).load()[1]
-    assert item.id == "train-00001"
-    assert item.input_obj == {"side": "O", "opponent": "random", "world_seed": item.full_dataset_entry["world_seed"]}
-    assert item.full_dataset_entry["split"] == "train"

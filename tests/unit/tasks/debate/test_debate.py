@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.loader import load_config
-from reinforge.tasks.debate.cells import LIMIT, Cells, CellsDataset, CellsDatasetConfig, check_evidence, sample_cells
+from reinforge.tasks.debate.cells import LIMIT, Cells, check_evidence, sample_cells
 from reinforge.tasks.debate.starter import HINT, PROVER, VERIFIER, DebateRecipe, generate_episodes, make_tokenizer
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "debate"
@@ -51,12 +51,6 @@ def test_provers_that_know_are_needed():
     assert 0.69 < share(lambda cells: chance.randrange(8)) < 0.74  # 1/2 + 1/2 (1 - (6/8) (7/8)^2) = 0.713
     assert 0.60 < share(None) < 0.65  # 1/2 + 1/2 (2/8) = 0.625
     assert 0.47 < sum(cells.is_true for cells in problems) / len(problems) < 0.53
-
-
-def test_problems_stand_in_one_split_each():
-    rows = CellsDataset(CellsDatasetConfig(num_train=200, num_select=50, num_confirm=100)).rows()
-    assert len({row["question"] for row in rows}) == 350
-    assert [sum(row["split"] == name for row in rows) for name in ("train", "select", "confirm")] == [200, 50, 100]
 
 
 def test_the_starter_knows_which_way_is_its_own_and_no_more():

@@ -9,8 +9,6 @@ from reinforge.tasks.front_desk.grammar import (
     PLACES,
     TIMES,
     WORD,
-    FrontDeskDataset,
-    FrontDeskDatasetConfig,
     write_answer,
     write_opening,
     write_question,
@@ -39,12 +37,6 @@ def test_an_attacker_that_knows_the_subjects_wins_and_a_random_one_rarely_does()
 
     assert share(lambda: write_question(rng, *rng.choice(LEAKS))) == 1.0
     assert 0.03 < share(lambda: write_question(rng)) < 0.055  # 1 - (69/70)^3 = 0.042
-
-
-def test_no_opening_is_in_two_splits():
-    rows = FrontDeskDataset(FrontDeskDatasetConfig(num_train=200, num_select=50, num_confirm=100)).rows()
-    assert len({row["question"] for row in rows}) == 350
-    assert [sum(row["split"] == name for row in rows) for name in ("train", "select", "confirm")] == [200, 50, 100]
 
 
 def test_the_tokenizer_and_the_episodes_of_both_models():

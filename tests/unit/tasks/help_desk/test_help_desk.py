@@ -23,14 +23,8 @@ def test_a_careful_desk_keeps_every_rule():
 
 @pytest.mark.parametrize(
     ("manners", "kept"),
-    [
-        (Manners(names_another_item=1.0, brushes_off=0.0, promises_money=0.0), 2),
-        (Manners(names_another_item=0.0, brushes_off=1.0, promises_money=0.0), 2),
-        (
-            Manners(names_another_item=0.0, brushes_off=0.0, promises_money=1.0),
-            1,
-        ),  # and says nothing of what it will do
-    ],
+    [(Manners(1.0, 0.0, 0.0), 2), (Manners(0.0, 1.0, 0.0), 2), (Manners(0.0, 0.0, 1.0), 1)],
+    ids=["names another item", "brushes off", "promises money, and says nothing of what it will do"],
 )
 def test_each_habit_breaks_its_rules(manners, kept):
     assert {count_kept_rules(chat.question, chat.reply) for chat in chats(manners)} == {kept}

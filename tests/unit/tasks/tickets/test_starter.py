@@ -1,4 +1,4 @@
-"""The starter: tokenizer, training episodes, and a build with few steps."""
+"""The starter: tokenizer and training episodes."""
 
 import itertools
 import random
@@ -14,8 +14,6 @@ from reinforge.tasks.tickets.starter import (
     write_careless_ticket,
 )
 from reinforge.tasks.tickets.ticket import FIELDS, format_ticket, parse_ticket
-
-TINY = DeskRecipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=2, batch_size=4)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """One e-mail filed by a scripted model: at once, after a correction, or not at all, and the scores."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,25 +9,12 @@ from reinforge.tasks.tickets.evaluators import TicketExact, TicketFields, Ticket
 from reinforge.tasks.tickets.ticket import format_ticket
 from reinforge.tasks.tickets.workflow import TicketAgent
 from reinforge.types.evaluation import EvalInputItem
+from tests.doubles import ScriptedChat
 
 TICKET = {"product": "lamp", "issue": "billing", "priority": "low", "refund": False}
 VALID = format_ticket(TICKET)
 NO_REFUND = format_ticket({"product": "lamp", "issue": "billing", "priority": "low"})
 EMAIL = "Subject: order 4821\nHello,\nI was charged twice for the desk lamp."
-
-
-class ScriptedLLM:
-    """A model with scripted answers that records its prompts."""
-
-    def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
-        self.chat = SimpleNamespace(completions=self)
-
-    async def create(self, *, messages, max_tokens):
-        assert max_tokens == 32
-        self.asked.append(messages)
-        message = SimpleNamespace(role="assistant", content=self.answers.pop(0))
-        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
 
 
 def example():
@@ -40,25 +26,26 @@ async def score(evaluator, filed):
 
 
 async def test_a_valid_ticket_is_filed_at_once():
-    llm = ScriptedLLM(VALID)
+    llm = ScriptedChat(VALID)
     assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 1}
-    assert llm.asked == [[{"role": "user", "content": EMAIL}]]
+    assert llm.requests == [{"messages": [{"role": "user", "content": EMAIL}], "max_tokens": 32}]
 
 
 async def test_an_invalid_ticket_may_be_corrected():
-    llm = ScriptedLLM(NO_REFUND, VALID)
+    llm = ScriptedChat(NO_REFUND, VALID)
     assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 2}
-    assert llm.asked[1] == [
+    first, second = (request["messages"] for request in llm.requests)
+    assert second == [
         {"role": "user", "content": EMAIL},
         {"role": "assistant", "content": NO_REFUND},
         {"role": "user", "content": "Invalid ticket: refund is missing."},
     ]
-    assert llm.asked[0] == llm.asked[1][:1]  # the history grows, so both answers train in one sample
+    assert first == second[:1]  # the history grows, so both answers train in one sample
 
 
 @pytest.mark.parametrize("answer", ["", None, "{", "[]", NO_REFUND, "\ud83c"])
 async def test_twice_invalid_is_the_policys_own_failure(answer):
-    llm = ScriptedLLM(NO_REFUND, answer)
+    llm = ScriptedChat(NO_REFUND, answer)
     with pytest.raises(PolicyFailure, match="answer 2 was") as failure:
         await TicketAgent()(example(), llm, None)
     filed = failure.value.output
@@ -68,9 +55,9 @@ async def test_twice_invalid_is_the_policys_own_failure(answer):
 
 
 async def test_instructions_stand_before_the_email():
-    llm = ScriptedLLM(NO_REFUND, VALID)
+    llm = ScriptedChat(NO_REFUND, VALID)
     await TicketAgent(instructions="Answer in JSON.")(example(), llm, None)
-    assert [message["role"] for message in llm.asked[1]] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in llm.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
 
 
 def test_it_is_an_async_workflow():

@@ -3,7 +3,6 @@
 import random
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,25 +25,12 @@ from reinforge.tasks.word_problems.problems import (
 )
 from reinforge.tasks.word_problems.scoring import score_calculation, score_tool_use
 from reinforge.types.evaluation import EvalInputItem
+from tests.doubles import ScriptedChat
 
 EVERYTHING = WordProblemsDatasetConfig(num_train=1500, num_select=120, num_confirm=600)
 ITEM = EvalInputItem(id="t", input_obj="2 and 3?", expected_output_obj="5", full_dataset_entry={})
-
-
-class ScriptedLLM:
-    """A model that gives these replies, one after the other, and records what it was sent."""
-
-    def __init__(self, *replies):
-        self.replies, self.requests = list(replies), []
-        self.chat = SimpleNamespace(completions=self)
-
-    async def create(self, **request):
-        self.requests.append({**request, "messages": [*request["messages"]]})
-        content, calls = self.replies.pop(0), []
-        if isinstance(content, dict):
-            function = SimpleNamespace(name="calculate", arguments=content["arguments"])
-            content, calls = None, [SimpleNamespace(id="c1", function=function)]
-        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=content, tool_calls=calls))])
+CALL = {"name": "calculate", "arguments": '{"expression": "2 + 3"}'}
+APPLES = ITEM.copy_with_updates(input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17")
 
 
 def operands(row):
@@ -102,19 +88,12 @@ def _to_pattern(text):
     return re.sub(r"\\{\w+\\}", r"\\w+", re.escape(text))
 
 
-def test_every_operator_is_a_quarter_of_a_split_and_another_seed_gives_other_problems():
+def test_every_operator_is_a_quarter_of_a_split():
     rows = WordProblemsDataset(WordProblemsDatasetConfig()).rows()
     confirm = [row for row in rows if row["split"] == "confirm"]
     sums = [row for row in confirm if int(row["answer"]) == sum(map(int, re.findall(r"\d+", row["question"])))]
     assert len(confirm) == 200
     assert len(sums) >= 50
-    assert rows == WordProblemsDataset(WordProblemsDatasetConfig()).rows()
-    assert rows != WordProblemsDataset(WordProblemsDatasetConfig(seed=1)).rows()
-
-
-def test_the_largest_dataset_can_be_made():
-    most = WordProblemsDatasetConfig(num_train=4000, num_select=400, num_confirm=1000)
-    assert len(WordProblemsDataset(most).rows()) == 5400
 
 
 @pytest.mark.parametrize(
@@ -138,7 +117,7 @@ def test_the_calculator_calculates_with_two_numbers_only(expression, result):
 
 
 async def test_the_agent_returns_the_reply():
-    llm = ScriptedLLM("5")
+    llm = ScriptedChat("5")
     assert await answer(ITEM, llm, None) == "5"
     [request] = llm.requests
     assert request["messages"][-1]["content"].startswith("2 and 3?")
@@ -146,7 +125,7 @@ async def test_the_agent_returns_the_reply():
 
 
 async def test_the_agent_with_a_calculator_answers_after_its_result():
-    llm = ScriptedLLM({"arguments": '{"expression": "2 + 3"}'}, "5")
+    llm = ScriptedChat(CALL, "5")
     assert await calculate_and_answer(ITEM, llm, None) == "2 + 3 = 5\n5"
     first, second = llm.requests
     assert first["tool_choice"] == "required"
@@ -156,11 +135,11 @@ async def test_the_agent_with_a_calculator_answers_after_its_result():
 
 async def test_a_call_that_was_cut_off_is_a_failure_of_the_policy():
     with pytest.raises(PolicyFailure, match="incomplete"):
-        await calculate_and_answer(ITEM, ScriptedLLM('[calculate(expression="2'), None)
+        await calculate_and_answer(ITEM, ScriptedChat('[calculate(expression="2'), None)
 
 
 async def test_an_answer_without_a_number_is_a_failure_and_not_the_calculators_number():
-    llm = ScriptedLLM({"arguments": '{"expression": "2 + 3"}'}, "Awesome!")
+    llm = ScriptedChat(CALL, "Awesome!")
     with pytest.raises(PolicyFailure, match="the answer has no number"):
         await calculate_and_answer(ITEM, llm, None)
 
@@ -182,10 +161,7 @@ async def test_an_answer_without_a_number_is_a_failure_and_not_the_calculators_n
     ],
 )
 def test_the_reward_is_the_right_number_and_a_calculation_with_the_numbers_of_the_problem(reply, score):
-    item = EvalInputItem(
-        id="t", input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17", full_dataset_entry={}
-    )
-    assert score_calculation(item.copy_with_updates(output_obj=reply)) == pytest.approx(score)
+    assert score_calculation(APPLES.copy_with_updates(output_obj=reply)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +180,7 @@ def test_the_reward_is_the_right_number_and_a_calculation_with_the_numbers_of_th
 )
 def test_with_a_calculator_the_form_is_the_problems_numbers_and_the_result_alone(output, score):
     """Of a number alone every short one would do: the model then answers 1 or 10 and forgets the calculator."""
-    item = EvalInputItem(
-        id="t", input_obj="Ana has 12 apples and buys 5 more.", expected_output_obj="17", full_dataset_entry={}
-    )
-    assert score_tool_use(item.copy_with_updates(output_obj=output)) == pytest.approx(score)
+    assert score_tool_use(APPLES.copy_with_updates(output_obj=output)) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("overrides", [[], [*CALCULATOR]], ids=["answer", "calculator"])
