@@ -123,6 +123,9 @@ class Trainer(TrainerBase, ABC):
     collects_ahead: bool = False
     """True: `run` may collect later epochs while a job trains (`limits.max_staleness`)."""
 
+    async def bind_components(self, trajectory_builder: TrajectoryBuilder, trainer_adapter: TrainerAdapter) -> None:
+        self.trajectory_builder, self.trainer_adapter = trajectory_builder, trainer_adapter
+
     @abstractmethod
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects and trains once; None: nothing was submitted."""

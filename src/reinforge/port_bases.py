@@ -163,11 +163,6 @@ class TrainerBase:
         self.trainer_adapter: Any = None
         self._curriculum_state: dict[str, Any] = None  # type: ignore[assignment]
 
-    async def bind_components(self, trajectory_builder: Any, trainer_adapter: Any) -> None:
-        """Binds the two parts that the trainer drives."""
-        self.trajectory_builder = trajectory_builder
-        self.trainer_adapter = trainer_adapter
-
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Binds the run's configuration and initializes both parts."""
         self.run_config = run_config

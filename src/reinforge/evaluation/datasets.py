@@ -190,7 +190,7 @@ def _list_nearby(tried: Sequence[Path]) -> list[str]:
     return []
 
 
-class ListDataset(DatasetLoader):
+class RowDataset(DatasetLoader):
     """Loads examples from Python rows: mappings in one of the supported shapes, or `EvalInputItem`s."""
 
     def __init__(
@@ -244,4 +244,4 @@ class RowsDatasetConfig(DatasetConfig, name="rows"):
 
 @register_dataset(config_type=RowsDatasetConfig)
 async def rows_dataset(config: RowsDatasetConfig, builder: Builder) -> AsyncIterator[DatasetLoader]:
-    yield ListDataset(config.rows, id_key=config.id_key, question_key=config.question_key, answer_key=config.answer_key)
+    yield RowDataset(config.rows, id_key=config.id_key, question_key=config.question_key, answer_key=config.answer_key)

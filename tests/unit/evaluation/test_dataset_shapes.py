@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.evaluation.datasets import JsonlDatasetConfig, ListDataset, file_dataset
+from reinforge.evaluation.datasets import JsonlDatasetConfig, RowDataset, file_dataset
 
 USER = {"role": "user", "content": "2+3?"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -43,7 +43,7 @@ SHAPES = [
     ("row", "shape", "prompt", "expected"), SHAPES, ids=[f"{r[1]}-{i}" for i, r in enumerate(SHAPES)]
 )
 def test_a_shape_is_detected(row: dict[str, Any], shape: str, prompt: Any, expected: Any) -> None:
-    loader = ListDataset([row, row])
+    loader = RowDataset([row, row])
     first, second = loader.load()
     assert (first.input_obj, first.expected_output_obj, loader.shape) == (prompt, expected, shape)
     assert first.full_dataset_entry == row, "whatever the shape, the whole row is kept"
@@ -52,26 +52,26 @@ def test_a_shape_is_detected(row: dict[str, Any], shape: str, prompt: Any, expec
 
 def test_configured_columns_take_precedence_over_shapes() -> None:
     row = {"prompt": "no", "completion": "no", "ask": "2+3?", "sum": 5, "key": "a"}
-    loader = ListDataset([row], question_key="ask", answer_key="sum", id_key="key")
+    loader = RowDataset([row], question_key="ask", answer_key="sum", id_key="key")
     (item,) = loader.load()
     assert (item.id, item.input_obj, item.expected_output_obj, loader.shape) == ("a", "2+3?", 5, "question/answer")
 
 
 def test_an_answer_column_can_be_configured_for_messages() -> None:
-    (item,) = ListDataset([{"messages": [USER, FIVE], "reference": "five"}], answer_key="reference").load()
+    (item,) = RowDataset([{"messages": [USER, FIVE], "reference": "five"}], answer_key="reference").load()
     assert (item.input_obj, item.expected_output_obj) == ([USER], "five")
     with pytest.raises(ConfigError, match='no final assistant message and no field "refrence"'):
-        ListDataset([{"messages": [USER], "reference": "five"}], answer_key="refrence").load()
+        RowDataset([{"messages": [USER], "reference": "five"}], answer_key="refrence").load()
 
 
 def test_null_fields_of_columnar_files_are_removed_from_messages() -> None:
-    (item,) = ListDataset([{"messages": [{**USER, "tool_calls": None, "name": None}]}]).load()
+    (item,) = RowDataset([{"messages": [{**USER, "tool_calls": None, "name": None}]}]).load()
     assert item.input_obj == [USER]
 
 
 def problems(*rows: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        ListDataset(list(rows)).load()
+        RowDataset(list(rows)).load()
     return [f"{p.location}: {p.message}" for p in caught.value.problems]
 
 
@@ -136,11 +136,11 @@ async def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCap
 def test_a_reply_with_a_thumb_down_is_no_answer_to_expect():
     rows = [{"messages": [USER, FIVE], "label": label} for label in (True, False)]
     rows.append({"messages": [USER, FIVE], "label": False, "answer": "6"})
-    items = ListDataset(rows).load()
+    items = RowDataset(rows).load()
     assert [item.expected_output_obj for item in items] == ["5", None, "6"]
 
 
 def test_the_weight_of_earlier_replies_is_not_for_the_model():
-    [item] = ListDataset([{"messages": [USER, {**FIVE, "weight": 0}, USER, FIVE]}]).load()
+    [item] = RowDataset([{"messages": [USER, {**FIVE, "weight": 0}, USER, FIVE]}]).load()
     assert item.input_obj == [USER, FIVE, USER]
     assert item.full_dataset_entry["messages"][1]["weight"] == 0

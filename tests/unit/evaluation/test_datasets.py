@@ -13,7 +13,7 @@ from reinforge.errors import ConfigError
 from reinforge.evaluation.datasets import (
     JsonDatasetConfig,
     JsonlDatasetConfig,
-    ListDataset,
+    RowDataset,
     file_dataset,
 )
 from reinforge.types.evaluation import EvalInputItem
@@ -159,10 +159,10 @@ async def test_the_list_of_problems_is_cut_at_twenty() -> None:
 
 
 def test_rows_from_python() -> None:
-    items = ListDataset([{"q": "a"}, {"q": "b"}], question_key="q").load()
+    items = RowDataset([{"q": "a"}, {"q": "b"}], question_key="q").load()
     assert [(item.id, item.input_obj) for item in items] == [("1", "a"), ("2", "b")]
-    assert ListDataset(items).load() == items
+    assert RowDataset(items).load() == items
     with pytest.raises(ConfigError, match='row 2: id "1" is already used at row 1'):
-        ListDataset([{"id": 1, "question": "a"}, {"id": "1", "question": "b"}]).load()
+        RowDataset([{"id": 1, "question": "a"}, {"id": "1", "question": "b"}]).load()
     with pytest.raises(ConfigError, match="the dataset is empty"):
-        ListDataset([]).load()
+        RowDataset([]).load()

@@ -21,7 +21,7 @@ from reinforge.evaluation.datasets import (
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,
     JsonlDatasetConfig,
-    ListDataset,
+    RowDataset,
 )
 from reinforge.evaluation.row_limits import RowLimits, find_unusable
 
@@ -184,7 +184,7 @@ def test_rows_from_python_have_the_same_limits() -> None:
     row_limits.MAX_VALUES = 1000
     try:
         with pytest.raises(ConfigError) as caught:
-            ListDataset([{"question": "a\ud800"}, {"question": cyclic}, {"question": shared}, {"question": "b"}]).load()
+            RowDataset([{"question": "a\ud800"}, {"question": cyclic}, {"question": shared}, {"question": "b"}]).load()
     finally:
         row_limits.MAX_VALUES = row_limits_before
     assert [(each.location, each.message[:45]) for each in caught.value.problems] == [
@@ -192,7 +192,7 @@ def test_rows_from_python_have_the_same_limits() -> None:
         ("row 2", "the row is nested more than 100 levels deep"),
         ("row 3", "the row has more than 1,000 values"),
     ]
-    (item,) = ListDataset([{"question": float("nan")}]).load()
+    (item,) = RowDataset([{"question": float("nan")}]).load()
     assert item.input_obj != item.input_obj, "a missing number of a table is no error"
 
 

@@ -12,7 +12,7 @@ from reinforge.algorithms.rejection_sampling import RejectionSampling, Rejection
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.evaluation import demonstrations
-from reinforge.evaluation.datasets import ListDataset
+from reinforge.evaluation.datasets import RowDataset
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import TokenLogprobs
 
@@ -38,7 +38,7 @@ SIBLINGS = scored(("q", 0.0), ("q", 1.0), ("r", 1.0))
 
 
 def validate(algorithm, rows, **settings):
-    dataset = ListDataset(rows)
+    dataset = RowDataset(rows)
     items = dataset.load()
     builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(**settings))
     return builder.validate(Config(), algorithm, items, dataset.row_locations), builder.take_notes()
@@ -152,7 +152,7 @@ class HoldsExamples:
 async def build(rows, **settings):
     """Returns the groups of an epoch, in the order of their ids."""
     builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(**settings), Tokenizes)
-    builder.evaluation = HoldsExamples(ListDataset(rows).load())
+    builder.evaluation = HoldsExamples(RowDataset(rows).load())
     await builder.initialize(FinetuneConfig())
     await builder.start_run("r", {"epoch": 0})
     collection = await builder.finalize("r", {"epoch": 0})

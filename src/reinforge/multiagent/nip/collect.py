@@ -13,7 +13,7 @@ from typing import Any
 
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem
-from reinforge.evaluation.datasets import ListDataset
+from reinforge.evaluation.datasets import RowDataset
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.nip.adapter_group import AdapterSharedModelGroup
@@ -66,7 +66,7 @@ async def collect_rollouts(
         run_seed=params.seed,
         max_concurrency=EPISODES_PER_WORKER * settings.num_rollout_workers,
     )
-    items = ListDataset(rows).load()
+    items = RowDataset(rows).load()
     numbered = itertools.product(items, range(num_dialogues))
     keys = [(EpisodeKey("collect", iteration, str(item.id), number), item) for item, number in numbered]
     records = await runner.run(keys, _skip_scoring, lambda record: None)
