@@ -10,7 +10,7 @@ SOURCE = Path(reinforge.__file__).parent
 JOURNAL = {"journal.py", "journal_reader.py", "journal_schema.py", "journal_writer.py"}
 JOURNAL |= {"journal_checksums.py", "journal_repair.py", "trial_folder.py"}
 OTHERS = {Path("evaluation/traces/store.py")}
-OTHERS |= {Path("protocols/openai/server") / name for name in ("database.py", "file_store.py", "store.py")}
+OTHERS |= {Path("protocols/openai/server") / name for name in ("file_store.py", "store.py")}
 """Modules with a database of their own: the temporary one that joins the records of a trace, and the server's."""
 
 SQL = re.compile(
