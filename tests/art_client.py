@@ -9,7 +9,7 @@ import httpx
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.protocols.art.server.api import ARTApi
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 
 PROMPT = [{"role": "user", "content": "yes, no, or maybe"}]

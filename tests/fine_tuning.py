@@ -20,18 +20,17 @@ from typing import Any, TypeVar
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSettings
-from reinforge.protocols.openai.server.launcher import Launcher
 from reinforge.protocols.openai.server.plan import RUN
 from reinforge.protocols.openai.server.process import ENDED, INTERRUPTED, run_job
 from reinforge.protocols.openai.server.records import FileRecord
 from reinforge.protocols.openai.server.request import read_job
+from reinforge.protocols.openai.server.runner import Launcher
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
 from reinforge.serving.chat import ChatApi
-from reinforge.serving.limits import ServerLimits
-from reinforge.serving.loading import LoadSettings, ModelLoader
+from reinforge.serving.loading import BaseModels, LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
+from reinforge.serving.routes import ServerLimits
 from tests.loop_thread import LoopThread
 
 T = TypeVar("T")

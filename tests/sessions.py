@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 from tests.loop_thread import LoopThread
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.protocols.art.server.api import ARTApi
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 from tests.models import make_tiny_model
 

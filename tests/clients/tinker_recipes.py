@@ -206,9 +206,8 @@ def use_adapter(model: Path, address: str) -> None:
     import yaml
 
     from reinforge.config.policy import OptimizerConfig, PolicyConfig, ScheduleConfig
-    from reinforge.protocols.tinker.config import TinkerAdapterConfig
     from reinforge.protocols.tinker.engine import TinkerEngine
-    from reinforge.protocols.tinker.service import TinkerService
+    from reinforge.protocols.tinker.service import TinkerAdapterConfig, TinkerService
     from reinforge.types.request import ModelRequest, SamplingParams
     from reinforge.types.sample import LossSpec
     from tests.samples import random_samples

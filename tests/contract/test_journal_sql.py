@@ -9,7 +9,7 @@ import reinforge
 SOURCE = Path(reinforge.__file__).parent
 JOURNAL = SOURCE / "runs" / "journal"
 OTHERS = {Path("traces/store.py"), Path("runs/removal.py")}
-OTHERS |= {Path("protocols/openai/server") / name for name in ("database.py", "file_store.py", "store.py")}
+OTHERS |= {Path("protocols/openai/server") / name for name in ("file_store.py", "store.py")}
 """Modules with a database of their own: of the records of a trace, of the trial of a folder, of the server."""
 
 SQL = re.compile(

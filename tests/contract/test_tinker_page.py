@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.protocols.tinker.config import TinkerAdapterConfig
+from reinforge.protocols.tinker.service import TinkerAdapterConfig
 from tests.clients.__main__ import ENVIRONMENTS
 from tests.clients.tinker_page import PAGE, read_blocks, read_commands, read_recipes
 from tests.clients.tinker_recipes import DIFFERENCE, LOSS, RECIPES, REWARD, Recipe, measure_progress

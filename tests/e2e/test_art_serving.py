@@ -8,7 +8,7 @@ import pytest
 from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
 from reinforge.protocols.art.server.api import ARTApi
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 from tests.art import use_art_adapter
 from tests.loop_thread import LoopThread

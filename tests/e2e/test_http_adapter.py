@@ -13,13 +13,13 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.files import find_damage
 from reinforge.protocols.sessions.adapter import HttpAdapter
-from reinforge.protocols.sessions.config import HttpAdapterConfig
+from reinforge.protocols.sessions.client import HttpAdapterConfig
 from reinforge.protocols.sessions.server import session as session_module
 from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
 from reinforge.runs.saved_model import is_model_folder
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.ray_jobs import collect, prompt, run_config, sample_group, train

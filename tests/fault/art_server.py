@@ -24,7 +24,7 @@ from reinforge.protocols.art.server.api import ARTApi
 from reinforge.protocols.art.server.model import ARTModel
 from reinforge.protocols.art.server.records import ModelFolder
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 from tests.fault.killed_servers import fork_servers, kill_at
 

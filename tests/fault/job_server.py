@@ -14,9 +14,8 @@ from typing import Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSettings
-from reinforge.protocols.openai.server.launcher import RunningJob
 from reinforge.protocols.openai.server.process import ENDED
-from reinforge.protocols.openai.server.runner import JobSettings
+from reinforge.protocols.openai.server.runner import JobSettings, RunningJob
 from tests.fault.killed_servers import fork_servers, kill_at
 from tests.fine_tuning import FineTuningServer, NamesOnly
 

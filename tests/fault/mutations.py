@@ -23,7 +23,7 @@ from reinforge.engine.engine import Engine
 from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
-from reinforge.protocols.service import JOBS, FineTuningService
+from reinforge.protocols.openai.service import JOBS, FineTuningService
 from reinforge.rollout import runner
 from reinforge.rollout.isolation import containment, processes, transport
 from reinforge.runs.checkpoints import Checkpoints
@@ -179,14 +179,14 @@ def believe_every_reward():
 
 def look_for_no_job():
     """Creates jobs without asking the service first."""
-    pages = FineTuningService._iterate_pages
+    pages = FineTuningService.iterate_pages
 
-    async def none(service, path, query):
+    async def none(service, path, kind, query):
         if path != JOBS:
-            async for entry in pages(service, path, query):
+            async for entry in pages(service, path, kind, query):
                 yield entry
 
-    FineTuningService._iterate_pages = none
+    FineTuningService.iterate_pages = none
 
 
 def note_no_job_of_a_group():

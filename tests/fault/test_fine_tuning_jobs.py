@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from reinforge.protocols.openai.server.records import FileRecord
-from reinforge.protocols.openai.server.states import JobState
+from reinforge.protocols.openai.server.records import FileRecord, JobState
 from reinforge.protocols.openai.server.store import JobStore
 from tests.fault.killed_servers import KilledServers, open_driver
 from tests.fine_tuning import supervised_rows, to_jsonl

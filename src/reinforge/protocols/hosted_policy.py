@@ -44,17 +44,14 @@ class HostedPolicy(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The number of jobs behind the served model."""
         return self._version
 
     @property
     def model_name(self) -> str:
-        """The base model's name, the same for every fine-tuned model of the run, for `target_model`."""
         return self.base_model
 
     @property
     def served_model(self) -> str:
-        """The name of the model that currently replies."""
         return self._chat.model_name
 
     @property
@@ -67,12 +64,6 @@ class HostedPolicy(PolicyServer):
         self._staged = model
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply.
-
-        Raises:
-            ContextOverflow: The prompt does not fit the context.
-            BackendError: The service does not answer, or another model replied.
-        """
         version = self._version
         try:
             reply = await self._chat.sample(request)
@@ -83,11 +74,6 @@ class HostedPolicy(PolicyServer):
         return replace(reply, policy_version=version)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Raises: the API of hosted models does not score token ids.
-
-        Raises:
-            BackendError: Always.
-        """
         raise BackendError(
             f"{self.served_model}: a model behind a chat API cannot score token ids; use a model of `_type: local`"
         )
@@ -98,12 +84,6 @@ class HostedPolicy(PolicyServer):
         return ChatPrompt(messages, tuple(request.tools) if request.tools else None, -1)
 
     async def publish(self, version: int) -> None:
-        """Serves the staged model as `version`, once it is available.
-
-        Raises:
-            BackendUnavailable: It is not available within `ready_s`.
-            BackendError: Another model replied under its name.
-        """
         if self._staged is not None and self._staged != self.served_model:
             chat = self._chat.for_model(self._staged)
             await self._wait_until_ready(chat)
@@ -111,7 +91,6 @@ class HostedPolicy(PolicyServer):
         self._staged, self._version = None, version
 
     async def _wait_until_ready(self, chat: OpenAIChat) -> None:
-        """Returns once a new model replies."""
         deadline, pause_s = time.monotonic() + self.ready_s, 0.1
         while True:
             try:
@@ -131,9 +110,7 @@ class HostedPolicy(PolicyServer):
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def close(self) -> None:
-        """Closes the connections to the served model."""
         await self._chat.close()
 
     async def fingerprint(self) -> str:
-        """Returns a hash of the served model's name."""
         return hashlib.sha256(self.served_model.encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.protocols.service import HostedJob
+from reinforge.protocols.service import HostedJob, HostedService
 from reinforge.rollout.models.openai_http import MAX_WAIT_S, RetryableError, UnexpectedAnswer
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
@@ -47,17 +47,7 @@ class JobLimits(Protocol):
         """True: cancel unfinished jobs when the run stops; None: the service cannot cancel jobs."""
 
 
-class JobService(Protocol):
-    """A service that runs jobs."""
-
-    async def retrieve_job(self, id_: str) -> HostedJob:
-        """Returns a job from a single request without retries."""
-
-    async def cancel(self, id_: str) -> HostedJob:
-        """Cancels a job and returns it; raises `BackendError` if it cannot."""
-
-
-S = TypeVar("S", bound=JobService)
+S = TypeVar("S", bound=HostedService)
 
 
 @dataclass(slots=True)
@@ -72,14 +62,6 @@ class _JobState:
 
 
 class HostedJobs(Generic[S]):
-    """The jobs of one adapter.
-
-    Args:
-        service: The service that runs them.
-        config: How long to wait, and whether to cancel unfinished jobs.
-        seed: The run's seed, for the jitter of the pauses.
-    """
-
     def __init__(self, service: S, config: JobLimits, seed: int):
         self.service, self.config, self.seed = service, config, seed
         self._states: dict[str, _JobState] = {}
@@ -91,12 +73,7 @@ class HostedJobs(Generic[S]):
         return state.status
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns the status of a job; while the service does not answer, the last known one.
-
-        Raises:
-            BackendUnavailable: The service does not answer, and no earlier status is known.
-            BackendError: The service has no such job, or reports an unknown status.
-        """
+        """Returns the status of a job; while the service does not answer, the last known one."""
         if (ended := self._final_status(ref)) is not None:
             return ended
         try:
@@ -111,11 +88,7 @@ class HostedJobs(Generic[S]):
         """Polls a job until it ends or `max_wait_s` is exceeded; polls slow down while they fail.
 
         Args:
-            ref: The job.
             poll_interval_s: Seconds between polls; None: the configured interval.
-
-        Raises:
-            BackendError: The service has no such job, rejects the key, or reports an unknown status.
         """
         if (ended := self._final_status(ref)) is not None:
             return ended
@@ -138,11 +111,7 @@ class HostedJobs(Generic[S]):
             await asyncio.sleep(min(max(interval_s * backoff, retry_after_s), left_s))
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Cancels a job and returns its final status; the job may have ended before.
-
-        Raises:
-            BackendError: The job could not be cancelled.
-        """
+        """Cancels a job and returns its final status; the job may have ended before."""
         return self._final_status(ref) or self.record(ref, await self.service.cancel(_get_job_id(ref)))
 
     async def release(self) -> None:

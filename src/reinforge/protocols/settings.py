@@ -52,10 +52,7 @@ def find_unused_settings(
     """Returns the settings of a run that mean nothing where a service trains and serves the model.
 
     Args:
-        config: The run's settings.
         replacements: What to do instead, by path below `finetuning.policy`.
-        leave_out: The fix for all others.
-        service: Who trains, for the messages.
     """
     problems = list[Problem]()
     for path, value in _iterate_changed(config.policy, PolicyConfig()):
@@ -125,7 +122,6 @@ def _find_algorithm_problems(
 
 
 def _iterate_changed(config: BaseModel, default: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the path and value of each setting that differs from its default."""
     for name in type(config).model_fields:
         value, default_value = getattr(config, name), getattr(default, name)
         if value == default_value:

@@ -7,14 +7,18 @@ bound elsewhere      a key is needed for every route but /healthz; Host is an IP
 from __future__ import annotations
 
 import ipaddress
+import os
+import secrets
 import socket
+import stat
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from aiohttp import web
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.http.access import HEADERS, HOST_NAMES, KEY, AccessKey, is_loopback, read_key, split_host
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 OPEN_PATHS = frozenset({"/healthz"})
 """Paths that need no key."""
@@ -25,9 +29,7 @@ class RequestGuard:
     """Decides who may use the server.
 
     Args:
-        host: The address that the server listens on.
         token: The key that every request must carry; None or empty: no key is needed.
-        allowed_hosts: Further names of this machine that a Host header may have.
 
     Raises:
         ConfigError: Other machines can reach the address, and there is no token.
@@ -45,15 +47,9 @@ class RequestGuard:
         self._key: AccessKey | None = None
 
     def open(self, port: int) -> None:
-        """Begins to guard a port."""
         self._key = None if self.token is None else AccessKey(port, self.token, "serve")
 
     def check(self, request: web.Request) -> None:
-        """Lets a request in.
-
-        Raises:
-            ApiError: It comes from a page of another site, or without the key.
-        """
         self._check_host(request.headers)
         if self._key is None or request.path in OPEN_PATHS:
             return
@@ -97,3 +93,44 @@ class RequestGuard:
 def _list_own_names() -> set[str]:
     name = socket.gethostname().lower()
     return {name, f"{name}.local"}
+
+
+OPTION = "--token_file"
+MAX_BYTES = 4096
+LEAST_CHARACTERS = 16
+"""Shorter keys can be guessed."""
+
+
+def read_token(name: str | None) -> str | None:
+    """Returns the key in a file; makes the file, with a random key, if it does not exist.
+
+    Args:
+        name: The file; None: there is no key.
+
+    Raises:
+        ConfigError: Others can read the file, or it has no key, or cannot be read.
+    """
+    if name is None:
+        return None
+    file = Path(name).expanduser()
+    try:
+        if not file.exists():
+            _make(file)
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if os.name == "posix" and mode & 0o077:
+            message = f"other users of this machine can read {file} (mode {mode:o})"
+            raise ConfigError(Problem(OPTION, message, f"chmod 600 {file}, and put a new key into it"))
+        with open(file, "rb") as opened:
+            token = opened.read(MAX_BYTES).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Problem(OPTION, f"cannot read {file}: {error}")) from None
+    if len(token) < LEAST_CHARACTERS or not token.isascii() or any(each.isspace() for each in token):
+        message = f"{file} has no key of at least {LEAST_CHARACTERS} ASCII characters without spaces"
+        raise ConfigError(Problem(OPTION, message, "remove the file, and the server makes one with a random key"))
+    return token
+
+
+def _make(file: Path) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(f"sk-reinforge-{secrets.token_urlsafe(32)}\n")

@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
@@ -21,17 +22,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import ConfigError, Problem, ReinforgeError
-from reinforge.rollout.http.access import LOOPBACK
+from reinforge.rollout.http.access import HEADERS, LOOPBACK
 from reinforge.rollout.http.exchange import build_error_body, describe_failure
 from reinforge.serving.access import RequestGuard
-from reinforge.serving.api_error import ApiError
 from reinforge.serving.chat import ChatApi
-from reinforge.serving.health import HealthApi
-from reinforge.serving.limits import ServerLimits
 from reinforge.serving.metrics import MetricsApi
 from reinforge.serving.models import ServedModels
-from reinforge.serving.page import ChatPage
-from reinforge.serving.routes import LIMITS, Feature, Handler, is_abortable, write_json
+from reinforge.serving.routes import LIMITS, ApiError, Feature, Handler, ServerLimits, is_abortable, write_json
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger(f"{__name__}.http")
@@ -49,21 +46,38 @@ CLIENT_CLOSED = 499
 """Counted for requests whose client hung up before the response."""
 
 
+STATIC = {"chat.html": "text/html", "chat.js": "text/javascript", "chat.css": "text/css"}
+"""The chat page: one HTML file, one script and one style sheet, which load nothing from other hosts."""
+
+
+class Pages(Feature):
+    """The chat page at `/`, and `/healthz`, the one route that needs no key."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/healthz", self.show_health),
+            web.get("/", self.show_file),
+            web.get("/static/{file:chat.(js|css)}", self.show_file),
+        ]
+
+    async def show_health(self, request: web.Request) -> web.Response:
+        """Says that the server answers; without a key it names no model."""
+        return write_json({"status": "ok"})
+
+    async def show_file(self, request: web.Request) -> web.Response:
+        name = request.match_info.get("file", "chat.html")
+        text = files("reinforge.serving").joinpath("static", name).read_text(encoding="utf-8")
+        return web.Response(text=text, headers={**HEADERS, "Content-Type": f"{STATIC[name]}; charset=utf-8"})
+
+
 class ServeApp:
     """Serves models and features; an async context manager.
 
     Args:
         models: What chats are answered with; features add to it while the server runs.
-        features: Further parts of the server.
         host: The address to listen on; others than the loopback need a token.
         port: The TCP port; 0: the operating system chooses.
         token: The key that every request must carry; None or empty: none is needed.
-        limits: How much the server takes on.
-        allowed_hosts: Further names of this machine, for the Host header.
-
-    Attributes:
-        models: The models.
-        port: The TCP port.
 
     Raises:
         ConfigError: Other machines can reach the address, and there is no token.
@@ -84,9 +98,8 @@ class ServeApp:
         self.limits = limits or ServerLimits()
         self._metrics = MetricsApi(models)
         self._features: list[Feature] = [
-            HealthApi(),
             ChatApi(models, self.limits),
-            ChatPage(),
+            Pages(),
             self._metrics,
             *features,
         ]
@@ -236,7 +249,6 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _describe_status(request: web.Request, error: web.HTTPException) -> ApiError:
-    """Returns what a client is told of aiohttp's own refusals: unknown paths and methods."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path[:200]} takes {allowed}, found {request.method}"
@@ -252,8 +264,6 @@ def _write_error(request: web.Request, error: BadRequest) -> web.Response:
         headers = error.headers
         if error.status == 409:  # the official clients would send the same request again
             headers = {"x-should-retry": "false", **headers}
-        if error.type is not None:
-            body["error"]["type"] = error.type
     response = write_json(body, error.status, headers)
     if request.can_read_body and not request.content.is_eof():
         response.force_close()  # the rest of the body is not read

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8000
 PROTOCOLS = {
-    "fine_tuning": "reinforge.protocols.openai.server.setup:make_fine_tuning",
+    "fine_tuning": "reinforge.protocols.openai.server.api:make_fine_tuning",
     "art": "reinforge.protocols.art.server.api:make_art",
     "sessions": "reinforge.protocols.sessions.server.api:make_sessions",
-    "tinker": "reinforge.protocols.tinker.server.setup:make_tinker",
+    "tinker": "reinforge.protocols.tinker.server.api:make_tinker",
 }
 """Option -> what makes its part of the server."""
 ACCESS, TRAINING = "Access", "Training"
@@ -140,13 +140,11 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
 
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
-    """Serves until SIGTERM; Ctrl-C cancels it."""
+    from reinforge.serving.access import read_token
     from reinforge.serving.app import ServeApp
-    from reinforge.serving.base_models import TrainingHost, TrainingOptions
-    from reinforge.serving.limits import ServerLimits
-    from reinforge.serving.loading import LoadSettings, ModelLoader
+    from reinforge.serving.loading import LoadSettings, ModelLoader, TrainingHost, TrainingOptions
     from reinforge.serving.models import ServedModels
-    from reinforge.serving.token_file import read_token
+    from reinforge.serving.routes import ServerLimits
 
     served = ServedModels()
     token = read_token(options["token_file"])
@@ -202,7 +200,6 @@ async def _wait_until_stopped(*, keeps_jobs: bool) -> None:
 
 
 def _say_address(app: ServeApp, token_file: str | None) -> None:
-    """Says in one line how to point a client at the server."""
     key = "any" if token_file is None else f"$(cat {token_file})"
     say(f"Serving {', '.join(app.models.names)} until you press Ctrl-C. Point a client at it:")
     say_as_is(f"  export OPENAI_BASE_URL={app.address}/v1 OPENAI_API_KEY={key}")

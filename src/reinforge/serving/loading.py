@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,18 @@ from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
 from reinforge.engine.model.preflight import check_policy, has_adapters
 from reinforge.engine.model.source import find_base_source
 from reinforge.engine.packages import check_packages
-from reinforge.errors import ConfigError, EngineError, Problem
+from reinforge.errors import ConfigError, EngineError, Problem, did_you_mean
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.run_folder import read_config
 from reinforge.runs.saved_model import BUNDLED, SavedModel, find_model
 from reinforge.serving.models import ServedModels
+from reinforge.serving.routes import ApiError
 from reinforge.trainer.setup.components import ComponentBuilder
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
+
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +50,10 @@ class LoadSettings:
     """How models are loaded.
 
     Attributes:
-        output_dir: Folder of the run folders.
         device: `auto`, `cpu`, `cuda` or `mps`.
         dtype: Data type of the weights; None: that of the run, else float32.
         max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
-        max_num_seqs: Replies that one engine samples at the same time.
-        takes_adapters: Load base models so that adapters can be added to them later.
         serves_versions: Serve the checkpoints of a run as well, as `RUN@VERSION`, if they are adapters.
-        seed: Of requests without a seed.
     """
 
     output_dir: Path = Path("runs")
@@ -70,27 +68,12 @@ class LoadSettings:
 
 @dataclass(eq=False)
 class LoadedEngine:
-    """An engine and the names that it serves.
-
-    Attributes:
-        engine: The engine.
-        adapters: Served names by the adapter of the engine that answers them.
-        num_added: Number of adapters that were added so far, for their names.
-    """
-
     engine: Engine
     adapters: dict[str, set[str]] = field(default_factory=dict)
     num_added: int = 0
 
 
 class ModelLoader:
-    """Loads models, and serves them.
-
-    Args:
-        models: Where they are served.
-        settings: How they are loaded.
-    """
-
     def __init__(self, models: ServedModels, settings: LoadSettings | None = None):
         self._models, self._settings = models, settings or LoadSettings()
         self._engines: dict[str, LoadedEngine] = {}
@@ -119,16 +102,7 @@ class ModelLoader:
         return list(served)
 
     async def load(self, name: str, folder: Path, base: str) -> None:
-        """Serves a model from its folder; does nothing if the name is served already.
-
-        Args:
-            name: What clients write.
-            folder: With a model or an adapter.
-            base: The name of the model that it was trained from.
-
-        Raises:
-            ReinforgeError: It cannot be loaded.
-        """
+        """Serves a model from its folder; does nothing if the name is served already."""
         async with self._loading:
             if name not in self._models:
                 await self._serve(name, str(folder), {}, root=base)
@@ -139,7 +113,6 @@ class ModelLoader:
             await self._models.remove(name)
 
     async def close(self) -> None:
-        """Frees all models."""
         for loaded in list(self._engines.values()):
             await run_in_daemon_thread(loaded.engine.close, "serve-close")
         self._engines.clear()
@@ -159,7 +132,6 @@ class ModelLoader:
         self._models.add(name, policy, root=root, close=partial(self._release, name, loaded, adapter, folder))
 
     async def _load(self, name: str, path: str, overrides: dict[str, Any]) -> tuple[LoadedEngine, str]:
-        """Returns the engine and the adapter of a model that is not loaded yet."""
         base, is_adapter = _find_base(path), (Path(path) / ADAPTER_CONFIG).is_file()
         if is_adapter and (held := self._engines.get(base)) is not None and held.engine.model.has_adapters:
             held.num_added += 1
@@ -184,7 +156,6 @@ class ModelLoader:
         return import_engine().load(policy, seed=settings.seed, device=settings.device, frozen=True)
 
     async def _release(self, name: str, loaded: LoadedEngine, adapter: str, folder: Path) -> None:
-        """Frees what served a name, if no other name needs it."""
         async with self._loading:  # an adapter that is being added keeps its engine
             names = loaded.adapters[adapter]
             names.discard(name)
@@ -205,7 +176,6 @@ async def find_source(source: str, output_dir: Path) -> tuple[str, str, dict[str
 
     Args:
         source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
-        output_dir: Folder of the run folders.
 
     Raises:
         ConfigError: There is no such model.
@@ -259,7 +229,6 @@ def _read_version(folder: Path) -> int | None:
 
 
 def _read_run_settings(found: SavedModel) -> dict[str, Any]:
-    """Returns how a run's policy was loaded, as far as its folder does not say."""
     for folder in Path(found.path).parents[:2] if found.description else ():
         if (folder / "run.sqlite").is_file():
             policy = read_config(folder).get("finetuning", {}).get("policy") or {}
@@ -275,3 +244,90 @@ def _find_base(path: str) -> str:
         return str(folder.absolute()) if folder.exists() else path
     base = find_base_source(folder, MODEL)
     return path if base is None else _find_base(base.location)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """What the command line says about training.
+
+    Attributes:
+        token: The server's key; None: it has none.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        dtype: Data type of the weights; None: that of the run, else float32.
+        max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
+        max_tokens: Most tokens of a reply; None: 1024 in reinforcement jobs.
+        lora_rank: Rank of the adapters; 0: all weights are trained.
+    """
+
+    sources: tuple[str, ...]
+    output_dir: Path
+    data_dir: Path
+    token: str | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_tokens: int | None = None
+    lora_rank: int = 16
+    max_rank: int = 32
+    max_jobs: int = 1
+    max_models: int = 4
+    allow_python: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHost:
+    """The server that a protocol's part is made for: its models, what loads more, and its options."""
+
+    models: ServedModels
+    loader: ModelLoader
+    options: TrainingOptions
+
+
+class BaseModels:
+    """What the server's owner allows to be trained; a request names one and never a path or a hub id of its own."""
+
+    def __init__(self, policies: Mapping[str, PolicyConfig]):
+        self._policies = dict(policies)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._policies)
+
+    def find(self, name: str, param: str = "base_model") -> PolicyConfig:
+        if (policy := self._policies.get(name)) is not None:
+            return policy
+        listed = ", ".join(self._policies) or "none"
+        message = (
+            f"no model to train is named {name[:200]!r}{did_you_mean(name, self.names)}; this server has: {listed}"
+        )
+        raise ApiError(404, message, param=param, code="model_not_found")
+
+
+async def find_bases(options: TrainingOptions) -> BaseModels:
+    """Returns the models that clients may train.
+
+    Raises:
+        ConfigError: A model cannot be trained.
+    """
+    policies, problems = dict[str, PolicyConfig](), list[Problem]()
+    for source in options.sources:
+        name, path, settings = await find_source(source, options.output_dir)
+        policies[name] = policy = _build_policy(path, settings, options)
+        found = [*check_policy(policy), *check_packages(lora=has_adapters(policy))]
+        problems += [Problem(MODEL, each.message, each.fix) for each in found]
+    if problems:
+        raise ConfigError(problems)
+    return BaseModels(policies)
+
+
+def _build_policy(path: str, settings: Mapping[str, Any], options: TrainingOptions) -> PolicyConfig:
+    """Returns a model and how it is trained; `settings` are those of the run that it comes from."""
+    folder = Path(path).expanduser()
+    given = {"dtype": options.dtype, "max_model_len": options.max_model_len}
+    chosen = {**settings, **{name: value for name, value in given.items() if value is not None}}
+    chosen["model"] = str(folder.absolute()) if folder.exists() else path  # jobs run in folders of their own
+    policy = PolicyConfig(**chosen)
+    if options.lora_rank and not has_adapters(policy):
+        return policy.model_copy(update={"lora": LoRAConfig(r=options.lora_rank)})
+    return policy

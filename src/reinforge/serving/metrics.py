@@ -17,18 +17,13 @@ from aiohttp import web
 
 from reinforge.errors import BackendUnavailable
 from reinforge.serving.models import ServedModel, ServedModels
+from reinforge.serving.routes import Feature
 from reinforge.types.episode import ModelCall
 
 INSTALL = 'pip install "reinforge[serve]"'
 
 
-class MetricsApi:
-    """The feature that counts, and shows the counts.
-
-    Args:
-        models: The models.
-    """
-
+class MetricsApi(Feature):
     def __init__(self, models: ServedModels):
         try:
             import prometheus_client as prometheus
@@ -53,17 +48,9 @@ class MetricsApi:
         models.watch(self._count_tokens)
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns `/metrics`."""
         return [web.get("/metrics", self.show)]
 
-    async def start(self) -> None:
-        """Does nothing."""
-
-    async def close(self) -> None:
-        """Does nothing."""
-
     async def show(self, request: web.Request) -> web.Response:
-        """Shows all figures."""
         text = self._prometheus.generate_latest(self.registry)
         return web.Response(body=text, headers={"content-type": self._prometheus.CONTENT_TYPE_LATEST})
 
@@ -71,8 +58,6 @@ class MetricsApi:
         """Counts a request once its response is complete.
 
         Args:
-            request: The request.
-            status: Of its response.
             started_s: When it began, by `time.perf_counter`.
         """
         resource = request.match_info.route.resource
@@ -86,13 +71,10 @@ class MetricsApi:
 
 
 class _Versions:
-    """Collects the version of each model when it is asked."""
-
     def __init__(self, models: ServedModels):
         self._models = models
 
     def collect(self) -> Iterable[Any]:
-        """Yields one gauge."""
         from prometheus_client.core import GaugeMetricFamily
 
         family = GaugeMetricFamily("reinforge_model_version", "Version of the weights", labels=["model"])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.models.llms import PolicyLLM
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 from reinforge.types.episode import ModelCall
 
 NAMES_SHOWN = 20
@@ -36,11 +36,9 @@ class ServedModel:
 
     Attributes:
         name: What clients write as `model`.
-        policy: What samples.
         root: The model that it was trained from; None: unknown, or it was not trained here.
-        close: Frees the model once it is removed; None: somebody else does.
+        close: Frees the model once it is removed; None: its owner does.
         created_s: Unix time at which it was added.
-        llm: The policy as agents call it: tool calls and reasoning are parsed.
         num_in_flight: Model calls that have not ended.
     """
 
@@ -53,27 +51,22 @@ class ServedModel:
     def __post_init__(self) -> None:
         self.llm = PolicyLLM(lambda: self.policy)
         self.num_in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Keeps the model while a call to it is in flight."""
         self.num_in_flight += 1
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield
         finally:
             self.num_in_flight -= 1
             if not self.num_in_flight:
-                self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Returns when no call is in flight."""
-        await self._idle.wait()
+                self.idle.set()
 
     def describe(self) -> dict[str, object]:
-        """Returns the model in OpenAI's form."""
         described: dict[str, object] = {"id": self.name, "object": "model", "created": int(self.created_s)}
         return {**described, "owned_by": "reinforge", "root": self.root or self.name, "version": self.policy.version}
 
@@ -88,7 +81,6 @@ class ServedModels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, in the order in which they were added."""
         return tuple(self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -104,53 +96,31 @@ class ServedModels:
         *,
         root: str | None = None,
         close: Callable[[], Awaitable[None]] | None = None,
-        replace: bool = False,
     ) -> ServedModel:
-        """Serves a policy under a name, at once.
-
-        Args:
-            name: What clients write as `model`.
-            policy: What samples.
-            root: The model that it was trained from.
-            close: Called once the model is removed and its last call has ended.
-            replace: Take over a name that is there; calls in flight end with the policy with which they began, and
-                the earlier policy is not closed.
+        """Serves a policy under a name, which clients write as `model`, at once.
 
         Raises:
             ConfigError: The name is taken.
         """
-        if name in self._models and not replace:
+        if name in self._models:
             raise ConfigError(Problem("model", f"a model is already served as {name!r}", "choose another name"))
         self._models[name] = model = ServedModel(name, policy, root, close)
         return model
 
     def add_finder(self, find: FindPolicy) -> None:
-        """Answers names that no model has.
-
-        Args:
-            find: Returns the policy of a name, or None; called in the order in which finders were added.
-        """
+        """Answers names that no model has; finders are asked in the order in which they were added."""
         self._finders.append(find)
 
     def watch(self, watcher: WatchCall) -> None:
-        """Tells somebody of every finished call from now on.
-
-        Args:
-            watcher: Called in the server's event loop; it should return at once.
-        """
+        """Registers a callback for finished calls, which should return at once."""
         self._watchers.append(watcher)
 
     def report(self, call: ModelCall, model: ServedModel) -> None:
-        """Tells those who watch of a finished call."""
         for watcher in self._watchers:
             watcher(call, model)
 
     def find(self, name: str) -> ServedModel:
-        """Returns the model of a name; an empty name is the only model, if there is only one.
-
-        Raises:
-            ApiError: No model has that name.
-        """
+        """Returns the model of a name; an empty name is the only model, if there is only one."""
         if (model := self._models.get(name)) is not None:
             return model
         if not name and len(self._models) == 1:
@@ -168,19 +138,14 @@ class ServedModels:
         )
 
     async def remove(self, name: str) -> None:
-        """Stops serving a name; returns when the calls in flight have ended and the model is closed.
-
-        Raises:
-            ApiError: No model has that name.
-        """
+        """Stops serving a name; returns when the calls in flight have ended and the model is closed."""
         model = self._models.pop(name, None)
         if model is None:
             raise ApiError(404, f"the model {name[:200]!r} does not exist", param="model", code="model_not_found")
-        await model.wait_idle()
+        await model.idle.wait()
         if model.close is not None:
             await model.close()
 
     async def close(self) -> None:
-        """Removes all models."""
         for name in self.names:
             await self.remove(name)

@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from aiohttp import web
+from pydantic import ValidationError
 
+from reinforge.dialects.chat_call import BadRequest
 from reinforge.rollout.http.bodies import read_body
 from reinforge.rollout.http.exchange import decode_body, encode_body
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.limits import ServerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Limits of a server.
+
+    Attributes:
+        body_timeout_s: Seconds in which a request's body must have arrived.
+        idle_timeout_s: Seconds after which a connection without a whole request line and headers is closed.
+        write_timeout_s: Seconds after which a client that does not read its stream is given up.
+        max_in_flight: Most model calls that are answered or wait at a time; further ones get 429.
+        max_choices: Most choices (`n`) of one call.
+        max_tokens: Most tokens of one reply, whatever the request says; None: up to the context limit.
+    """
+
+    max_body_bytes: int = 1 << 25
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 75.0
+    write_timeout_s: float = 60.0
+    max_in_flight: int = 512
+    max_choices: int = 128
+    max_tokens: int | None = None
+    retry_after_s: int = 1
+
+
+class ApiError(BadRequest):
+    """A request that is refused, or that failed; the server writes it in OpenAI's form.
+
+    Example: `raise ApiError(404, "there is no file 'file-1'", param="file_id", code="file_not_found")`.
+
+    Args:
+        headers: Headers of the response, such as `retry-after`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message, param, status=status, code=code)
+        self.headers = dict(headers or {})
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T", bound=Callable[..., Any])
@@ -21,7 +69,7 @@ RETRY_COUNT = "x-stainless-retry-count"
 _ABORTABLE = "is_abortable"
 
 
-class Feature(Protocol):
+class Feature:
     """A part of the server. Its routes are behind the server's guard: key, Host and Origin.
 
     A handler raises `ApiError`, which the client gets in OpenAI's form; other exceptions become errors as well. It runs
@@ -29,7 +77,8 @@ class Feature(Protocol):
     """
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns its routes, such as `web.get("/v1/files", self.list_files)`."""
+        """Returns its routes, such as `web.get("/v1/files", self.list_files)`; called after `start`."""
+        raise NotImplementedError
 
     async def start(self) -> None:
         """Begins its work; called once, before the first request."""
@@ -45,7 +94,6 @@ def abortable(handler: T) -> T:
 
 
 def is_abortable(handler: object) -> bool:
-    """True if a handler is cancelled when its client hangs up."""
     return bool(getattr(handler, _ABORTABLE, False))
 
 
@@ -56,21 +104,12 @@ def count_retries(request: web.Request) -> int:
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """Returns the whole body of a request, within the server's limits.
-
-    Raises:
-        BadRequest: It is too long or too slow.
-    """
     limits = request.config_dict[LIMITS]
     return await read_body(request, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """Returns the object in a request's JSON body, within the server's limits; no body is an empty object.
-
-    Raises:
-        BadRequest: It is too long, too slow, or no JSON object.
-    """
+    """Returns the object in a request's JSON body, within the server's limits; no body is an empty object."""
     body = await read_bytes(request)
     value = decode_body(body) if body.strip() else {}
     if not isinstance(value, dict):
@@ -79,5 +118,41 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 def write_json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Returns a response with a JSON body."""
     return web.Response(body=encode_body(value), status=status, content_type="application/json", headers=headers)
+
+
+def refuse_invalid(
+    error: ValidationError, param: str | None = None, names: Mapping[str, str] | None = None
+) -> ApiError:
+    """Returns the refusal of a body by its first problem: `policy.lora.r: Input should be ...`.
+
+    Args:
+        error: What pydantic says.
+        param: The field of the request that was validated; None: the whole body.
+        names: Names of fields as they were validated -> as the client wrote them.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, found["loc"]))
+    where = (names or {}).get(where, where)
+    text = ": ".join(part for part in (param, where, found["msg"]) if part)
+    return ApiError(422, text if param or where else f"the body: {text}", param=param or where or None)
+
+
+def read_page_query(request: web.Request, *, usual: int, most: int) -> tuple[str | None, int]:
+    """Returns `after` and `limit` of a list's query."""
+    text = request.query.get("limit", str(usual))
+    limit = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+    if not 1 <= limit <= most:
+        raise ApiError(400, f"limit must be from 1 to {most}, found {text[:40]!r}", param="limit")
+    return request.query.get("after") or None, limit
+
+
+def write_page(data: list[dict[str, Any]], has_more: bool) -> web.Response:
+    """Returns a page of a list in OpenAI's form."""
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return write_json({"object": "list", "data": data, "has_more": has_more, **ends})
+
+
+def make_id(prefix: str) -> str:
+    """Returns an unused id: the prefix and 24 hexadecimal digits."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -21,7 +21,7 @@ from reinforge.protocols import jobs as openai_jobs
 from reinforge.protocols import service as openai_service
 from reinforge.protocols.jobs import HostedJobs
 from reinforge.protocols.openai.config import OpenAIAdapterConfig
-from reinforge.protocols.service import JOB_KEY, FineTuningService
+from reinforge.protocols.openai.service import JOB_KEY, FineTuningService
 from reinforge.rollout.models.openai_client import OpenAIChat
 from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer, extract_error_message
@@ -104,7 +104,11 @@ JOBS_URL, FILES_URL, CHAT_URL = f"{URL}/fine_tuning/jobs", f"{URL}/files", f"{UR
         ("upload", page({**FILE, "bytes": "many"}), 'data\\[0\\].bytes: expected a whole number, found "many"'),
         ("create", page({**JOB, "metadata": "k"}), 'data\\[0\\].metadata: expected an object, found "k"'),
         ("create", page({**JOB, "has": 1, "status": None}), "data\\[0\\].status: expected text, found null"),
-        ("retrieve", {"error": "boom"}, f"{JOBS_URL}: the response is not a fine-tuning job: id: expected a value"),
+        (
+            "retrieve",
+            {"error": "boom"},
+            f"{JOBS_URL}/ftjob-1: the response is not a fine-tuning job: id: expected a value",
+        ),
         ("retrieve", {**JOB, "fine_tuned_model": ["ft"]}, "fine_tuned_model: expected text, found a list of 1"),
         ("retrieve", {**JOB, "id": ""}, 'id: expected text that is not empty, found ""'),
         ("retrieve", {**JOB, "status": "pondering"}, 'ftjob-1: unknown job status "pondering"'),

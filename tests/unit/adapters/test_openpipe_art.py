@@ -11,11 +11,17 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError
 from reinforge.protocols.art import local_server as openpipe_art_server
 from reinforge.protocols.art.adapter import ARTTrainerAdapter
-from reinforge.protocols.art.client import average_metrics, parse_step
-from reinforge.protocols.art.config import ARTBackendConfig, ARTTrainerAdapterConfig
+from reinforge.protocols.art.client import average_metrics
+from reinforge.protocols.art.config import (
+    ARTBackendConfig,
+    ARTTrainerAdapterConfig,
+    build_training_settings,
+    find_art_problems,
+    parse_step,
+    split_settings,
+)
 from reinforge.protocols.art.groups import build_groups
 from reinforge.protocols.art.local_server import ARTServer
-from reinforge.protocols.art.settings import build_training_settings, find_art_problems, split_settings
 from reinforge.rollout.models.openai_config import OpenAILLMConfig
 from reinforge.safe_text import redact_secrets
 from reinforge.types.job import TrainingStatusEnum

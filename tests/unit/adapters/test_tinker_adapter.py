@@ -12,10 +12,8 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.errors import BackendError, ConfigError
 from reinforge.protocols.tinker.adapter import TinkerAdapter
-from reinforge.protocols.tinker.config import TinkerAdapterConfig
-from reinforge.protocols.tinker.engine import TinkerEngine
-from reinforge.protocols.tinker.losses import build_data, translate_loss
-from reinforge.protocols.tinker.service import SDK, TinkerService
+from reinforge.protocols.tinker.engine import TinkerEngine, build_data, translate_loss
+from reinforge.protocols.tinker.service import SDK, TinkerAdapterConfig, TinkerService
 from reinforge.rollout.episode import build_episode_item
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.request import ModelRequest, SamplingParams

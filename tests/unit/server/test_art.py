@@ -8,7 +8,7 @@ import pytest
 
 from reinforge.protocols.art.server.earlier_steps import ModelStep
 from reinforge.protocols.art.server.records import ModelFolder
-from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.protocols.art.server.trajectories import SampledReplies
 from reinforge.types.request import ModelRequest, ReplyPiece, TokenLogprobs
 from tests.art_client import PROMPT, ARTServer, build_trajectory, collect, get_artifact, get_choice, score
 from tests.doubles import ScriptedPolicy

@@ -13,7 +13,7 @@ from reinforge.protocols.art.server import records as records_module
 from reinforge.protocols.art.server.earlier_steps import MAX_LOADED, EarlierSteps
 from reinforge.protocols.art.server.model import ARTModel
 from reinforge.protocols.art.server.records import ModelFolder
-from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.protocols.art.server.trajectories import SampledReplies
 from reinforge.serving import app as app_module
 from reinforge.types.request import TokenLogprobs
 from tests.art_client import PROMPT, ARTServer, build_trajectory, collect, get_choice

@@ -3,7 +3,7 @@
 import pytest
 
 from reinforge.protocols.art.server.settings import read_settings
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 SENT_BY_CLIENT = {
     "advantage_balance": 0.0, "allow_training_without_logprobs": False, "epsilon": None, "epsilon_high": None,

@@ -16,7 +16,7 @@ from reinforge.protocols.openai.server.api import FineTuningSettings
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.files import FileLimits
 from reinforge.protocols.openai.server.forms import clean_name
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 from tests.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly
 
 LIMITS = FileLimits(max_file_bytes=1 << 20, max_part_bytes=1 << 12, max_total_bytes=3 << 20, chunk_timeout_s=1.0)

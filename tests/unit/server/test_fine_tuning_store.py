@@ -19,10 +19,18 @@ from hypothesis.stateful import (
 from reinforge.errors import StorageError
 from reinforge.protocols.openai.server import file_store
 from reinforge.protocols.openai.server import store as store_module
-from reinforge.protocols.openai.server.database import UnknownObject, make_id
-from reinforge.protocols.openai.server.records import FileRecord, FineTuningJob, JobCheckpoint, JobError, TunedModel
-from reinforge.protocols.openai.server.states import TRANSITIONS, JobState
+from reinforge.protocols.openai.server.file_store import UnknownObject
+from reinforge.protocols.openai.server.records import (
+    TRANSITIONS,
+    FileRecord,
+    FineTuningJob,
+    JobCheckpoint,
+    JobError,
+    JobState,
+    TunedModel,
+)
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused, make_event
+from reinforge.serving.routes import make_id
 
 NUM_SEQUENCES = int(os.environ.get("REINFORGE_SEQUENCES", "2000"))
 METHOD = {"type": "supervised", "supervised": {}}

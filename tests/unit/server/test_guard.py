@@ -5,10 +5,9 @@ import stat
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.serving.access import OPEN_PATHS, RequestGuard
+from reinforge.serving.access import OPEN_PATHS, RequestGuard, read_token
 from reinforge.serving.app import ServeApp
 from reinforge.serving.models import ServedModels
-from reinforge.serving.token_file import read_token
 from tests.doubles import ScriptedPolicy
 from tests.serving import http, says, serve
 

@@ -8,7 +8,7 @@ import pytest
 from reinforge.errors import BackendUnavailable
 from reinforge.serving import app as app_module
 from reinforge.serving import routes
-from reinforge.serving.limits import ServerLimits
+from reinforge.serving.routes import ServerLimits
 from reinforge.types.request import ReplyPiece, TokenLogprobs
 from tests.doubles import ScriptedPolicy
 from tests.serving import http, says, serve, wait_for

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from reinforge.serving.limits import ServerLimits
+from reinforge.serving.routes import ServerLimits
 from tests.doubles import ScriptedPolicy
 from tests.serving import http, says, serve, wait_for
 

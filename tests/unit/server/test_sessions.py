@@ -8,10 +8,10 @@ import pytest
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
-from reinforge.protocols.sessions.server.settings import read_policy
+from reinforge.protocols.sessions.server.session import read_policy
 from reinforge.protocols.sessions.wire import SESSIONS
 from reinforge.serving.app import ServeApp
-from reinforge.serving.base_models import BaseModels
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 
 KEY = "0" * 32
@@ -66,7 +66,7 @@ def test_files_and_memory_are_the_servers_to_choose():
         ({"policy": {"lora": {"r": 0}}}, 422, "policy: lora.r"),
         ({"algorithm": {"_type": "distill", "teacher": "x"}}, 422, "no algorithm 'distill' is available to sessions"),
         ({"algorithm": {"_type": "task:mine"}}, 422, "no algorithm 'task:mine' is available to sessions"),
-        ({"algorithm": {"_type": "grpo", "kl_coef": -1}}, 422, "algorithm grpo: kl_coef"),
+        ({"algorithm": {"_type": "grpo", "kl_coef": -1}}, 422, "algorithm: kl_coef"),
         ({"device": "cuda"}, 422, "device: Extra inputs are not permitted"),
         ({"key": "../x"}, 422, "key: String should match pattern"),
     ],

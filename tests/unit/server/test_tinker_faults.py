@@ -9,8 +9,7 @@ from reinforge.errors import EngineError
 from reinforge.protocols.tinker.server import api as api_module
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.training import TinkerTraining
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.limits import ServerLimits
+from reinforge.serving.routes import ApiError, ServerLimits
 from tests.serving import wait_for
 from tests.tinker import read_metrics, read_sequence, serve_tinker
 

@@ -6,24 +6,27 @@ is found by what it makes: the model's next checkpoint. Its id is then `after-st
 
 from __future__ import annotations
 
-import json
-import re
+import asyncio
+import hashlib
+import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import SecretStr
 
-from reinforge.errors import BackendError
-from reinforge.protocols.service import HostedJob
-from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
+from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.protocols.art.config import AFTER_STEP, ARTTrainerAdapterConfig
+from reinforge.protocols.hosted_policy import HostedPolicy
+from reinforge.protocols.service import KEY_REJECTED, HostedJob, HostedService
+from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
 from reinforge.types.job import TrainingStatusEnum
 
-AFTER_STEP = "after-step-"
-KEY_REJECTED = (401, 403)
-NOT_FOUND = 404
+logger = logging.getLogger(__name__)
+
 MAX_PAUSE_S = 10.0
 """Longest pause before a job is submitted again that the backend did not take."""
 
@@ -38,30 +41,32 @@ class Serving:
 
     Attributes:
         url: The inference endpoint, up to /v1.
-        key: Its key.
     """
 
     url: str
     key: SecretStr | None
 
 
-class ARTClient(ABC):
+class ARTClient(HostedService):
     """One model at one ART backend.
-
-    Args:
-        endpoint: The connection to the backend.
-        settle_s: Seconds to look for the checkpoint of a job whose end is not known.
 
     Attributes:
         serves_steps: True: each step is served under its own name; False: only the newest, under the model's.
     """
 
     serves_steps: bool = True
+    url_setting = "backend.base_url"
+    fixes: ClassVar[Mapping[str, str]] = {}
+    """Path -> what to check if a request there is refused."""
 
-    def __init__(self, endpoint: OpenAIEndpoint, settle_s: float = 600.0):
-        self.endpoint, self.settle_s = endpoint, settle_s
+    def __init__(self, config: ARTTrainerAdapterConfig, key: SecretStr | None = None):
+        super().__init__(OpenAIEndpoint(config.endpoint, config.backend.url, key))
+        self.config, self.backend = config, config.backend
         self._base_steps: dict[str, int] = {}
         self._unsettled_since: dict[str, float] = {}
+
+    def find_fix(self, status: int, method: str, path: str) -> str | None:
+        return "check the trainer adapter's backend.api_key" if status in KEY_REJECTED else self.fixes.get(path)
 
     def remember_base(self, id_: str, step: int) -> None:
         """Notes the step that a job started from; the next one is its own."""
@@ -69,19 +74,7 @@ class ARTClient(ABC):
 
     @abstractmethod
     async def connect(self) -> Serving:
-        """Registers the model, or finds the existing one, and returns where it is served.
-
-        Raises:
-            BackendError: The backend does not answer, or refuses.
-        """
-
-    @abstractmethod
-    async def check_access(self) -> None:
-        """Checks that the backend answers.
-
-        Raises:
-            BackendError: It does not.
-        """
+        """Registers the model, or finds the existing one, and returns where it is served."""
 
     @abstractmethod
     async def get_step(self) -> int:
@@ -106,8 +99,6 @@ class ARTClient(ABC):
         """Starts a job from the newest checkpoint and returns its id; makes one attempt.
 
         Args:
-            step: The step of that checkpoint.
-            groups: The trajectory groups.
             settings: The training settings, under the names of protocol 2.
 
         Raises:
@@ -116,38 +107,73 @@ class ARTClient(ABC):
             BackendError: It refuses the job.
         """
 
-    @abstractmethod
-    async def retrieve_job(self, id_: str) -> HostedJob:
-        """Returns a job from a single request.
+    async def find_or_start(
+        self, base: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], *, was_interrupted: bool
+    ) -> str:
+        """Returns the id of the job that starts from a step; starts one unless one is found.
 
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The backend has no such job.
+        Args:
+            base: The step.
+            groups: The trajectory groups.
+            settings: The training settings.
+            was_interrupted: An earlier process may have started the job.
         """
+        lost, name = f"{AFTER_STEP}{base}", self.backend.name
+        newest = await self.endpoint.retry(self.get_step)
+        if was_interrupted and (newest > base or await self._settle(base)):
+            logger.info("found the job that starts from step %d of %s; not starting another", base, name)
+            return lost
+        if newest != base:
+            raise BackendError(
+                f"{self.backend.url}: {name} is at step {newest}, but this run left it at step {base}: something else "
+                "trains it, or its checkpoints were deleted; give each run its own backend.name"
+            )
+        attempts, pause_s = self.config.max_retries + 1, 0.5
+        for attempt in range(1, attempts + 1):
+            try:
+                return await self.start_job(base, groups, settings)
+            except SubmissionLost as error:
+                logger.warning("no answer to a submission: %s; looking for the job", error)
+                if await self._settle(base):
+                    return lost
+                reason = str(error)
+            except RetryableError as error:
+                reason = str(error)
+                await asyncio.sleep(min(error.wait_s or pause_s, MAX_PAUSE_S) if attempt < attempts else 0)
+                pause_s *= 2
+        raise BackendUnavailable(f"{reason} ({attempts} attempts)")
+
+    async def _settle(self, base: int) -> bool:
+        """Returns True once the model has a step after `base`; False if none comes within `settle_s`."""
+        logger.warning(
+            "a job may have been started from step %d of %s, but its id is not known; looking for its checkpoint for "
+            "up to %g s (settle_s)",
+            base,
+            self.backend.name,
+            self.config.settle_s,
+        )
+        deadline = time.monotonic() + self.config.settle_s
+        while True:
+            try:
+                if await self.find_step_after(base) is not None:
+                    return True
+            except RetryableError as error:
+                logger.debug("looking for a job: %s", error)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            await asyncio.sleep(min(self.config.poll_interval_s, left_s))
 
     @abstractmethod
     async def keep_steps(self, steps: Sequence[int]) -> None:
-        """Deletes all checkpoints but these.
-
-        Raises:
-            BackendError: The backend could not delete them.
-        """
+        """Deletes all checkpoints but these."""
 
     @abstractmethod
     def name_step(self, step: int) -> str:
         """Returns the name under which the weights of one step are served."""
 
     async def cancel(self, id_: str) -> HostedJob:
-        """Raises: neither protocol can cancel a job.
-
-        Raises:
-            BackendError: Always.
-        """
         raise BackendError(f"ART cannot cancel the job {id_}; stop it at the server")
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self.endpoint.close()
 
     async def retrieve_by_step(self, id_: str) -> HostedJob:
         """Returns a job that is only known by the step it started from: completed once there is a newer one."""
@@ -157,17 +183,11 @@ class ARTClient(ABC):
         )
 
     def wait_for_step(self, id_: str, reason: str, metrics: Mapping[str, Any] | None = None) -> HostedJob:
-        """Returns a job that has ended, or broke off, without a checkpoint: failed once `settle_s` have passed.
-
-        Args:
-            id_: The job.
-            reason: What is known of its end.
-            metrics: What it reported.
-        """
+        """Returns a job that has ended, or broke off, without a checkpoint: failed once `settle_s` have passed."""
         since = self._unsettled_since.setdefault(id_, time.monotonic())
-        if time.monotonic() - since < self.settle_s:
+        if time.monotonic() - since < self.config.settle_s:
             return self.make_job(id_, TrainingStatusEnum.RUNNING, metrics=metrics)
-        error = f"{reason}, and no new step came within {self.settle_s:g} s (settle_s)"
+        error = f"{reason}, and no new step came within {self.config.settle_s:g} s (settle_s)"
         return self.make_job(id_, TrainingStatusEnum.FAILED, error=error, metrics=metrics)
 
     def make_job(
@@ -180,53 +200,16 @@ class ARTClient(ABC):
         metrics: Mapping[str, Any] | None = None,
     ) -> HostedJob:
         """Returns what is known of a job; a completed one names its model."""
-        done = status is TrainingStatusEnum.COMPLETED and step is not None
         return HostedJob(
             id=id_,
             raw_status=status.value,
             status=status,
-            fine_tuned_model=self.name_step(step) if done and step is not None else None,
+            fine_tuned_model=self.name_step(step)
+            if status is TrainingStatusEnum.COMPLETED and step is not None
+            else None,
             error=self.endpoint.redact(error) if error else None,
-            trained_tokens=None,
-            metadata={},
             metrics={**(metrics or {}), **({"art_step": step} if step is not None else {})},
         )
-
-    async def request(self, method: str, path: str, *, fix: str = "", **arguments: Any) -> Any:
-        """Returns the JSON of one answer; None for an empty one.
-
-        Args:
-            method: GET, POST or DELETE.
-            path: Path below the backend's URL.
-            fix: What the user can do if the backend refuses.
-            arguments: As for `OpenAIEndpoint.send`.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary, or was answered by something else.
-            RequestRejected: The backend refused it.
-        """
-        try:
-            text = await self.endpoint.send(method, path, **arguments)
-        except RequestRejected as error:
-            if error.status in KEY_REJECTED:
-                fix = "check the trainer adapter's backend.api_key"
-            raise RequestRejected(f"{error}{f'; {fix}' if fix else ''}", error.status) from None
-        if not text.strip():
-            return None
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            shown = self.endpoint.redact(extract_error_message(text))
-            raise RetryableError(f"{self.endpoint.url}{path}: expected JSON, found: {shown}") from None
-
-
-def parse_step(name: str) -> int | None:
-    """Returns the step in the name of served weights; None: the name has none.
-
-    Example: "run@3" -> 3; "wandb-artifact:///team/project/run:step12" -> 12; "run" -> None.
-    """
-    found = re.search(r"(?:@|:step)(\d+)$", name)
-    return int(found[1]) if found else None
 
 
 def average_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -240,3 +223,37 @@ def average_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values.setdefault(str(name), []).append(float(value))
     return {"num_updates": len(rows), **{name: sum(each) / len(each) for name, each in values.items()}}
+
+
+class ARTPolicy(HostedPolicy):
+    """Samples from the newest adopted step, with log-probs.
+
+    Args:
+        ready_s: Seconds to wait until a new step is served.
+    """
+
+    def __init__(self, chat: OpenAIChat, base_model: str, model_name: str, step: int, *, ready_s: float = 600.0):
+        super().__init__(chat, base_model, ready_s=ready_s)
+        self._model_name, self._step = model_name, step
+        self._staged_step: int | None = None
+
+    @property
+    def model_name(self) -> str:
+        return self._model_name
+
+    @property
+    def newest_step(self) -> int:
+        """The step of the newest successful job, whether served or still staged."""
+        return self._step if self._staged_step is None else self._staged_step
+
+    def stage_step(self, model: str, step: int) -> None:
+        """Sets the step that the next `publish` serves, and its name."""
+        self.stage(model)
+        self._staged_step = step
+
+    async def publish(self, version: int) -> None:
+        await super().publish(version)
+        self._step, self._staged_step = self.newest_step, None
+
+    async def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.served_model} {self._step}".encode()).hexdigest()[:16]

@@ -29,8 +29,6 @@ class ARTGroups:
     """The groups of one job.
 
     Attributes:
-        groups: The groups, ready for JSON.
-        num_trained: Replies that are trained.
         num_without_logprobs: Replies of the policy that stay context, because the endpoint returned no log-probs.
         num_empty: Trajectories left out because none of their replies is trained.
     """
@@ -60,9 +58,7 @@ def build_groups(groups: Iterable[TrajectoryGroup], job: str, *, allow_without_l
     """Returns the groups of a job; a trajectory or group without a trained reply is left out.
 
     Args:
-        groups: What was collected.
         job: Hash that identifies the job.
-        allow_without_logprobs: The server also trains replies without log-probs.
     """
     built = ARTGroups()
     for group in groups:

@@ -15,30 +15,28 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError
-from reinforge.protocols.answers import Entry, Page
 from reinforge.protocols.art.client import (
-    AFTER_STEP,
     MAX_PAUSE_S,
-    NOT_FOUND,
     ARTClient,
     Serving,
     average_metrics,
 )
-from reinforge.protocols.art.config import ARTBackendConfig
-from reinforge.protocols.art.settings import split_settings
-from reinforge.protocols.service import HostedJob
+from reinforge.protocols.art.config import AFTER_STEP, ARTTrainerAdapterConfig, split_settings
+from reinforge.protocols.service import NOT_FOUND, Entry, HostedJob, Page
 from reinforge.rollout.models.openai_answers import describe_json, parse_answer
-from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.openai_config import validate_key, validate_url
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, UnexpectedAnswer
 from reinforge.safe_text import remember_secret
 from reinforge.types.job import TrainingStatusEnum
 
+REGISTER, PREPARE = "/register", "/_prepare_backend_for_training"
+CHECK_BACKEND = "check the trainer adapter's backend: ip, port, name, base_model, init_args and engine_args"
 ANY_HOST = ("0.0.0.0", "::", "localhost", "127.0.0.1", "::1")
 """Hosts of the server's answer that mean the server's own machine."""
 
@@ -47,47 +45,34 @@ class ARTServer(ARTClient):
     """One model at a server of protocol 1.
 
     Args:
-        endpoint: The connection.
-        training: The same address, with a time limit as long as a job.
-        backend: The model.
         inference: Where the user says the model is served; None: where the server says.
         settle_s: Seconds to look for a job whose response was lost.
     """
 
-    def __init__(
-        self,
-        endpoint: OpenAIEndpoint,
-        training: OpenAIEndpoint,
-        backend: ARTBackendConfig,
-        inference: Serving | None = None,
-        settle_s: float = 600.0,
-    ):
-        super().__init__(endpoint, settle_s)
-        self.training, self.backend, self.inference = training, backend, inference
-        self.serves_steps = True
+    fixes: ClassVar[dict[str, str]] = dict.fromkeys((REGISTER, PREPARE), CHECK_BACKEND)
+
+    def __init__(self, config: ARTTrainerAdapterConfig, inference: Serving | None = None):
+        super().__init__(config)
+        self.inference = inference
+        long = config.endpoint.model_copy(update={"timeout_s": config.max_wait_s})
+        self.training = OpenAIEndpoint(long, self.backend.url)
         self._streams: dict[str, asyncio.Task[str]] = {}
         self._serving: Serving | None = None
 
     async def connect(self) -> Serving:
-        """Registers the model, loads it, and finds the names under which it is served.
-
-        Raises:
-            BackendError: The server does not answer, refuses, or serves the model under no name.
-        """
-        fix = "check the trainer adapter's backend: ip, port, name, base_model, init_args and engine_args"
-        await self.endpoint.retry(lambda: self.request("POST", "/register", fix=fix, body=self._describe_model()))
-        body = {"model": self._describe_model(), "config": self.backend.server_config}
-        path = "/_prepare_backend_for_training"
-        answer = await self.training.retry(lambda: self._prepare(path, body, fix))
+        """Registers the model, loads it, and finds the names under which it is served."""
+        await self.endpoint.retry(lambda: self.request("POST", REGISTER, body=self._describe_model()))
+        answer = await self.training.retry(self._prepare)
         self._serving = (
             answer if self.inference is None else Serving(self.inference.url, self.inference.key or answer.key)
         )
         await self._find_names()
         return self._serving
 
-    async def _prepare(self, path: str, body: Mapping[str, Any], fix: str) -> Serving:
-        answer = await self.request("POST", path, fix=fix, body=body)
-        where = f"{self.endpoint.url}{path}"
+    async def _prepare(self) -> Serving:
+        body = {"model": self._describe_model(), "config": self.backend.server_config}
+        answer = await self.request("POST", PREPARE, body=body)
+        where = f"{self.endpoint.url}{PREPARE}"
         texts = isinstance(answer, list) and len(answer) == 2 and all(isinstance(each, str) for each in answer)
         if not texts:
             raise UnexpectedAnswer(f"{where}: expected an inference URL and its key, found {describe_json(answer)}")
@@ -131,15 +116,9 @@ class ARTServer(ARTClient):
             )
 
     async def check_access(self) -> None:
-        """Checks that the server answers.
-
-        Raises:
-            BackendError: It does not.
-        """
         await self.endpoint.retry(lambda: self.request("GET", "/healthcheck"))
 
     async def get_step(self) -> int:
-        """Returns the newest step."""
         answer = await self.request("POST", "/_get_step", body=self._describe_model())
         if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
             where = f"{self.endpoint.url}/_get_step"
@@ -166,12 +145,7 @@ class ARTServer(ARTClient):
         return id_
 
     async def _train(self, body: Mapping[str, Any]) -> str:
-        """Returns the response of a job; a server that does not take the job is asked again.
-
-        Raises:
-            RetryableError: The response broke off, or the server never took the job.
-            BackendError: The server refuses the job.
-        """
+        """Returns the response of a job; a server that does not take the job is asked again."""
         attempts = self.endpoint.config.max_retries + 1
         for attempt in range(1, attempts + 1):
             try:
@@ -206,7 +180,6 @@ class ARTServer(ARTClient):
         return self.make_job(id_, job.status, step=job.metrics["art_step"], metrics=average_metrics(rows))
 
     async def keep_steps(self, steps: Sequence[int]) -> None:
-        """Deletes all checkpoints but these and the newest."""
         newest = await self.endpoint.retry(self.get_step)
         body = {"model": self._describe_model(), "steps_to_keep": sorted({*steps, newest})}
         await self.endpoint.retry(lambda: self.request("POST", "/_delete_checkpoint_files", body=body))
@@ -216,7 +189,6 @@ class ARTServer(ARTClient):
         return f"{self.backend.name}@{step}" if self.serves_steps else self.backend.name
 
     async def close(self) -> None:
-        """Closes the connections; the server may continue or stop a job whose response is still open."""
         for stream in self._streams.values():
             stream.cancel()
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
@@ -224,7 +196,6 @@ class ARTServer(ARTClient):
         await super().close()
 
     def _describe_model(self) -> dict[str, Any]:
-        """Returns the model as the published client sends it."""
         backend, serving = self.backend, self._serving
         return {
             "name": backend.name,
@@ -248,18 +219,7 @@ class ARTServer(ARTClient):
         }
 
 
-def make_endpoints(config: EndpointConfig, url: str, max_wait_s: float) -> tuple[OpenAIEndpoint, OpenAIEndpoint]:
-    """Returns the connections for short calls, and for calls that last as long as a job."""
-    long = config.model_copy(update={"timeout_s": max_wait_s})
-    return OpenAIEndpoint(config, url), OpenAIEndpoint(long, url)
-
-
 def _parse_lines(text: str) -> list[dict[str, Any]]:
-    """Returns the gradient steps of a response, one JSON object a line.
-
-    Raises:
-        UnexpectedAnswer: A line is something else.
-    """
     rows = []
     for line in text.splitlines():
         if not line.strip():

@@ -12,42 +12,31 @@ The model is served at the same address, each step under `wandb-artifact:///ENTI
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field, SecretStr
 
 from reinforge.errors import BackendError
-from reinforge.protocols.answers import Entry, Page
-from reinforge.protocols.art.client import AFTER_STEP, ARTClient, Serving, SubmissionLost, average_metrics
-from reinforge.protocols.art.config import ARTBackendConfig
-from reinforge.protocols.service import HostedJob
-from reinforge.rollout.models.openai_answers import Answer, ErrorText, Name, describe_json, parse_answer
-from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer
+from reinforge.protocols.art.client import ARTClient, Serving, SubmissionLost, average_metrics
+from reinforge.protocols.art.config import AFTER_STEP, ARTTrainerAdapterConfig
+from reinforge.protocols.service import Entry, HostedJob, Page
+from reinforge.rollout.models.openai_answers import Answer, ErrorText, Name, describe_json
+from reinforge.rollout.models.openai_http import RetryableError, UnexpectedAnswer
 from reinforge.types.job import TrainingStatusEnum
 
 MODELS = "/preview/models"
 JOBS = "/preview/training-jobs"
-MAX_PAGES = 1000
-"""Pages of one list; a service with more has most likely lost count of them."""
 STARTED, STEP, ENDED, FAILED = "training_started", "gradient_step", "training_ended", "training_failed"
 
 
 class ARTModelAnswer(Entry):
-    """A model."""
-
     entity: Name
     project: Name
     name: Name
 
 
-class ARTJobAnswer(Entry):
-    """A training job that was accepted."""
-
-
 class CheckpointAnswer(Entry):
-    """A checkpoint."""
-
     step: int = Field(ge=0)
 
 
@@ -65,29 +54,20 @@ class EventAnswer(Entry):
 
 
 class ARTTrainingService(ARTClient):
-    """One model at the training service.
+    """One model at the training service."""
 
-    Args:
-        endpoint: The connection.
-        backend: The model.
-        key: The key, which also opens the inference endpoint.
-        settle_s: Seconds to wait for the checkpoint of a job that has ended.
-    """
+    fixes: ClassVar[dict[str, str]] = {
+        MODELS: "check the trainer adapter's backend: base_url, entity, project, name and base_model",
+        JOBS: "check the trainer adapter's training",
+    }
 
-    def __init__(
-        self, endpoint: OpenAIEndpoint, backend: ARTBackendConfig, key: SecretStr | None, settle_s: float = 600.0
-    ):
-        super().__init__(endpoint, settle_s)
-        self.backend, self.key = backend, key
+    def __init__(self, config: ARTTrainerAdapterConfig):
+        self.key = SecretStr(config.backend.api_key)
+        super().__init__(config, self.key)
         self._model: ARTModelAnswer | None = None
         self._events: dict[str, list[EventAnswer]] = {}
 
     async def connect(self) -> Serving:
-        """Creates the model, or finds the existing one, and returns where it is served.
-
-        Raises:
-            BackendError: The service does not answer, or refuses.
-        """
         body = {
             "entity": self.backend.entity,
             "project": self.backend.project,
@@ -95,28 +75,18 @@ class ARTTrainingService(ARTClient):
             "base_model": self.backend.base_model,
             "return_existing": True,  # so this may be repeated
         }
-        fix = "check the trainer adapter's backend: base_url, entity, project, name and base_model"
-        answer = await self.endpoint.retry(lambda: self.request("POST", MODELS, fix=fix, body=body))
-        self._model = self._parse(ARTModelAnswer, answer, MODELS, "a model")
+        self._model = await self.endpoint.retry(lambda: self.ask(ARTModelAnswer, "a model", "POST", MODELS, body=body))
         return Serving(self.endpoint.url, self.key)
 
     async def check_access(self) -> None:
-        """Checks that the service answers.
-
-        Raises:
-            BackendError: It does not.
-        """
         await self.endpoint.retry(self.get_step)
 
     async def get_step(self) -> int:
-        """Returns the step of the newest checkpoint; 0 where there is none."""
-        path = f"{MODELS}/{quote(self._require_model().id, safe='')}/checkpoints"
-        answer = await self.request("GET", path, query={"limit": "1", "order": "desc"})
-        page = self._parse(Page[CheckpointAnswer], answer, path, "a list of checkpoints")
+        query = {"limit": "1", "order": "desc"}
+        page = await self.ask(Page[CheckpointAnswer], "a list of checkpoints", "GET", self._checkpoints, query=query)
         return max((entry.step for entry in page.data or []), default=0)
 
     async def find_step_after(self, step: int) -> int | None:
-        """Returns the first step after one; None: there is none yet."""
         later = [found for found in await self._list_steps() if found > step]
         return min(later, default=None)
 
@@ -129,9 +99,8 @@ class ARTTrainingService(ARTClient):
             BackendError: It refuses the job.
         """
         body = {"model_id": self._require_model().id, "trajectory_groups": groups, "experimental_config": settings}
-        fix = "check the trainer adapter's training"
         try:
-            return self._parse(ARTJobAnswer, await self.request("POST", JOBS, fix=fix, body=body), JOBS, "a job").id
+            return (await self.ask(Entry, "a job", "POST", JOBS, body=body)).id
         except RetryableError as error:
             if error.was_refused:
                 raise
@@ -140,7 +109,6 @@ class ARTTrainingService(ARTClient):
             raise SubmissionLost(str(error)) from None
 
     async def retrieve_job(self, id_: str) -> HostedJob:
-        """Returns a job as its events tell."""
         if id_.startswith(AFTER_STEP):
             return await self.retrieve_by_step(id_)
         events = self._events.setdefault(id_, [])
@@ -160,65 +128,31 @@ class ARTTrainingService(ARTClient):
         return self.make_job(id_, running, metrics=metrics)
 
     async def keep_steps(self, steps: Sequence[int]) -> None:
-        """Deletes all checkpoints but these and the newest.
-
-        Raises:
-            BackendError: The service could not delete them.
-        """
-        path = f"{MODELS}/{quote(self._require_model().id, safe='')}/checkpoints"
-
         async def delete() -> None:
             known = await self._list_steps()
             old = [step for step in known if step not in steps and step != max(known)]
             if old:
-                await self.request("DELETE", path, body={"steps": old})
+                await self.request("DELETE", self._checkpoints, body={"steps": old})
 
         await self.endpoint.retry(delete)
 
     def name_step(self, step: int) -> str:
-        """Returns the name under which the weights of one step are served."""
         model = self._require_model()
         return f"wandb-artifact:///{model.entity}/{model.project}/{model.name}:step{step}"
 
+    @property
+    def _checkpoints(self) -> str:
+        return f"{MODELS}/{quote(self._require_model().id, safe='')}/checkpoints"
+
     async def _list_steps(self) -> list[int]:
-        path = f"{MODELS}/{quote(self._require_model().id, safe='')}/checkpoints"
-        entries = await self._list(path, Page[CheckpointAnswer], {"limit": "100", "order": "desc"}, "checkpoints")
-        return [entry.step for entry in entries]
+        pages = self.iterate_pages(self._checkpoints, Page[CheckpointAnswer], {"limit": "100", "order": "desc"})
+        return [entry.step async for entry in pages]
 
     async def _fetch_events(self, id_: str, events: list[EventAnswer]) -> None:
-        """Adds the events that are not known yet."""
-        path = f"{JOBS}/{quote(id_, safe='')}/events"
         query = {"after": events[-1].id} if events else {}
         known = {event.id for event in events}
-        found = await self._list(path, Page[EventAnswer], query, "events")
-        events += [event for event in found if event.id not in known]
-
-    async def _list(self, path: str, kind: Any, query: Mapping[str, str], what: str) -> list[Any]:
-        """Returns the entries of every page.
-
-        Raises:
-            UnexpectedAnswer: A page is odd, or the list does not end.
-        """
-        entries: list[Any] = []
-        query, seen = dict(query), set[str]()
-        while True:
-            answer = await self.request("GET", path, query=query)
-            page = self._parse(kind, answer, path, f"a list of {what}")
-            found = page.data or []
-            entries += found
-            if not page.has_more or not found:
-                return entries
-            last = found[-1].id
-            if last in seen or len(seen) >= MAX_PAGES:
-                raise UnexpectedAnswer(f"{self.endpoint.url}{path}: the list does not end; check backend.base_url")
-            seen.add(last)
-            query["after"] = last
-
-    def _parse(self, kind: Any, answer: Any, path: str, what: str) -> Any:
-        try:
-            return parse_answer(kind, answer, f"{self.endpoint.url}{path}", what)
-        except UnexpectedAnswer as error:
-            raise UnexpectedAnswer(f"{self.endpoint.redact(str(error))}; check backend.base_url") from None
+        found = self.iterate_pages(f"{JOBS}/{quote(id_, safe='')}/events", Page[EventAnswer], query)
+        events += [event async for event in found if event.id not in known]
 
     def _require_model(self) -> ARTModelAnswer:
         if self._model is None:

@@ -38,7 +38,6 @@ class ARTTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="openpipe_ar
 
 @register_trainer(config_type=ARTTrainerConfig)
 async def art_trainer(config: ARTTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    """Yields the epoch loop."""
     algorithm = await builder.get_algorithm()
     yield ARTTrainer(
         config,
@@ -50,5 +49,4 @@ async def art_trainer(config: ARTTrainerConfig, builder: Builder) -> AsyncIterat
 
 @register_trajectory_builder(config_type=ARTTrajectoryBuilderConfig)
 async def art_builder(config: ARTTrajectoryBuilderConfig, builder: Builder) -> AsyncIterator[GroupTrajectoryBuilder]:
-    """Yields the group builder."""
     yield ARTTrajectoryBuilder(config, find_policy_entries(builder))

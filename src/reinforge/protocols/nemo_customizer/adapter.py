@@ -9,27 +9,27 @@ sample from, so version and canary are unknown, and there is no verdict.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from reinforge.algorithms.dpo import DPO
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendError, ConfigError, JobFailed, Problem
+from reinforge.errors import JobFailed, Problem
 from reinforge.files import replace_file, storage_boundary, to_json
-from reinforge.interfaces import Algorithm, Builder, TrainerAdapter
+from reinforge.interfaces import Builder
+from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.nemo_customizer.config import NeMoCustomizerTrainerAdapterConfig
 from reinforge.protocols.settings import find_unused_settings
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.models.openai_config import EndpointConfig
-from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import DPOItem, TrajectoryCollection
 
 if TYPE_CHECKING:
-    from reinforge.protocols.jobs import HostedJobs
-    from reinforge.protocols.nemo_customizer.service import NeMoCustomizerService
+    from reinforge.protocols.hosted_policy import HostedPolicy  # noqa: F401  a type argument
+    from reinforge.protocols.nemo_customizer.service import NeMoCustomizerService  # noqa: F401  a type argument
+    from reinforge.protocols.service import HostedJob
 
 BACKEND = "nemo-customizer"
 VALIDATION_SHARE = 0.2
@@ -37,38 +37,16 @@ TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_fi
 HASH_LENGTH = 16
 
 
-class NeMoCustomizerTrainerAdapter(TrainerAdapter):
-    """Trains on each collection's pairs with one customization job.
+class NeMoCustomizerTrainerAdapter(HostedAdapter["NeMoCustomizerService", "HostedPolicy"]):
+    """Trains on each collection's pairs with one customization job; the service trains DPO."""
 
-    Args:
-        adapter_config: The configuration.
-        algorithm: The run's algorithm; the service trains DPO.
-    """
-
-    trains_on = "messages"
+    backend = BACKEND
+    title = "NeMo Customizer"
     adapter_config: NeMoCustomizerTrainerAdapterConfig
 
-    def __init__(self, adapter_config: NeMoCustomizerTrainerAdapterConfig, algorithm: Algorithm):
-        super().__init__(adapter_config)
-        self.algorithm = algorithm
-        self._jobs: HostedJobs[NeMoCustomizerService] | None = None
-        self._refs: dict[str, TrainingJobRef] = {}
-        self._lock = asyncio.Lock()
-
-    async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Connects to the service on the first call, and creates the namespace if it is missing.
-
-        Raises:
-            ConfigError: The run has settings that the service does not support; every one is named.
-            BackendError: The service does not answer.
-        """
-        await super().initialize(run_config)
-        if self._jobs is not None:
-            return
-        if problems := self.validate(run_config):
-            raise ConfigError(problems)
+    async def _connect(self, run_config: FinetuneConfig) -> None:
         from reinforge.protocols.jobs import HostedJobs
-        from reinforge.protocols.nemo_customizer.service import NeMoCustomizerService  # imports aiohttp
+        from reinforge.protocols.nemo_customizer.service import NeMoCustomizerService
         from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
         config = self.adapter_config
@@ -76,16 +54,11 @@ class NeMoCustomizerTrainerAdapter(TrainerAdapter):
         endpoint = OpenAIEndpoint(limits, config.entity_host)
         service = NeMoCustomizerService(endpoint, config.datastore_host, config.hf_token, config.namespace)
         self._jobs = HostedJobs(service, config, run_config.seed)
-        try:
-            await service.check_access()
-            if config.create_namespace_if_missing:
-                await service.ensure_namespace()
-        except BackendError:
-            await self.cleanup()
-            raise
+        await service.check_access()
+        if config.create_namespace_if_missing:
+            await service.ensure_namespace()
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns every setting that the service does not support; makes no request."""
         config = self.adapter_config
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else "trainer_adapters"
         problems = list[Problem]()
@@ -109,7 +82,6 @@ class NeMoCustomizerTrainerAdapter(TrainerAdapter):
         )
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
-        """Returns the settings that take effect, as (name, value) to display."""
         config = self.adapter_config
         given = config.hyperparameters
         num = run_config.num_epochs
@@ -123,52 +95,24 @@ class NeMoCustomizerTrainerAdapter(TrainerAdapter):
             ("job", f"DPO, {given.finetuning_type}, {given.epochs} epochs, learning rate {given.learning_rate:g}"),
         ]
 
-    async def is_healthy(self) -> bool:
-        """Returns True if the service answers."""
-        try:
-            await self._require_jobs().service.check_access()
-        except BackendError:
-            return False
-        return True
-
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; the same job key returns the same job, also from another process.
-
-        Raises:
-            BackendError: The service rejects the data or the job.
-        """
-        key = trajectories.resolve_job_key()
-        async with self._lock:
-            if key not in self._refs:
-                self._refs[key] = await self._submit(key, trajectories)
-            return self._refs[key]
-
-    async def _submit(self, key: str, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        config, jobs = self.adapter_config, self._require_jobs()
-        metadata: dict[str, Any] = {"job_key": key, "epoch": trajectories.epoch}
-        try:
-            files = self._build_files(trajectories)
-        except JobFailed as error:
-            metadata["refused"] = str(error)
-            return TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
+    async def _submit(self, trajectories: TrajectoryCollection, metadata: dict[str, Any]) -> HostedJob:
+        config, service = self.adapter_config, self._require_jobs().service
+        files = self._build_files(trajectories)
         digest = hashlib.sha256(b"\0".join(files.values())).hexdigest()
         dataset = f"{config.dataset_name}-{digest[:HASH_LENGTH]}"
-        hyperparameters = config.hyperparameters.model_dump()
         body = {
             "config": config.customization_config,
             "dataset": {"name": dataset, "namespace": config.namespace},
-            "hyperparameters": hyperparameters,
+            "hyperparameters": config.hyperparameters.model_dump(),
         }
         if config.dataset_output_dir is not None:
             self._write_files(trajectories.run_id, dataset, files)
-        await jobs.service.upload_once(dataset, files)
-        name = hashlib.sha256(to_json([trajectories.run_id, key, body]).encode()).hexdigest()
-        job = await jobs.service.create_job_once(f"reinforge-{name[: 2 * HASH_LENGTH]}", body)
+        await service.upload_once(dataset, files)
+        name = hashlib.sha256(to_json([trajectories.run_id, metadata["job_key"], body]).encode()).hexdigest()
+        job = await service.create_job_once(f"reinforge-{name[: 2 * HASH_LENGTH]}", body)
         num_rows = sum(content.count(b"\n") for content in files.values())
         metadata |= {"job_id": job.id, "dataset_name": dataset, "num_rows": num_rows}
-        ref = TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
-        jobs.record(ref, job)
-        return ref
+        return job
 
     def _build_files(self, trajectories: TrajectoryCollection) -> dict[str, bytes]:
         """Returns the training and the validation file; pairs of one example are all in one of them."""
@@ -218,46 +162,11 @@ class NeMoCustomizerTrainerAdapter(TrainerAdapter):
                 target.parent.mkdir(parents=True, exist_ok=True)
             replace_file(target, content)
 
-    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns the status of a job; while the service does not answer, the last known one, with a message.
-
-        Raises:
-            BackendUnavailable: The service does not answer, and this process knows no earlier status.
-            BackendError: The service has no such job, or reports an unknown status.
-        """
-        return await self._require_jobs().status(ref)
-
-    async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Waits at most `max_wait_s` until a job ends.
-
-        Args:
-            ref: The job.
-            poll_interval: Seconds between polls; None: `poll_interval_seconds`.
-
-        Raises:
-            BackendError: The service has no such job, or reports an unknown status.
-        """
-        return await self._require_jobs().wait(ref, poll_interval)
-
-    async def cleanup(self) -> None:
-        """Closes the connections; an unfinished job keeps running unless `cancel_on_stop` is set."""
-        if self._jobs is None:
-            return
-        jobs, self._jobs = self._jobs, None
-        await jobs.release()
-        await jobs.service.endpoint.close()
-
-    def _require_jobs(self) -> HostedJobs[NeMoCustomizerService]:
-        if self._jobs is None:
-            raise BackendError("the NeMo Customizer adapter is not connected; call `initialize` first")
-        return self._jobs
-
 
 @register_trainer_adapter(config_type=NeMoCustomizerTrainerAdapterConfig)
 async def nemo_customizer_adapter(
     config: NeMoCustomizerTrainerAdapterConfig, builder: Builder
 ) -> AsyncIterator[NeMoCustomizerTrainerAdapter]:
-    """Yields the adapter, which connects in `initialize`, and closes its connections at the end."""
     adapter = NeMoCustomizerTrainerAdapter(config, await builder.get_algorithm())
     try:
         yield adapter

@@ -7,7 +7,6 @@ identifies it: before a job is created, the service is searched for that name.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,38 +15,28 @@ from urllib.parse import quote
 from pydantic import BeforeValidator, Field
 
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
-from reinforge.protocols.answers import Entry
-from reinforge.protocols.service import HostedJob
-from reinforge.rollout.models.openai_answers import Answer, Name, parse_answer
-from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, extract_error_message
+from reinforge.protocols.service import MAX_PAGES, NOT_FOUND, Entry, HostedJob, HostedService
+from reinforge.rollout.models.openai_answers import Answer, Name
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected
 from reinforge.types.job import TrainingStatusEnum, parse_job_status
 
 logger = logging.getLogger(__name__)
 
 JOBS = "/v1/customization/jobs"
-NOT_FOUND = 404
 PAGE_SIZE = 100
-MAX_PAGES = 1000
-"""Pages of one list; a service with more has most likely lost count of them."""
 
 
 class CustomizationJobAnswer(Entry):
-    """A customization job."""
-
     name: str | None = None
     output_model: str | None = None
     status: str | None = None
 
 
 class Pagination(Answer):
-    """Where a page stands."""
-
     total_pages: int = 1
 
 
 class CustomizationPage(Answer):
-    """One page of the list of jobs."""
-
     data: list[CustomizationJobAnswer] | None = None
     pagination: Annotated[Pagination, BeforeValidator(lambda value: value or {})] = Field(default_factory=Pagination)
 
@@ -59,45 +48,26 @@ class CustomizationStatusAnswer(Answer):
     percentage_done: float | None = None
 
 
-class NeMoCustomizerService:
+class NeMoCustomizerService(HostedService):
     """The services of one namespace.
 
     Args:
-        endpoint: The connection to entity store and customizer.
-        datastore: URL of the data store.
         token: Its token; may be empty.
-        namespace: The namespace.
     """
 
+    url_setting = "entity_host"
+
     def __init__(self, endpoint: OpenAIEndpoint, datastore: str, token: str, namespace: str):
-        self.endpoint, self.datastore, self.token, self.namespace = endpoint, datastore, token, namespace
+        super().__init__(endpoint)
+        self.datastore, self.token, self.namespace = datastore, token, namespace
         self._models: dict[str, str | None] = {}
 
     async def check_access(self) -> None:
-        """Checks that the customizer answers.
-
-        Raises:
-            BackendError: It does not.
-        """
         await self.endpoint.retry(lambda: self._list_page(1, size=1))
 
     async def ensure_namespace(self) -> None:
-        """Creates the namespace in the entity store unless it exists.
-
-        Raises:
-            BackendError: It could not be created.
-        """
-        path = "/v1/namespaces"
-
-        async def find_or_create() -> None:
-            try:
-                await self._request("GET", f"{path}/{quote(self.namespace, safe='')}")
-            except RequestRejected as error:
-                if error.status != NOT_FOUND:
-                    raise
-                await self._request("POST", path, body={"id": self.namespace})
-
-        await self.endpoint.retry(find_or_create)
+        """Creates the namespace in the entity store unless it exists."""
+        await self._create_once("/v1/namespaces", quote(self.namespace, safe=""), {"id": self.namespace})
 
     async def upload_once(self, name: str, files: Mapping[str, bytes]) -> None:
         """Uploads a dataset and registers it; uploading the same content again changes nothing.
@@ -107,26 +77,25 @@ class NeMoCustomizerService:
             files: Content by path in the dataset.
 
         Raises:
-            BackendError: The upload failed.
             ConfigError: `huggingface_hub` is not installed.
         """
         repo = f"{self.namespace}/{name}"
         await asyncio.to_thread(self._upload, repo, files)
         body = {"name": name, "namespace": self.namespace, "files_url": f"hf://datasets/{repo}"}
-        path = f"/v1/datasets/{quote(self.namespace, safe='')}/{quote(name, safe='')}"
+        await self._create_once("/v1/datasets", f"{quote(self.namespace, safe='')}/{quote(name, safe='')}", body)
 
-        async def find_or_register() -> None:
+    async def _create_once(self, path: str, name: str, body: Mapping[str, Any]) -> None:
+        async def find_or_create() -> None:
             try:
-                await self._request("GET", path)
+                await self.request("GET", f"{path}/{name}")
             except RequestRejected as error:
                 if error.status != NOT_FOUND:
                     raise
-                await self._request("POST", "/v1/datasets", body=body)
+                await self.request("POST", path, body=body)
 
-        await self.endpoint.retry(find_or_register)
+        await self.endpoint.retry(find_or_create)
 
     def _upload(self, repo: str, files: Mapping[str, bytes]) -> None:
-        """Uploads files with the client that the data store is made for."""
         try:
             from huggingface_hub import CommitOperationAdd, HfApi
         except ImportError:
@@ -142,11 +111,7 @@ class NeMoCustomizerService:
             raise BackendUnavailable(f"{self.datastore}: uploading {repo} failed: {text}") from None
 
     async def create_job_once(self, name: str, body: Mapping[str, Any]) -> HostedJob:
-        """Returns the job with a name, and creates it unless one exists that has not failed or been cancelled.
-
-        Raises:
-            BackendError: The job could not be created.
-        """
+        """Returns the job with a name, and creates it unless one exists that has not failed or been cancelled."""
 
         async def find_or_create() -> HostedJob:
             number, pages = 1, 1
@@ -160,36 +125,24 @@ class NeMoCustomizerService:
                         logger.info("found the customization job %s (%s); not creating another", job.id, job.raw_status)
                         return job
                 number, pages = number + 1, page.pagination.total_pages
-            answer = await self._request("POST", JOBS, body={**body, "name": name})
-            entry = self._parse(CustomizationJobAnswer, answer, JOBS, "a customization job")
+            job_body = {**body, "name": name}
+            entry = await self.ask(CustomizationJobAnswer, "a customization job", "POST", JOBS, body=job_body)
             self._note(entry)
             return self._make_job(entry.id, entry.status or "created")
 
         return await self.endpoint.retry(find_or_create)
 
     async def retrieve_job(self, id_: str) -> HostedJob:
-        """Returns a job from its status.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The service has no such job, or reports an unknown status.
-        """
         path = f"{JOBS}/{quote(id_, safe='')}"
-        answer = self._parse(CustomizationStatusAnswer, await self._request("GET", f"{path}/status"), path, "a status")
+        answer = await self.ask(CustomizationStatusAnswer, "a status", "GET", f"{path}/status")
         if parse_job_status(answer.status) is TrainingStatusEnum.COMPLETED and not self._models.get(id_):
-            self._note(self._parse(CustomizationJobAnswer, await self._request("GET", path), path, "a job"))
+            self._note(await self.ask(CustomizationJobAnswer, "a job", "GET", path))
         return self._make_job(id_, answer.status, answer.percentage_done)
 
     async def cancel(self, id_: str) -> HostedJob:
-        """Cancels a job and returns it; the job may have ended before.
-
-        Raises:
-            BackendError: The job could not be cancelled.
-        """
-
         async def cancel() -> HostedJob:
             try:
-                await self._request("POST", f"{JOBS}/{quote(id_, safe='')}/cancel")
+                await self.request("POST", f"{JOBS}/{quote(id_, safe='')}/cancel")
             except RequestRejected:
                 job = await self.retrieve_job(id_)
                 if job.status.is_terminal:
@@ -201,7 +154,7 @@ class NeMoCustomizerService:
 
     async def _list_page(self, number: int, size: int = PAGE_SIZE) -> CustomizationPage:
         query = {"page": str(number), "page_size": str(size), "sort": "-created_at"}
-        return self._parse(CustomizationPage, await self._request("GET", JOBS, query=query), JOBS, "a list of jobs")
+        return await self.ask(CustomizationPage, "a list of jobs", "GET", JOBS, query=query)
 
     def _note(self, entry: CustomizationJobAnswer) -> str:
         self._models[entry.id] = entry.output_model
@@ -211,15 +164,4 @@ class NeMoCustomizerService:
         status = parse_job_status(raw_status)
         failed = f"the job ended with status {raw_status}" if status is TrainingStatusEnum.FAILED else None
         metrics = {} if share is None else {"percentage_done": share}
-        return HostedJob(id_, raw_status, status, self._models.get(id_), failed, None, {}, metrics)
-
-    async def _request(self, method: str, path: str, **arguments: Any) -> Any:
-        text = await self.endpoint.send(method, path, **arguments)
-        try:
-            return json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            shown = self.endpoint.redact(extract_error_message(text))
-            raise RetryableError(f"{self.endpoint.url}{path}: expected JSON, found: {shown}") from None
-
-    def _parse(self, kind: Any, answer: Any, path: str, what: str) -> Any:
-        return parse_answer(kind, answer, f"{self.endpoint.url}{path}", what)
+        return HostedJob(id_, raw_status, status, self._models.get(id_), failed, metrics=metrics)

@@ -110,7 +110,6 @@ def _keep_best_pairs(groups: list[list[Trajectory]], most: int) -> list[list[Tra
 async def nemo_customizer_trainer(
     config: NeMoCustomizerTrainerConfig, builder: Builder
 ) -> AsyncIterator[NeMoCustomizerTrainer]:
-    """Yields the loop."""
     algorithm = await builder.get_algorithm()
     yield NeMoCustomizerTrainer(
         config,

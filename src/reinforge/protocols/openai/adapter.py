@@ -7,7 +7,6 @@ policy()             samples from the base model, then from the newest fine-tune
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from itertools import chain
@@ -22,9 +21,10 @@ from reinforge.algorithms.preference import Preference
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import BackendError, ConfigError, JobFailed, Problem, TrajectoryError
+from reinforge.errors import JobFailed, Problem
 from reinforge.files import to_json
-from reinforge.interfaces import Algorithm, Builder, TrainerAdapter
+from reinforge.interfaces import Algorithm, Builder
+from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.openai.config import OpenAIAdapterConfig
 from reinforge.protocols.openai.rows import TrainingFile, build_preference_file, build_supervised_file
 from reinforge.protocols.settings import METHODS, find_model_problems, find_unsupported_settings
@@ -40,52 +40,36 @@ from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import TrajectoryCollection
 
 if TYPE_CHECKING:
-    from reinforge.protocols.hosted_policy import HostedPolicy
-    from reinforge.protocols.jobs import HostedJobs
-    from reinforge.protocols.service import FineTuningService
+    from reinforge.protocols.hosted_policy import HostedPolicy  # noqa: F401  a type argument
+    from reinforge.protocols.openai.service import FineTuningService  # noqa: F401  a type argument
+    from reinforge.protocols.service import HostedJob
 
 MAX_METADATA_LENGTH = 512
 
 
-class OpenAIAdapter(TrainerAdapter):
+class OpenAIAdapter(HostedAdapter["FineTuningService", "HostedPolicy"]):
     """Trains on each collection with one fine-tuning job.
 
     Args:
-        adapter_config: The configuration.
         algorithm: Selects what to train on: SFT, RejectionSampling, Preference; may be replaced between jobs.
         url: URL of the service up to /v1.
-        key: Sent as a bearer token.
     """
 
-    trains_on = "messages"
     serves_policy = True
+    backend = BACKEND
+    title = "OpenAI"
     adapter_config: OpenAIAdapterConfig
 
     def __init__(
         self, adapter_config: OpenAIAdapterConfig, algorithm: Algorithm, url: str, key: SecretStr | None = None
     ):
-        super().__init__(adapter_config)
-        self.algorithm, self.url, self._key = algorithm, url, key
-        self._policy: HostedPolicy | None = None
-        self._jobs: HostedJobs[FineTuningService] | None = None
-        self._refs: dict[str, TrainingJobRef] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        super().__init__(adapter_config, algorithm)
+        self.url, self._key = url, key
 
-    async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Connects to the service on the first call, and checks that it accepts the key.
-
-        Raises:
-            ConfigError: The run has settings that the API does not support; every one is named.
-            BackendError: The service does not answer, or rejects the key.
-        """
-        await super().initialize(run_config)
-        if self._jobs is not None:
-            return
-        if problems := self.validate(run_config):
-            raise ConfigError(problems)
+    async def _connect(self, run_config: FinetuneConfig) -> None:
         from reinforge.protocols.hosted_policy import HostedPolicy
-        from reinforge.protocols.jobs import HostedJobs  # imports aiohttp, which nothing before this needs
-        from reinforge.protocols.service import FineTuningService
+        from reinforge.protocols.jobs import HostedJobs
+        from reinforge.protocols.openai.service import FineTuningService
         from reinforge.rollout.models.openai_client import OpenAIChat
         from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
@@ -97,21 +81,15 @@ class OpenAIAdapter(TrainerAdapter):
         self._policy = HostedPolicy(
             OpenAIChat(chat, self.url, endpoint=endpoint, verify_model_name=True), base, ready_s=config.ready_s
         )
-        try:
-            await self._jobs.service.check_access()
-        except BackendError:
-            await self.cleanup()
-            raise
+        await self._jobs.service.check_access()
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns every setting that the API does not support; makes no request."""
         return [
             *find_model_problems(self.adapter_config.base_model, run_config),
             *find_unsupported_settings(run_config, self.algorithm),
         ]
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
-        """Returns the settings that take effect, as (name, value) to display."""
         config, (base, model) = self.adapter_config, self._resolve_models(run_config)
         first = base if model == base else f"{model}, fine-tuned from {base}"
         start = "the base model" if config.fine_tune_from_scratch else "the previous job's model"
@@ -124,41 +102,10 @@ class OpenAIAdapter(TrainerAdapter):
             ("job", f"{', then '.join(methods)}, {hyperparameters}; at most {config.max_wait_s:g} s"),
         ]
 
-    def policy(self) -> HostedPolicy | None:
-        """Returns the served model; None before `initialize`."""
-        return self._policy
-
-    async def is_healthy(self) -> bool:
-        """Returns True if the service answers and accepts the key."""
-        try:
-            await self._require_jobs().service.check_access()
-        except BackendError:
-            return False
-        return True
-
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; the same job key returns the same job, also from another process.
-
-        With too few rows, or pairs that the API cannot compare, nothing is sent; the job's status is failed, with the
-        reason.
-
-        Raises:
-            BackendError: The service rejects the file or the job.
-        """
-        key = trajectories.resolve_job_key()
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            if key not in self._refs:
-                self._refs[key] = await self._submit(key, trajectories)
-            return self._refs[key]
-
-    async def _submit(self, key: str, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        metadata: dict[str, Any] = {"job_key": key, "epoch": trajectories.epoch}
-        try:
-            file = self._build_training_file(trajectories)
-            self._check_min_examples(file)
-        except (JobFailed, TrajectoryError) as error:
-            metadata["refused"] = str(error)
-            return TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
+    async def _submit(self, trajectories: TrajectoryCollection, metadata: dict[str, Any]) -> HostedJob:
+        key, service = metadata["job_key"], self._require_jobs().service
+        file = self._build_training_file(trajectories)
+        self._check_min_examples(file)
         body, content = self._build_request(key, self.algorithm.for_epoch(trajectories.epoch)), file.content
         identity = [trajectories.run_id, key, hashlib.sha256(content).hexdigest(), body]
         job_metadata = {
@@ -166,22 +113,18 @@ class OpenAIAdapter(TrainerAdapter):
             "reinforge_job": hashlib.sha256(to_json(identity).encode()).hexdigest(),
             "reinforge_model_group": (trajectories.model_group or "")[:MAX_METADATA_LENGTH],
         }
-        jobs = self._require_jobs()
         request = {
             **body,
-            "training_file": await jobs.service.upload_once(content),
+            "training_file": await service.upload_once(content),
             "metadata": {name: value for name, value in job_metadata.items() if value},
         }
-        job = await jobs.service.create_job_once(job_metadata["reinforge_job"], request)
+        job = await service.create_job_once(job_metadata["reinforge_job"], request)
         metadata |= {"job_id": job.id, "num_rows": len(file.lines), "training_file": request["training_file"]}
         if file.left_out:
             metadata["left_out"] = file.left_out
-        ref = TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
-        jobs.record(ref, job)
-        return ref
+        return job
 
     def _build_training_file(self, trajectories: TrajectoryCollection) -> TrainingFile:
-        """Returns the training file of what the algorithm selects from a collection."""
         algorithm, groups = self.algorithm.for_epoch(trajectories.epoch), trajectories.groups
         if isinstance(algorithm, Preference):
             return build_preference_file(groups, algorithm)
@@ -223,37 +166,7 @@ class OpenAIAdapter(TrainerAdapter):
             **({"suffix": config.suffix} if config.suffix else {}),
         }
 
-    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns the status of a job; while the service does not answer, the last known one, with a message.
-
-        Raises:
-            BackendUnavailable: The service does not answer, and this process knows no earlier status.
-            BackendError: The service has no such job, or reports an unknown status.
-        """
-        return await self._require_jobs().status(ref)
-
-    async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model.
-
-        Args:
-            ref: The job.
-            poll_interval: Seconds between polls; None: `poll_interval_s`.
-
-        Raises:
-            BackendError: The service has no such job, rejects the key, or reports an unknown status.
-        """
-        status = await self._require_jobs().wait(ref, poll_interval)
-        model = (status.metadata or {}).get("fine_tuned_model")
-        if status.produced_model and model is not None:
-            self._require_policy().stage(model)
-        return status
-
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Cancels a job at the service and returns its final status; the job may have ended before.
-
-        Raises:
-            BackendError: The job could not be cancelled.
-        """
         return await self._require_jobs().cancel(ref)
 
     async def save(self, folder: Path, version: int) -> bool:
@@ -263,19 +176,10 @@ class OpenAIAdapter(TrainerAdapter):
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:
-        """Serves the model that a folder names as `version`, once it is available."""
         policy = self._require_policy()
         policy.stage(HostedModel.read(folder).model)
         await policy.publish(version)
         return True
-
-    async def cleanup(self) -> None:
-        """Closes the connections; an unfinished job keeps running unless `cancel_on_stop` is set."""
-        if self._jobs is None:
-            return
-        jobs, self._jobs, self._policy = self._jobs, None, None
-        await jobs.release()
-        await jobs.service.endpoint.close()
 
     def _resolve_models(self, run_config: FinetuneConfig) -> tuple[str, str]:
         """Returns the base model and the first model; they differ if `policy.model` is the folder of a hosted model."""
@@ -287,20 +191,9 @@ class OpenAIAdapter(TrainerAdapter):
         assert base is not None  # checked by `validate`
         return base, base
 
-    def _require_jobs(self) -> HostedJobs[FineTuningService]:
-        if self._jobs is None:
-            raise BackendError("the OpenAI adapter is not connected; call `initialize` first")
-        return self._jobs
-
-    def _require_policy(self) -> HostedPolicy:
-        if self._policy is None:
-            raise BackendError("the OpenAI adapter is not connected; call `initialize` first")
-        return self._policy
-
 
 @register_trainer_adapter(config_type=OpenAIAdapterConfig)
 async def openai_adapter(config: OpenAIAdapterConfig, builder: Builder) -> AsyncIterator[OpenAIAdapter]:
-    """Yields the adapter, which connects in `initialize`, and closes its connections at the end."""
     url, key = resolve_endpoint(config)
     path = ("trainer_adapters", find_entry_name(builder.config.trainer_adapters, config))
     warn_about_api_key(config, url, path, builder)

@@ -33,7 +33,6 @@ class TrainingFile:
     """A training file in JSONL.
 
     Attributes:
-        lines: The rows, one JSON object each.
         num_duplicates: Rows left out because they are duplicates.
         num_truncated: Replies not trained because they were truncated at `max_tokens`.
         num_identical: Pairs left out because both replies are the same.
@@ -49,7 +48,6 @@ class TrainingFile:
 
     @property
     def content(self) -> bytes:
-        """The bytes of the file."""
         return "".join(f"{line}\n" for line in self.lines).encode()
 
     @property
@@ -120,10 +118,6 @@ def build_preference_file(groups: Iterable[TrajectoryGroup], algorithm: Preferen
 
     Args:
         groups: Groups of siblings; a trajectory may also store pairs (`DPOItem`).
-        algorithm: Pairs the siblings.
-
-    Raises:
-        TrajectoryError: A pair is not two single replies to the same prompt.
     """
     file = TrainingFile()
     for group in groups:
@@ -166,7 +160,6 @@ def _add_pair(file: TrainingFile, prompt: ChatPrompt, preferred: Message, non_pr
 
 
 def _get_single_reply(trajectory: Trajectory, where: str) -> tuple[ChatPrompt, Message]:
-    """Returns the only trained reply of a trajectory, with its prompt."""
     turns = _find_trained_turns(trajectory)
     if len(turns) != 1:
         raise TrajectoryError(

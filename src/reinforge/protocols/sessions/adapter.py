@@ -10,9 +10,7 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer, TrainerAdapter
-from reinforge.protocols.sessions.client import HttpSession
-from reinforge.protocols.sessions.config import HttpAdapterConfig
-from reinforge.protocols.sessions.policy import HttpPolicy
+from reinforge.protocols.sessions.client import HttpAdapterConfig, HttpPolicy, HttpSession
 from reinforge.protocols.sessions.wire import CLIENT_SETTINGS, StatusAnswer, write_job
 from reinforge.registry import TypedConfig, register_trainer_adapter
 from reinforge.rollout.models.llms import find_adapters
@@ -31,8 +29,6 @@ class HttpAdapter(TrainerAdapter):
     """Samples and trains in a session at the server.
 
     Args:
-        adapter_config: How to reach the server.
-        algorithm: The configuration of the algorithm, which the server makes.
         adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
     """
 
@@ -46,12 +42,6 @@ class HttpAdapter(TrainerAdapter):
         self._policy: HttpPolicy | None = None
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Opens the session; the server loads the model.
-
-        Raises:
-            ConfigError: A setting cannot be honoured.
-            BackendError: The server does not answer, or refuses.
-        """
         await super().initialize(run_config)
         if self._session is not None:
             return
@@ -82,7 +72,6 @@ class HttpAdapter(TrainerAdapter):
         return self.adapter_config.base_model or run_config.policy.model or ""
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns every setting that the server cannot honour; makes no request."""
         problems, where = [], "finetuning"
         if not self._get_model(run_config):
             fix = "set base_model of the trainer adapter to one of the server's models"
@@ -106,18 +95,15 @@ class HttpAdapter(TrainerAdapter):
         return problems
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
-        """Returns the settings that take effect, as (name, value) to display."""
         place = f"{self.adapter_config.url} (receives all prompts of the agent and the trajectories)"
         rate = run_config.policy.optimizer.learning_rate
         chosen = "chosen by the server, from the model's size" if rate is None else f"{rate:g}"
         return [("server", place), ("model", self._get_model(run_config)), ("learning rate", chosen)]
 
     def policy(self) -> PolicyServer | None:
-        """Returns the policy of the session; None before it is open."""
         return self._policy
 
     async def is_healthy(self) -> bool:
-        """Returns True if the server still has the session."""
         if self._policy is None:
             return False
         try:
@@ -134,16 +120,9 @@ class HttpAdapter(TrainerAdapter):
         return TrainingJobRef(run_id=trajectories.run_id, backend=BACKEND, metadata=metadata)
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns a job's status."""
         return await self._ask_status(ref, 0.0)
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
-        """Waits until a job has ended; the server answers as soon as it has.
-
-        Raises:
-            OutOfMemory, StorageError: The server ran out of memory or storage.
-            BackendUnavailable: The server does not answer, or has ended the session.
-        """
         while not (status := await self._ask_status(ref, WAIT_S)).is_terminal:
             pass
         return status
@@ -156,14 +135,12 @@ class HttpAdapter(TrainerAdapter):
         return answer.status.model_copy(update={"backend": BACKEND})
 
     async def save(self, folder: Path, version: int) -> bool:
-        """Has the server keep weights and optimizer state, and writes their name."""
         kept = _list_saved(folder)
         name = await self._require_session().save(version, kept)
         HostedModel(name, self._require_session().model, self.adapter_config.url).write(folder)
         return True
 
     async def restore(self, folder: Path, version: int) -> bool:
-        """Has the server load weights that `save` named, also those of an earlier process of the run."""
         saved = HostedModel.read(folder)
         answer = await self._require_session().restore(saved.model, version)
         assert self._policy is not None  # the session is open
@@ -171,7 +148,6 @@ class HttpAdapter(TrainerAdapter):
         return True
 
     async def cleanup(self) -> None:
-        """Ends the session, whose saved weights stay at the server."""
         if self._session is not None:
             session, self._session, self._policy = self._session, None, None
             await session.close()
@@ -202,7 +178,6 @@ def _list_saved(folder: Path) -> list[str] | None:
 
 @register_trainer_adapter(config_type=HttpAdapterConfig)
 async def http_adapter(config: HttpAdapterConfig, builder: Builder) -> AsyncIterator[HttpAdapter]:
-    """Yields the adapter and ends its session at the end."""
     await builder.get_algorithm()  # checks its settings, and makes the default one if none is configured
     adapters = tuple(dict.fromkeys(find_adapters(builder.config.llms).values()))
     adapter = HttpAdapter(config, builder.config.finetuning.algorithm, adapters)

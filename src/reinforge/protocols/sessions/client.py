@@ -5,25 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ValidationError
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from reinforge.adapters.described_policy import DescribedPolicy
+from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.protocols.sessions.config import HttpAdapterConfig
 from reinforge.protocols.sessions.wire import (
     SESSIONS,
+    EncodeAnswer,
+    EncodeCall,
     OpenSession,
+    PublishCall,
     RestoreCall,
+    SampleAnswer,
+    SampleCall,
     SaveCall,
+    ScoreAnswer,
+    ScoreCall,
     SentJob,
     SessionAnswer,
     SessionDescription,
     WeightsAnswer,
 )
 from reinforge.rollout.isolation.worker_protocol import load_error
+from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
+from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.types.sample import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +48,6 @@ HEARTBEATS = 4
 
 class HttpSession:
     """One session.
-
-    Args:
-        config: How to reach the server.
 
     Attributes:
         description: What the server says about the session's policy; None: it is not open.
@@ -54,9 +63,6 @@ class HttpSession:
 
         Args:
             settings: Those of `OpenSession`, but for its key.
-
-        Raises:
-            BackendError: The server does not answer, or refuses.
         """
         asked = OpenSession(key=secrets.token_hex(16), **settings)
         self.description = await self._call(SessionDescription, "POST", "", asked)
@@ -65,22 +71,15 @@ class HttpSession:
 
     @property
     def id(self) -> str:
-        """The session's id.
-
-        Raises:
-            BackendError: It is not open.
-        """
         if self.description is None:
             raise BackendError("the http adapter is not initialized; call initialize() first")
         return self.description.id
 
     @property
     def model(self) -> str:
-        """The server's name of the model that it began with."""
         return "" if self.description is None else self.description.model_name
 
     async def _beat(self) -> None:
-        """Shows the server that the client is there."""
         assert self.description is not None
         while True:
             await asyncio.sleep(self.description.lease_s / HEARTBEATS)
@@ -90,44 +89,26 @@ class HttpSession:
                 logger.debug("the server did not answer a sign of life: %s", error)
 
     async def ask(self, kind: type[A], method: str, path: str, call: BaseModel | None = None, **query: str) -> A:
-        """Returns the answer to one call of the session.
-
-        Args:
-            kind: Class of the answer.
-            method: GET, POST or PUT.
-            path: Below the session's.
-            call: The body.
-            query: Query parameters.
-
-        Raises:
-            BackendUnavailable: The server does not answer, or has ended the session.
-            BackendError: It refuses.
-            Exception: What the call raised at the server.
-        """
         answer = await self._call(kind, method, f"/{self.id}/{path}", call, query)
         if isinstance(answer, SessionAnswer) and answer.raised is not None:
             raise load_error(answer.raised)
         return answer
 
     async def submit(self, kind: type[A], job: SentJob) -> A:
-        """Returns the answer to a job, which is started once for each key."""
         return await self.ask(kind, "POST", "jobs", job)
 
     async def save(self, version: int, keep: list[str] | None) -> str:
-        """Returns the name of the current weights, which the server keeps."""
         name = secrets.token_hex(16)
         await self.ask(WeightsAnswer, "PUT", f"saves/{name}", SaveCall(version=version, keep=keep))
         return f"{self.id}/{name}"
 
     async def restore(self, saved: str, version: int) -> WeightsAnswer:
-        """Loads weights by their name and serves them as a version."""
         session, _, save = saved.partition("/")
         return await self.ask(
             WeightsAnswer, "POST", "restore", RestoreCall(session=session, save=save, version=version)
         )
 
     async def close(self) -> None:
-        """Ends the session; what it has saved stays at the server."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -158,7 +139,6 @@ class HttpSession:
 
 
 def _explain(error: RequestRejected, *, is_open: bool) -> BackendError:
-    """Returns a refusal with what the user can do about it."""
     if error.status in KEY_REJECTED:
         return BackendError(f"{error}; check the trainer adapter's api_key")
     if error.status == NOT_FOUND and is_open and "session_not_found" in str(error):
@@ -166,3 +146,74 @@ def _explain(error: RequestRejected, *, is_open: bool) -> BackendError:
     if error.status == NOT_FOUND and not is_open and "model_not_found" not in str(error):
         return BackendError(f"{error}; check url: the server must be a `reinforge serve --sessions`")
     return error
+
+
+class HttpAdapterConfig(TrainerAdapterConfig, name="http"):
+    """Samples and trains on a `reinforge serve --sessions` elsewhere, which has the model."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # a key with a line break must not end up in a message
+    key_aliases: ClassVar[dict[str, str]] = {"base_url": "url"}
+
+    url: str = Field(description="URL of the server, such as http://gpu1:8000. `base_url` is also accepted.")
+    api_key: SecretStr | None = Field(
+        default=None, description="Key of the server. Write ${VAR}, not the key itself; null: no key is sent."
+    )
+    base_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The server's name of the model to train; null: finetuning.policy.model.",
+    )
+    timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one attempt at a request in seconds.")
+    max_retries: int = Field(default=4, ge=0, description="Retries after 408, 409, 429, 5xx and lost connections.")
+    max_connections: int = Field(default=64, ge=1, description="Maximum number of concurrent requests.")
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        return validate_url(url).removesuffix("/v1")
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_key(cls, key: SecretStr | None) -> SecretStr | None:
+        return None if key is None else validate_key(key)
+
+    @property
+    def endpoint(self) -> EndpointConfig:
+        """The same settings as those of an endpoint."""
+        return EndpointConfig(
+            timeout_s=self.timeout_s, max_retries=self.max_retries, max_connections=self.max_connections
+        )
+
+
+class HttpPolicy(DescribedPolicy):
+    def __init__(self, session: HttpSession, description: SessionDescription):
+        super().__init__(description, description.version)
+        self._session = session
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        """Samples one reply; if the response is lost, another one is sampled."""
+        answer = await self._session.ask(SampleAnswer, "POST", "sample", SampleCall(request=request))
+        if answer.reply is None:
+            raise BackendError("the server answered without a reply")
+        return self.note_version(answer.reply)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        call = ScoreCall(token_ids=[list(map(int, row)) for row in token_ids])
+        answer = await self._session.ask(ScoreAnswer, "POST", "score", call)
+        return [np.asarray(row, np.float32) for row in answer.logprobs]
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
+        answer = await self._session.ask(EncodeAnswer, "POST", "encode", EncodeCall(request=request, reply=reply))
+        if answer.tokens is None:
+            raise BackendError("the server answered without tokens")
+        return answer.tokens
+
+    async def publish(self, version: int) -> None:
+        answer = await self._session.ask(WeightsAnswer, "POST", "publish", PublishCall(version=version))
+        self._version = answer.version
+
+    async def fingerprint(self) -> str:
+        return (await self._session.ask(WeightsAnswer, "GET", "fingerprint")).fingerprint
+
+    def follow(self, version: int) -> None:
+        self._version = version

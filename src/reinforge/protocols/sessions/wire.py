@@ -55,8 +55,6 @@ CLIENT_SETTINGS = (
 
 
 class WireModel(BaseModel):
-    """Base of everything that is sent."""
-
     model_config = ConfigDict(
         extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings"
     )
@@ -67,11 +65,8 @@ class OpenSession(WireModel):
 
     Attributes:
         key: Made by the client; the same key finds the same session again.
-        model: A name of the server's models.
         policy: How it is trained: the settings of `finetuning.policy` that a client may choose.
         algorithm: `_type` and settings.
-        seed: Seed of the run.
-        num_epochs: Epochs of the run, for the learning rate schedule.
         max_skipped_steps: `finetuning.limits.max_skipped_steps`.
     """
 
@@ -88,7 +83,6 @@ class SessionDescription(BaseModel):
     """What never changes about a session's policy; attributes are those of `PolicyServer`.
 
     Attributes:
-        id: The session.
         lease_s: Seconds without a request after which the session may be ended.
     """
 
@@ -105,8 +99,6 @@ class SessionDescription(BaseModel):
 
 
 class SampleCall(WireModel):
-    """Asks for one reply."""
-
     request: ModelRequest
 
 
@@ -117,15 +109,11 @@ class ScoreCall(WireModel):
 
 
 class EncodeCall(WireModel):
-    """Asks for the tokens of a given reply."""
-
     request: ModelRequest
     reply: Message
 
 
 class PublishCall(WireModel):
-    """Serves the newest weights as a version."""
-
     version: int = Field(ge=0)
 
 
@@ -133,7 +121,6 @@ class SaveCall(WireModel):
     """Keeps the current weights and optimizer state.
 
     Attributes:
-        version: Their version.
         keep: All saved weights that the run still refers to, as `SESSION/SAVE`; others of this session and of those
             that it continues are removed. None: remove nothing.
     """
@@ -143,8 +130,6 @@ class SaveCall(WireModel):
 
 
 class RestoreCall(WireModel):
-    """Loads saved weights, also of an earlier session, and serves them as a version."""
-
     session: Key
     save: Key
     version: int = Field(ge=0)
@@ -165,8 +150,6 @@ class SessionAnswer(BaseModel):
 
 
 class SampleAnswer(SessionAnswer):
-    """One reply with its exact tokens."""
-
     reply: ModelReply | None = None
 
 
@@ -177,8 +160,6 @@ class ScoreAnswer(SessionAnswer):
 
 
 class EncodeAnswer(SessionAnswer):
-    """The tokens of a given reply."""
-
     tokens: TokenLogprobs | None = None
 
 
@@ -189,8 +170,6 @@ class StatusAnswer(SessionAnswer):
 
 
 class WeightsAnswer(SessionAnswer):
-    """The weights that are served now."""
-
     version: int = 0
     fingerprint: str = ""
 
@@ -221,8 +200,6 @@ class SentTrajectory(WireModel):
 
 
 class SentJob(WireModel):
-    """A training job."""
-
     job_key: str = Field(min_length=1, max_length=500)
     run_id: str
     epoch: int | None = None

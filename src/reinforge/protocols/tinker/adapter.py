@@ -14,9 +14,8 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Algorithm, Builder
-from reinforge.protocols.tinker.config import TinkerAdapterConfig
-from reinforge.protocols.tinker.losses import translate_loss
-from reinforge.protocols.tinker.service import SDK, OpenService, TinkerService
+from reinforge.protocols.tinker.engine import translate_loss
+from reinforge.protocols.tinker.service import SDK, OpenService, TinkerAdapterConfig, TinkerService
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.models.llms import find_adapters
 
@@ -30,11 +29,8 @@ class TinkerAdapter(LocalAdapter):
     """Runs jobs like the local adapter, on an engine whose weights are at the service.
 
     Args:
-        adapter_config: The configuration.
-        algorithm: Assigns advantages and names the loss.
         model: Replaces `finetuning.policy.model`, for the tokenizer.
         adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
-        open_service: Opens the service.
     """
 
     trains_stages = False
@@ -55,7 +51,6 @@ class TinkerAdapter(LocalAdapter):
         self._named = adapters
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
-        """Returns every setting that the service cannot honour; makes no request."""
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
         problems = [replace(each, path=where) for each in check_packages(lora=False)]
         if self._open_service is TinkerService and importlib.util.find_spec("tinker") is None:
@@ -104,7 +99,6 @@ class TinkerAdapter(LocalAdapter):
         return problems
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
-        """Returns the settings that take effect, as (name, value) to display."""
         config = self.adapter_config
         place = config.base_url or "TINKER_BASE_URL, else Tinker's own service"
         rate = self._policy_config(run_config).optimizer.peak
@@ -129,7 +123,6 @@ class TinkerAdapter(LocalAdapter):
 
 @register_trainer_adapter(config_type=TinkerAdapterConfig)
 async def tinker_adapter(config: TinkerAdapterConfig, builder: Builder) -> AsyncIterator[TinkerAdapter]:
-    """Yields the adapter and ends its session at the service at the end."""
     adapters = tuple(dict.fromkeys(find_adapters(builder.config.llms).values()))
     adapter = TinkerAdapter(config, await builder.get_algorithm(), await builder.get_model_path(), adapters)
     try:

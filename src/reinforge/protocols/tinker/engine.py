@@ -15,12 +15,72 @@ import numpy as np
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
 from reinforge.config.policy import PolicyConfig
-from reinforge.errors import BackendError, EngineError
-from reinforge.protocols.tinker.config import TinkerAdapterConfig
-from reinforge.protocols.tinker.losses import build_data, make_datum, translate_loss
+from reinforge.errors import BackendError, ConfigError, EngineError, Problem
 from reinforge.protocols.tinker.policy import TinkerPolicy
-from reinforge.protocols.tinker.service import OpenService
+from reinforge.protocols.tinker.service import OpenService, ServiceDatum, TinkerAdapterConfig
 from reinforge.types.sample import AdamSettings, FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+
+ALGORITHM = "finetuning.algorithm"
+UNUSED: dict[str, tuple[Any, ...]] = {
+    "dual_clip": (None,),
+    "constant_length": (None,),
+    "kl_coef": (0, 0.0),
+    "entropy_coef": (0, 0.0),
+}
+"""Settings of our losses that the service does not have, with the values at which they do nothing."""
+IGNORED = ("tis_cap", "kl_estimator")
+"""Settings that matter only for what the service does not do."""
+CLIPPED = {"clipped_pg": ("ppo", 0.2, 0.2), "cispo": ("cispo", None, 4.0), "gspo": ("gspo", 3e-4, 4e-4)}
+"""Our name -> the service's, and our defaults of `clip_low` and `clip_high`."""
+
+
+def translate_loss(spec: LossSpec) -> tuple[str, dict[str, float]]:
+    """Returns the service's name and settings of a loss.
+
+    Example: clipped_pg with clip_low 0.2 and clip_high 0.3 -> ppo with thresholds 0.8 and 1.3.
+
+    Raises:
+        ConfigError: The service has no such loss, or the loss no such setting.
+    """
+    if spec.name == "cross_entropy":
+        return spec.name, {}
+    if spec.name not in CLIPPED:
+        message = f"Tinker's service has no loss like {spec.name}"
+        fix = "use an algorithm with clipped_pg, cispo, gspo or cross_entropy, such as grpo, or _type: local"
+        raise ConfigError(Problem(ALGORITHM, message, fix))
+    for name, value in spec.params.items():
+        if name in UNUSED and value not in UNUSED[name]:
+            message = f"{name} is {value}, which the losses of Tinker's service do not have"
+            raise ConfigError(Problem(f"{ALGORITHM}.{name}", message, "remove it, or use _type: local"))
+    name, default_low, default_high = CLIPPED[spec.name]
+    low, high = spec.params.get("clip_low", default_low), spec.params.get("clip_high", default_high)
+    if math.isinf(high):
+        return "importance_sampling", {}
+    return name, {"clip_low_threshold": 1 - (1.0 if low is None else low), "clip_high_threshold": 1 + high}
+
+
+def build_data(samples: Sequence[TrainingSample], loss: str) -> list[ServiceDatum]:
+    total = sum(sample.weight * sample.num_trained for sample in samples)
+    data = []
+    for sample in samples:
+        share = np.float32(sample.weight / total)
+        advantages = sample.loss_mask if sample.advantages is None else sample.advantages
+        scaled = np.where(sample.loss_mask, advantages, 0).astype(np.float32) * share
+        old = sample.sampling_logprobs if sample.old_logprobs is None else sample.old_logprobs
+        numbers: dict[str, FloatArray] = {"logprobs": np.where(sample.loss_mask, old, 0)[1:], "advantages": scaled[1:]}
+        if loss == "cross_entropy":
+            numbers = {"weights": (sample.loss_mask * share).astype(np.float32)[1:]}
+        elif loss == "gspo":
+            numbers["sequence_ratio_mask"] = sample.loss_mask[1:].astype(np.float32)
+        data.append(make_datum(sample, numbers))
+    return data
+
+
+def make_datum(sample: TrainingSample, numbers: Mapping[str, FloatArray] | None = None) -> ServiceDatum:
+    """Returns a sample in the service's form: the input without its last token, the targets without the first."""
+    tokens = sample.token_ids.tolist()
+    return ServiceDatum(tokens[:-1], tokens[1:], dict(numbers or {}))
+
 
 NAME = "default"
 SERVICE = "tinker"
@@ -29,14 +89,7 @@ SERVICE = "tinker"
 class TinkerEngine:
     """Has the methods of `Engine` that a job calls.
 
-    Args:
-        config: The policy: its tokenizer, optimizer, schedule and batches.
-        adapter: How to reach the service.
-        seed: Of the adapter's first weights and the order of samples.
-        open_service: Opens the service.
-
     Attributes:
-        policies: The one policy, by its name.
         missing_reference: None: the service has no reference.
     """
 
@@ -66,7 +119,6 @@ class TinkerEngine:
         self._num_saves = 0
 
     def begin_job(self, *names: str) -> None:
-        """Begins a job."""
         self._is_changed = False
 
     def score(self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, **_: Any) -> None:
@@ -135,22 +187,15 @@ class TinkerEngine:
         self._is_changed = False
 
     def rollback(self) -> None:
-        """Goes back to the weights from before the job."""
         if self._is_changed:
             self._service.load(self._saved)
             self._num_steps, self._is_changed = self._saved_steps, False
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes the name of the newest weights, which stay at the service."""
         place = self._adapter.base_url or SERVICE
         HostedModel(f"{self._saved}#{self._saved_steps}", self._adapter.base_model, place).write(folder)
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
-        """Goes back to the weights that a folder names.
-
-        Raises:
-            BackendError: It names none of this service.
-        """
         saved, _, steps = HostedModel.read(Path(folder)).model.partition("#")
         if not saved.startswith("tinker://") or not steps.isdecimal():
             raise BackendError(f"{Path(folder) / HOSTED_MODEL} names no checkpoint of Tinker's service")
@@ -159,23 +204,14 @@ class TinkerEngine:
         self._num_steps, self._is_changed = int(steps), False
 
     def reset(self, adapter: str | None = None) -> None:
-        """Raises: the first weights are not kept.
-
-        Raises:
-            EngineError: Always.
-        """
+        """Raises: the first weights are not kept."""
         raise EngineError("reset: Tinker's service keeps no first weights for the run")
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
-        """Raises: stages are not offered.
-
-        Raises:
-            EngineError: Always.
-        """
+        """Raises: stages are not offered."""
         raise EngineError(f"use_stage: pipelines ({stage}) are not offered with Tinker's service")
 
     def close(self) -> None:
-        """Ends the session."""
         self._service.close()
 
 
@@ -189,6 +225,5 @@ def _check_samples(samples: Sequence[TrainingSample]) -> None:
 
 
 def _read_norm(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the norm of the gradient, if the service reports one."""
     found = [value for name, value in metrics.items() if "grad" in name and math.isfinite(value)]
     return {"grad_norm": found[0]} if found else {}

@@ -25,11 +25,7 @@ class TinkerPolicy(PolicyServer):
     """Samples from the weights that were published last.
 
     Args:
-        service: The service.
-        renderer: The model's tokenizer and template.
-        name: The model's name.
         max_model_len: Most tokens of prompt and reply.
-        ends: Tokens that end a reply.
     """
 
     tolerance = TOLERANCE
@@ -47,26 +43,17 @@ class TinkerPolicy(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The version that replies are sampled from."""
         return self._version
 
     @property
     def model_name(self) -> str:
-        """The model's name, for `target_model` and the record."""
         return self._name
 
     @property
     def chat_template(self) -> str | None:
-        """The tokenizer's template."""
         return self.renderer.chat_template
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply.
-
-        Raises:
-            ValueError: The service has no such setting.
-            ContextOverflow: The prompt leaves no room for a reply.
-        """
         from reinforge.engine.policy import cut_at_stop
 
         params = request.sampling
@@ -103,21 +90,17 @@ class TinkerPolicy(PolicyServer):
         )
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given the tokens before it, at temperature 1."""
         return [await self._service.score(row) for row in token_ids]
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        """Returns the tokens of a given reply, by the chat template, with the token that ends it."""
         prompt, token_ids = self.renderer.encode(request, reply, self._ends)
         return TokenLogprobs(prompt, token_ids, (float("nan"),) * len(token_ids), policy_version=-1)
 
     async def publish(self, version: int) -> None:
-        """Samples from the newest weights as `version`."""
         await asyncio.to_thread(self._service.publish)
         self._version = version
 
     async def fingerprint(self) -> str:
-        """Returns what stands for the weights: the service does not show them."""
         return f"tinker-{self._version}"
 
 

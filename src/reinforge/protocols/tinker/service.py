@@ -7,18 +7,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+from pydantic import Field, SecretStr, field_validator
 
+from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
+from reinforge.rollout.models.openai_config import validate_url
 from reinforge.types.request import SamplingParams
 from reinforge.types.sample import AdamSettings, FloatArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reinforge.protocols.tinker.config import TinkerAdapterConfig
+
+class TinkerAdapterConfig(TrainerAdapterConfig, name="tinker"):
+    """Samples and trains on Tinker's service, or on a server of its protocol (`reinforge serve MODEL --tinker`)."""
+
+    fine_tune_from_scratch: ClassVar[bool] = False
+
+    base_model: str = Field(min_length=1, description="The service's name of the model to train an adapter of.")
+    base_url: str | None = Field(
+        default=None, description="URL of the service. Null: TINKER_BASE_URL if set, else Tinker's own."
+    )
+    api_key: SecretStr | None = Field(
+        default=None, description="Key of the service. Write ${VAR}, not the key itself; null: TINKER_API_KEY."
+    )
+    rank: int = Field(default=32, ge=1, description="Rank of the adapter.")
+    train_mlp: bool = Field(default=True, description="Train adapters of the MLP layers.")
+    train_attn: bool = Field(default=True, description="Train adapters of the attention layers.")
+    train_unembed: bool = Field(default=True, description="Train an adapter of the output layer.")
+    checkpoint_ttl_s: int | None = Field(
+        default=None, ge=3600, description="Seconds after which the service may delete a checkpoint; null: never."
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        return None if url is None else validate_url(url)
+
 
 SDK = "0.38"
 """The version of the SDK that this was made for."""
@@ -26,13 +54,7 @@ SDK = "0.38"
 
 @dataclass(frozen=True, slots=True)
 class ServiceDatum:
-    """One sequence for the service: position i of the input predicts target i.
-
-    Attributes:
-        token_ids: The input.
-        targets: As long as the input.
-        numbers: Further arrays of that length, by the service's names.
-    """
+    """One sequence for the service: position i of the input predicts target i."""
 
     token_ids: Sequence[int]
     targets: Sequence[int]
@@ -84,10 +106,6 @@ class TrainingService(Protocol):
 class TinkerService:
     """The service through Tinker's SDK.
 
-    Args:
-        config: The adapter's configuration.
-        seed: Seed of the adapter's first weights.
-
     Raises:
         ConfigError: The SDK is not installed.
         BackendUnavailable: The service does not answer.
@@ -123,13 +141,11 @@ class TinkerService:
     def forward_backward(
         self, data: Sequence[ServiceDatum], loss: str, config: Mapping[str, float]
     ) -> dict[str, float]:
-        """Adds the gradient of a loss, summed over tokens, to those since the last step; returns its metrics."""
         with self._translate("forward_backward"):
             made = [self._make_datum(datum) for datum in data]
             return dict(self._training.forward_backward(made, loss, dict(config) or None).result().metrics)
 
     def forward(self, data: Sequence[ServiceDatum]) -> list[FloatArray]:
-        """Returns the log-probs of each datum's targets."""
         with self._translate("forward"):
             made = [self._make_datum(datum) for datum in data]
             outputs = self._training.forward(made, "cross_entropy").result().loss_fn_outputs
@@ -144,7 +160,6 @@ class TinkerService:
         return tinker.Datum(model_input=tinker.ModelInput.from_ints(list(datum.token_ids)), loss_fn_inputs=inputs)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
-        """Makes an optimizer step; returns its metrics."""
         with self._translate("optim_step"):
             (beta1, beta2), limit = settings.betas, settings.max_grad_norm
             params = self._tinker.AdamParams(
@@ -158,22 +173,18 @@ class TinkerService:
             return dict(self._training.optim_step(params).result().metrics or {})
 
     def save(self, name: str) -> str:
-        """Saves weights and optimizer; returns the path."""
         with self._translate("save_state"):
             return str(self._training.save_state(name, ttl_seconds=self._ttl, overwrite=True).result().path)
 
     def load(self, path: str) -> None:
-        """Goes back to saved weights and optimizer, as a new model of the service."""
         with self._translate(f"loading {path}"):
             self._training = self._client.create_training_client_from_state_with_optimizer(path).result()
 
     def publish(self) -> None:
-        """Samples from the current weights from now on."""
         with self._translate("save_weights_for_sampler"):
             self._sampler = self._training.save_weights_and_get_sampling_client().result()
 
     async def sample(self, prompt: Sequence[int], params: SamplingParams) -> ServiceReply:
-        """Samples from the published weights."""
         asked = self._tinker.SamplingParams(
             max_tokens=params.max_tokens,
             seed=params.seed,
@@ -186,13 +197,11 @@ class TinkerService:
         return ServiceReply(tuple(sequence.tokens), tuple(sequence.logprobs or ()), sequence.stop_reason)
 
     async def score(self, token_ids: Sequence[int]) -> FloatArray:
-        """Returns log p of each token under the published weights; 0 for the first."""
         with self._translate("compute_logprobs"):
             row = await self._sampler.compute_logprobs(self._tinker.ModelInput.from_ints(list(token_ids)))
         return np.asarray([0.0 if value is None else value for value in row], np.float32)
 
     def close(self) -> None:
-        """Ends the session."""
         with self._translate("close"):
             self._client.close("success").result()
 
@@ -202,11 +211,6 @@ OpenService = Callable[["TinkerAdapterConfig", int], TrainingService]
 
 
 def import_sdk() -> Any:
-    """Returns Tinker's SDK.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
     try:
         import tinker
     except ModuleNotFoundError:

@@ -31,10 +31,10 @@ from reinforge.errors import StorageError
 from reinforge.files import make_private_folder, remove_leftovers
 from reinforge.protocols.art.server.earlier_steps import EarlierSteps, ModelStep
 from reinforge.protocols.art.server.model import ARTJob, ARTModel
-from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord, make_id
-from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
+from reinforge.protocols.art.server.trajectories import SampledReplies
 from reinforge.protocols.art.server.wire import (
-    build_page,
+    answer_page,
     choose_metrics,
     describe_events,
     read_name,
@@ -42,10 +42,9 @@ from reinforge.protocols.art.server.wire import (
     read_steps,
     read_trainer_args,
 )
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.base_models import BaseModels, TrainingHost, find_bases
+from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
 from reinforge.serving.models import ServedModel, ServedModels
-from reinforge.serving.routes import abortable, count_retries, read_json, write_json
+from reinforge.serving.routes import ApiError, Feature, abortable, count_retries, make_id, read_json, write_json
 from reinforge.types.episode import ModelCall
 
 logger = logging.getLogger(__name__)
@@ -55,13 +54,10 @@ DEFAULT_PROJECT = "default"
 MAX_MODELS = 8
 
 
-class ARTApi:
+class ARTApi(Feature):
     """The feature that trains models for ART's clients.
 
     Args:
-        models: The served models, to which every trained one is added.
-        bases: What may be trained.
-        folder: Where the trained models are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
         max_models: Most models that are loaded at a time; each holds a copy of its base model.
     """
@@ -85,7 +81,6 @@ class ARTApi:
         self._creating = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns the routes of both protocols."""
         model, job = "/v1/preview/models", "/v1/preview/training-jobs"
         return [
             web.post(model, self.create_model),
@@ -104,11 +99,6 @@ class ARTApi:
         ]
 
     async def start(self) -> None:
-        """Finds the models of earlier processes, and goes on with their jobs.
-
-        Raises:
-            StorageError: The folder cannot be used, or another server owns it.
-        """
         make_private_folder(self._folder)
         try:
             self._lock.acquire(timeout=0)
@@ -145,7 +135,6 @@ class ARTApi:
         self._replies.record(call, model.root or model.name)
 
     async def close(self) -> None:
-        """Stops the jobs, which go on after a restart, and frees the models."""
         await self._earlier.close()
         for model in self._trained.values():
             await model.close()
@@ -154,7 +143,6 @@ class ARTApi:
     # The training service, protocol 2.
 
     async def create_model(self, request: web.Request) -> web.Response:
-        """Answers with a model; an existing one is found by entity, project and name."""
         body = await read_json(request)
         may_exist = body.get("return_existing") is True or count_retries(request) > 0
         model = await self._find_or_create(body, may_exist=may_exist)
@@ -191,10 +179,9 @@ class ARTApi:
         if request.query.get("order") == "desc":
             steps.reverse()
         rows = [{"id": f"{model.record.id}-step-{step}", "step": step, "metrics": {}} for step in steps]
-        return write_json(build_page(request, rows))
+        return answer_page(request, rows)
 
     async def delete_checkpoints(self, request: web.Request) -> web.Response:
-        """Deletes steps; the newest one and the base model stay."""
         model, wanted = self._get_model(request), read_steps(await read_json(request), "steps")
         known = sorted({step for step in wanted if step in model.list_earlier()})
         for step in known:
@@ -215,22 +202,18 @@ class ARTApi:
         return write_json({"id": self._submit(model, groups, settings).id})
 
     async def list_events(self, request: web.Request) -> web.Response:
-        """Lists what has happened in a job so far."""
-        return write_json(build_page(request, describe_events(self._get_job(request.match_info["id"]))))
+        return answer_page(request, describe_events(self._get_job(request.match_info["id"])))
 
     async def refuse_sft(self, request: web.Request) -> web.Response:
-        """Refuses supervised jobs, whose data would be at a URL of the client's."""
         message = "this server reads no training data from a URL; upload it and use /v1/fine_tuning/jobs"
         raise ApiError(501, message, code="not_supported")
 
     # The server of `art run`, protocol 1.
 
     async def show_health(self, request: web.Request) -> web.Response:
-        """Says that the server answers."""
         return write_json({"status": "ok"})
 
     async def register(self, request: web.Request) -> web.Response:
-        """Registers a model, or finds it again."""
         await self._find_or_create(await read_json(request), may_exist=True)
         return web.json_response(None)
 
@@ -241,11 +224,9 @@ class ARTApi:
         return web.json_response([f"http://{request.headers['host']}/v1", key])
 
     async def get_step(self, request: web.Request) -> web.Response:
-        """Answers with the newest step."""
         return web.json_response((await self._find_described(await read_json(request))).step)
 
     async def keep_steps(self, request: web.Request) -> web.Response:
-        """Deletes all steps but those named, the newest and the base model."""
         body = await read_json(request)
         model, kept = await self._find_described(body.get("model")), read_steps(body, "steps_to_keep")
         for step in model.list_earlier():
@@ -255,7 +236,6 @@ class ARTApi:
 
     @abortable  # the job runs to its end, even if nobody waits for it
     async def train(self, request: web.Request) -> web.StreamResponse:
-        """Runs one job; the response is a line of JSON with its metrics, and ends with it."""
         body = await read_json(request)
         model = await self._find_described(body.get("model"))
         given = read_object(body, "config") | read_object(body, "dev_config")
@@ -328,7 +308,6 @@ class ARTApi:
         return None
 
     async def _find_described(self, body: object) -> ARTModel:
-        """Returns the model that a client of protocol 1 describes in full."""
         described = body if isinstance(body, dict) else {}
         entity = read_name(described, "entity", LOCAL_ENTITY)
         project, name = read_name(described, "project", DEFAULT_PROJECT), read_name(described, "name", None)
@@ -357,7 +336,6 @@ class ARTApi:
         raise ApiError(404, f"there is no training job {id_[:200]!r}", code="job_not_found")
 
     def _serve_step(self, model: ARTModel, step: int) -> None:
-        """Serves a step under its short and its long name."""
         base = model.record.base_model
         policy = self._bases.find(base)
         if step:
@@ -375,7 +353,6 @@ class ARTApi:
 
 
 def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
-    """Returns the names of a step for the clients of protocol 1 and of protocol 2."""
     return f"{record.name}@{step}", f"{record.artifact}:step{step}"
 
 

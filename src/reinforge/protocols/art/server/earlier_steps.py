@@ -31,8 +31,6 @@ class ModelStep(PolicyServer):
     """One step.
 
     Args:
-        step: Its number.
-        newest: The model as it is trained.
         earlier: Loads the step once it is not the newest.
         policy: The checkpoint of the step, or the base model for step 0.
     """
@@ -43,30 +41,21 @@ class ModelStep(PolicyServer):
 
     @property
     def version(self) -> int:
-        """The step."""
         return self.step
 
     @property
     def model_name(self) -> str:
-        """The model's name."""
         return self._newest.model_name
 
     @property
     def chat_template(self) -> str | None:
-        """The template of the model."""
         return self._newest.chat_template
 
     @property
     def history(self) -> str:
-        """How earlier replies reach the model."""
         return self._newest.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply.
-
-        Raises:
-            ContextOverflow: The prompt does not fit the context.
-        """
         if self._newest.version == self.step:
             reply = await self._newest.sample(request)
             if reply.version == self.step:  # the next step may have come before the reply began
@@ -77,11 +66,6 @@ class ModelStep(PolicyServer):
     async def stream(
         self, request: ModelRequest, markers: Sequence[str] = ()
     ) -> AsyncGenerator[ReplyPiece | ModelReply, None]:
-        """Yields the tokens of one reply as they are sampled, and then the reply.
-
-        Raises:
-            ContextOverflow: The prompt does not fit the context.
-        """
         if self._newest.version == self.step:
             async with aclosing(self._newest.stream(request, markers)) as pieces:
                 async for piece in pieces:
@@ -95,22 +79,15 @@ class ModelStep(PolicyServer):
                 yield piece
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns the log-prob of each token given those before it."""
         if self._newest.version == self.step:
             return await self._newest.score(token_ids)
         async with self._earlier.use(self) as policy:
             return await policy.score(token_ids)
 
     async def publish(self, version: int) -> None:
-        """Raises: these weights never change.
-
-        Raises:
-            EngineError: Always.
-        """
         raise EngineError(f"step {self.step} is frozen")
 
     async def fingerprint(self) -> str:
-        """Returns a short hash of the weights."""
         async with self._earlier.use(self) as policy:
             return await policy.fingerprint()
 
@@ -122,13 +99,8 @@ def _find_version(piece: ReplyPiece | ModelReply) -> int | None:
 class LoadedStep:
     """An earlier step in memory.
 
-    Args:
-        load: Loads its engine.
-
     Attributes:
         loading: Has the engine once it is loaded; a client that hangs up does not stop it.
-        num_in_flight: Calls that use it.
-        idle: Set while no call does.
     """
 
     def __init__(self, load: Coroutine[Any, Any, Engine]):
@@ -181,7 +153,6 @@ class EarlierSteps:
                 self._has_idle.set()
 
     async def _make_room(self, step: ModelStep) -> None:
-        """Frees the step that was used longest ago, if another one must be loaded."""
         while step not in self._loaded and len(self._loaded) + len(self._freeing) >= MAX_LOADED:
             idle = next((each for each, loaded in self._loaded.items() if not loaded.num_in_flight), None)
             if idle is None:
@@ -226,7 +197,6 @@ class EarlierSteps:
         self._has_idle.set()
 
     async def close(self) -> None:
-        """Frees all steps."""
         for step in list(self._loaded):
             await self.remove(step)
         await asyncio.gather(*self._freeing)

@@ -16,12 +16,11 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EngineError, JobFailed, ReinforgeError, StorageError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
-from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord, make_id
-from reinforge.protocols.art.server.replies import SampledReplies
+from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
 from reinforge.protocols.art.server.settings import ARTTraining, read_settings
-from reinforge.protocols.art.server.trajectories import ReadTrajectories, TrajectoryReader, parse_groups
+from reinforge.protocols.art.server.trajectories import ReadTrajectories, SampledReplies, TrajectoryReader, parse_groups
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError, make_id
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -39,10 +38,6 @@ class ARTJob:
     """One job of this process.
 
     Attributes:
-        id: Its id.
-        model_id: The model that it trains.
-        num_sequences: Its trajectories.
-        done: Set once it has ended.
         result: How it ended; None: it has not.
     """
 
@@ -53,7 +48,6 @@ class ARTJob:
     result: JobResult | None = None
 
     def end(self, result: JobResult) -> None:
-        """Notes how the job ended."""
         self.result, self.num_sequences = result, result.num_sequences
         self.done.set()
 
@@ -62,12 +56,7 @@ class ARTModel:
     """A model of a client.
 
     Args:
-        record: Its names.
-        folder: Where its steps and jobs are.
-        policy: The base model and how it is trained.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        replies: What the server has sampled lately.
-        has_made: Called with the model and its new step, once that is served.
     """
 
     def __init__(
@@ -105,11 +94,6 @@ class ARTModel:
 
     @property
     def policy(self) -> PolicyServer:
-        """What serves the newest step.
-
-        Raises:
-            EngineError: The model is not loaded.
-        """
         policy = self._adapter.policy()
         if policy is None:
             raise EngineError(f"the model {self.record.name} is not loaded")
@@ -132,11 +116,7 @@ class ARTModel:
         """Starts a job, which trains once those before it have ended.
 
         Args:
-            groups: The trajectory groups as they came.
             settings: The training settings under the names of protocol 2.
-
-        Raises:
-            ApiError: Groups or settings are wrong, or too many jobs wait.
         """
         num_sequences = sum(len(group.trajectories) for group in parse_groups(groups))
         read_settings(settings)
@@ -193,7 +173,6 @@ class ARTModel:
             job.end(result)
 
     async def _train(self, job: ARTJob, groups: object, settings: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
-        """Makes the next step and returns it, with the metrics of the job."""
         await self.load()
         training, engine = read_settings(settings), self._adapter.engine
         assert engine is not None  # it is loaded
@@ -219,12 +198,7 @@ class ARTModel:
         return step, metrics
 
     async def _update(self, job: ARTJob, read: ReadTrajectories, step: int, training: ARTTraining) -> dict[str, float]:
-        """Trains on the trajectories, and saves the step before a reply can be sampled from it.
-
-        Raises:
-            JobFailed: Nothing could be trained.
-            StorageError: The step cannot be saved; the weights are as before.
-        """
+        """Trains on the trajectories, and saves the step before a reply can be sampled from it."""
         engine = self._adapter.engine
         assert engine is not None  # it is loaded
         self._adapter.algorithm = training.algorithm
@@ -246,13 +220,11 @@ class ARTModel:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stops all jobs, and frees the model."""
         await self.stop()
         await self._adapter.cleanup()
 
 
 def _build_request(groups: object, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a job as it is recorded."""
     return {"trajectory_groups": groups, "experimental_config": dict(settings)}
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,10 +35,7 @@ class ModelRecord:
     """One model as clients know it.
 
     Attributes:
-        id: Made here, and the name of its folder.
         entity: The team, `local` if the client names none.
-        project: The project.
-        name: The name of the model in its project.
         base_model: What it is trained from, by a name of `BaseModels`.
         created_s: Unix time.
     """
@@ -57,7 +53,6 @@ class ModelRecord:
         return f"wandb-artifact:///{self.entity}/{self.project}/{self.name}"
 
     def describe(self) -> dict[str, Any]:
-        """Returns the model as the training service's clients read it."""
         return {
             "id": self.id,
             "entity": self.entity,
@@ -74,9 +69,6 @@ class JobResult:
 
     Attributes:
         step: The step that it made; None: it failed.
-        error: Why it failed.
-        metrics: Means over its optimizer steps.
-        num_sequences: Trajectories of the job.
     """
 
     step: int | None
@@ -85,29 +77,13 @@ class JobResult:
     num_sequences: int
 
 
-def make_id(kind: str) -> str:
-    """Returns an unused id, such as `job-3f1c...`."""
-    return f"{kind}-{secrets.token_hex(12)}"
-
-
 class ModelFolder:
-    """The folder of one model.
-
-    Args:
-        path: The folder.
-    """
-
     def __init__(self, path: Path):
         self.path = path
         self._damaged: set[tuple[Path, int]] = set()
 
     @classmethod
     def create(cls, parent: Path, record: ModelRecord) -> ModelFolder:
-        """Makes the folder of a new model.
-
-        Raises:
-            StorageError: It cannot be written.
-        """
         folder = cls(parent / record.id)
         for path in (folder.path, folder.path / "checkpoints", folder.path / "jobs"):
             make_private_folder(path)
@@ -120,11 +96,9 @@ class ModelFolder:
         return None if found is None else ModelRecord(**found)
 
     def remove(self) -> None:
-        """Removes the model with all its steps."""
         remove_folder(self.path)
 
     def get_checkpoint(self, step: int) -> Path:
-        """Returns the folder of a step."""
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def list_steps(self) -> list[int]:
@@ -157,7 +131,6 @@ class ModelFolder:
         return None
 
     def remove_step(self, step: int) -> None:
-        """Removes the weights of a step."""
         remove_folder(self.get_checkpoint(step))
 
     def record_job(self, id_: str, request: dict[str, Any]) -> None:
@@ -176,7 +149,6 @@ class ModelFolder:
         return None
 
     def record_result(self, id_: str, result: JobResult) -> None:
-        """Writes how a job ended."""
         write_json(self.path / "jobs" / id_ / "result.json", asdict(result))
 
     def read_request(self, id_: str) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.gspo import GSPO, GSPOConfig
 from reinforge.algorithms.policy_gradient import PolicyGradient
 from reinforge.protocols.art.config import ARTTrainingSettings
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError, refuse_invalid
 
 DEFAULT_LEARNING_RATE = 5e-6
 """That of ART's clients."""
@@ -49,29 +49,16 @@ class ServedSettings(ARTTrainingSettings):
 
 @dataclass(frozen=True, slots=True)
 class ARTTraining:
-    """How one job trains.
-
-    Attributes:
-        algorithm: Assigns advantages and names the loss.
-        learning_rate: The learning rate of all its steps.
-    """
-
     algorithm: PolicyGradient
     learning_rate: float
 
 
 def read_settings(given: Mapping[str, Any]) -> ARTTraining:
-    """Returns how a job trains; null is the default.
-
-    Raises:
-        ApiError: A setting is unknown, has the wrong type, or asks for what this server does not do.
-    """
+    """Returns how a job trains; null is the default."""
     try:
         settings = ServedSettings.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ApiError(422, f"{name}: {first['msg']}", param=name) from None
+        raise refuse_invalid(error) from None
     for name, neutral in REQUIRED.items():
         value = getattr(settings, name)
         if value is not None and value != neutral:
@@ -109,10 +96,8 @@ def _choose_algorithm(settings: ServedSettings) -> PolicyGradient:
             return GSPO(GSPOConfig(**shared, **clips))
         return GRPO(GRPOConfig(**shared, **clips, loss_aggregation="token"))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
         names = {"clip_low": "epsilon", "clip_high": "epsilon_high", "tis_cap": "truncated_importance_sampling"}
-        name = names.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise ApiError(422, f"{name}: {first['msg']}", param=name) from None
+        raise refuse_invalid(error, names=names) from None
 
 
 def _require_level(level: str, known: tuple[str, ...], loss: str) -> None:

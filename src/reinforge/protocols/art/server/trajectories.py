@@ -10,6 +10,7 @@ compared with the weights that are served now. Otherwise it stays context and is
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +19,87 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reinforge.errors import BackendError, ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
-from reinforge.protocols.art.server.replies import SampledReplies
 from reinforge.rollout.episode import build_episode_item
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError, refuse_invalid
+from reinforge.types.episode import ModelCall
 from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory
+
+MAX_TOKENS = 8_000_000
+"""Most tokens, of prompts and replies together, that are kept; the oldest replies go first."""
+ReplyKey = tuple[str, tuple[float, ...]]
+"""The base model and the log-probs of a reply."""
+TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
+"""The tokens of a prompt and of its reply."""
+
+
+class SampledReplies:
+    """Finds replies by their log-probs, which every client sends back and few replies share.
+
+    A reply of which the model is certain, such as one token of log-prob 0.0, may have the log-probs of another one; it
+    is found by its tokens alone.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TOKENS):
+        self._max_tokens, self._num_tokens = max_tokens, 0
+        self._replies: OrderedDict[tuple[ReplyKey, TokenIds], TokenLogprobs] = OrderedDict()
+        self._alike: dict[ReplyKey, dict[TokenIds, None]] = {}
+
+    def record(self, call: ModelCall, base_model: str) -> None:
+        """Remembers every choice of a call.
+
+        Args:
+            base_model: What the model that answered was trained from: models of one base share their tokens.
+        """
+        for reply in call.choices:
+            if reply.tokens is not None and reply.tokens.token_ids:
+                self._add(base_model, replace(reply.tokens, texts=(), top_logprobs=()))
+
+    def _add(self, base_model: str, tokens: TokenLogprobs) -> None:
+        key, ids = (base_model, tokens.logprobs), (tokens.prompt_token_ids, tokens.token_ids)
+        if (earlier := self._replies.pop((key, ids), None)) is not None:
+            self._num_tokens -= _count(earlier)
+        self._replies[key, ids] = tokens
+        self._alike.setdefault(key, {})[ids] = None
+        self._num_tokens += _count(tokens)
+        while self._num_tokens > self._max_tokens and len(self._replies) > 1:
+            (old_key, old_ids), oldest = self._replies.popitem(last=False)
+            self._num_tokens -= _count(oldest)
+            del self._alike[old_key][old_ids]
+            if not self._alike[old_key]:
+                del self._alike[old_key]
+
+    def find(
+        self,
+        base_model: str,
+        logprobs: Sequence[float],
+        token_ids: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+    ) -> TokenLogprobs | None:
+        """Returns a reply as it was sampled.
+
+        None: it was not sampled here, or too long ago, or several replies have these log-probs.
+
+        Args:
+            token_ids: Its tokens, if the client sent them; other tokens are another reply.
+        """
+        key, given = (base_model, tuple(logprobs)), (prompt_token_ids, token_ids)
+        wanted = [None if ids is None else tuple(ids) for ids in given]
+        fits = [
+            ids
+            for ids in self._alike.get(key, ())
+            if all(mine is None or mine == own for mine, own in zip(wanted, ids, strict=True))
+        ]
+        return self._replies[key, fits[0]] if len(fits) == 1 else None
+
+
+def _count(tokens: TokenLogprobs) -> int:
+    """Returns what a reply takes of the memory, in tokens; kept tokens of sampling filters count as well."""
+    kept = (
+        0 if tokens.supports is None else len(tokens.supports.packed_token_ids) + sum(map(len, tokens.supports.masks))
+    )
+    return len(tokens.prompt_token_ids) + len(tokens.token_ids) + kept // 32
+
 
 MAX_GROUPS = 100_000
 """Most groups of one job."""
@@ -57,8 +134,6 @@ class ReadTrajectories:
     """What was read of a job.
 
     Attributes:
-        groups: The trajectories by group.
-        num_replies: Replies that are trained.
         num_derived: Those of them whose tokens were not sampled by this server, but fit the log-probs they claim.
         num_left_out: Replies that stay context, because their tokens are not known.
     """
@@ -70,11 +145,6 @@ class ReadTrajectories:
 
 
 def parse_groups(given: object) -> list[ARTGroup]:
-    """Returns the groups of a request.
-
-    Raises:
-        ApiError: They are not groups of trajectories.
-    """
     if not isinstance(given, list) or len(given) > MAX_GROUPS:
         found = f"{len(given):,}" if isinstance(given, list) else type(given).__name__
         message = f"trajectory_groups: expected a list of at most {MAX_GROUPS:,} groups, found {found}"
@@ -82,18 +152,13 @@ def parse_groups(given: object) -> list[ARTGroup]:
     try:
         return [ARTGroup.model_validate(group) for group in given]
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ApiError(422, f"trajectory_groups: {where}: {first['msg']}", param="trajectory_groups") from None
+        raise refuse_invalid(error, "trajectory_groups") from None
 
 
 class TrajectoryReader:
     """Reads the trajectories of one model.
 
     Args:
-        policy: The model as it is served.
-        replies: What was sampled lately.
-        base_model: The name of what the model is trained from.
         max_tokens: Most tokens of prompt and reply; longer ones are not known to the model.
     """
 
@@ -102,7 +167,6 @@ class TrajectoryReader:
         self._base_model, self._max_tokens = base_model, max_tokens
 
     async def read(self, groups: Sequence[ARTGroup]) -> ReadTrajectories:
-        """Returns the trajectories of all groups."""
         found = ReadTrajectories([])
         for number, group in enumerate(groups):
             siblings = [await self._read_trajectory(each, f"group-{number}", found) for each in group.trajectories]
@@ -153,9 +217,6 @@ class TrajectoryReader:
         """Returns the tokens of a reply that is not remembered, if they have its log-probs at temperature 1.
 
         Args:
-            request: The conversation before it.
-            message: The reply.
-            logprobs: Its log-probs.
             ids: Its tokens; None: the client did not send them.
             prompt: The tokens of its prompt; None as above.
             is_cut: It ended at its token limit, so the end that the chat template writes was not sampled.

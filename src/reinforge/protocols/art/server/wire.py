@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from reinforge.protocols.art.server.model import ARTJob
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError, read_page_query, write_page
 
 MAX_NAME = 200
 PAGE = 100
@@ -19,11 +19,6 @@ _STEP = re.compile(r".*@\d+")
 
 
 def read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:
-    """Returns a name of the body: of an entity, a project or a model.
-
-    Raises:
-        ApiError: It is missing without a default, or no name.
-    """
     value = body.get(field)
     if value is None and default is not None:
         return default
@@ -37,11 +32,6 @@ def read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:
 
 
 def read_object(body: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Returns an object of the body; one that is missing is empty.
-
-    Raises:
-        ApiError: It is something else.
-    """
     value = body.get(field) or {}
     if not isinstance(value, dict):
         raise ApiError(422, f"{field}: expected an object, found {type(value).__name__}", param=field)
@@ -49,11 +39,6 @@ def read_object(body: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def read_steps(body: Mapping[str, Any], field: str) -> list[int]:
-    """Returns the steps that the body names.
-
-    Raises:
-        ApiError: They are no list of whole numbers; what they would delete or keep is unknown.
-    """
     value = body.get(field)
     if not isinstance(value, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
         raise ApiError(422, f"{field}: expected a list of whole numbers", param=field)
@@ -71,20 +56,13 @@ def read_trainer_args(model: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[theirs] for theirs, name in names.items() if given.get(theirs) is not None}
 
 
-def build_page(request: web.Request, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the rows after the one named by `after`, at most `limit`.
-
-    Raises:
-        ApiError: `limit` is no number in its range.
-    """
+def answer_page(request: web.Request, rows: list[dict[str, Any]]) -> web.Response:
+    """Returns the rows after the one named by `after`, at most `limit`."""
+    after, limit = read_page_query(request, usual=PAGE, most=10_000)
     ids = [row["id"] for row in rows]
-    after, limit = request.query.get("after"), request.query.get("limit", str(PAGE))
-    if not re.fullmatch(r"\d{1,5}", limit) or not 1 <= int(limit) <= 10_000:
-        raise ApiError(422, f"limit: expected a number from 1 to 10000, found {limit[:20]!r}", param="limit")
     first = ids.index(after) + 1 if after in ids else 0
-    page = rows[first : first + int(limit)]
-    edges = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": page, "has_more": first + len(page) < len(rows), **edges}
+    page = rows[first : first + limit]
+    return write_page(page, first + len(page) < len(rows))
 
 
 def describe_events(job: ARTJob) -> list[dict[str, Any]]:

@@ -53,7 +53,6 @@ class GraderEvaluator(Evaluator):
     """Grades one answer.
 
     Args:
-        grading: Grades it.
         item_key: Column with the object that `item` stands for; None: the whole row.
     """
 

@@ -43,7 +43,6 @@ class Formula:
 
     Args:
         text: The formula; `^` is a power, as at OpenAI.
-        names: The variables that it may use.
 
     Raises:
         FormulaError: It is no such formula.
@@ -58,11 +57,6 @@ class Formula:
         self._check(self._tree, 0)
 
     def compute(self, values: Mapping[str, float]) -> float:
-        """Returns the value.
-
-        Raises:
-            FormulaError: It has none, such as 1 / 0.
-        """
         try:
             value = float(self._compute(self._tree, values))
         except (ArithmeticError, ValueError) as error:

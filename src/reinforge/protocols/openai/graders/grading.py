@@ -63,9 +63,7 @@ class Grade:
 
     Attributes:
         reward: The score; None: missing.
-        errors: OpenAI's name of the kind of each error -> what happened.
         sub_rewards: The scores of the parts of a `multi`.
-        seconds: How long it took.
         tokens: Model that graded -> its `prompt_tokens` and `completion_tokens`.
     """
 
@@ -110,7 +108,6 @@ class Grading:
     """Grades answers with one grader.
 
     Args:
-        grader: The grader.
         find_model: Finds the models that grade; None: there are none.
         python: Runs graders in Python; None: they may not run.
     """
@@ -119,12 +116,7 @@ class Grading:
         self.grader, self._find_model, self._python = grader, find_model, python
 
     async def grade(self, item: Mapping[str, Any], sample: GradedSample) -> Grade:
-        """Returns the grade of one answer; never raises for what a grader or an answer does.
-
-        Args:
-            item: The row.
-            sample: The answer.
-        """
+        """Returns the grade of one answer; never raises for what a grader or an answer does."""
         started, grade = time.monotonic(), Grade()
         if isinstance(self.grader, Multi):
             await self._grade_parts(self.grader, item, sample, grade)

@@ -70,8 +70,6 @@ class PythonFailed(Exception):
 
 
 class PythonGraders:
-    """Runs graders in Python; made by `open_python_graders`."""
-
     def __init__(self, watch: ProgramWatch, timeout_s: float = TIMEOUT_S):
         self._watch, self.timeout_s = watch, timeout_s
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)

@@ -40,8 +40,6 @@ class GraderBase(BaseModel):
 
 
 class StringCheck(GraderBase):
-    """1.0 or 0.0 by a comparison of two texts."""
-
     type: Literal["string_check"]
     input: str = Field(description="Template of the text.")
     reference: str = Field(description="Template of what it is compared with.")
@@ -69,8 +67,6 @@ class TextSimilarity(GraderBase):
 
 
 class GraderMessage(BaseModel):
-    """A message to the model that grades."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -79,7 +75,6 @@ class GraderMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The template of its text."""
         if isinstance(self.content, str):
             return self.content
         parts = self.content if isinstance(self.content, list) else [self.content]
@@ -97,8 +92,6 @@ class GraderMessage(BaseModel):
 
 
 class GraderSampling(BaseModel):
-    """How the model that grades is sampled."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_completions_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -116,8 +109,6 @@ class GraderSampling(BaseModel):
 
 
 class ScoreModel(GraderBase):
-    """A score that a model gives."""
-
     type: Literal["score_model"]
     model: Name = Field(description="The model that grades.")
     input: list[GraderMessage] = Field(min_length=1, description="Its prompt.")
@@ -197,15 +188,6 @@ _ADAPTER: TypeAdapter[Grader] = TypeAdapter(Annotated[Grader, Field(discriminato
 
 
 def parse_grader(value: Any, *, allow_python: bool = False, path: str = "grader") -> Grader:
-    """Returns the grader that a JSON value describes.
-
-    Args:
-        allow_python: Whether graders in Python may run.
-        path: Where it stands, for messages.
-
-    Raises:
-        ConfigError: It is not valid; has every problem with its path.
-    """
     try:
         grader = _ADAPTER.validate_python(value)
     except ValidationError as error:
@@ -230,7 +212,6 @@ def list_models(grader: Grader) -> list[str]:
 
 
 def list_templates(grader: Grader) -> list[tuple[str, str]]:
-    """Returns the templates of one grader, each with the key that holds it."""
     if isinstance(grader, StringCheck | TextSimilarity):
         return [("input", grader.input), ("reference", grader.reference)]
     if isinstance(grader, ScoreModel | LabelModel):

@@ -32,11 +32,6 @@ NEEDS_RAPIDFUZZ = ("fuzzy_match", "rouge_l")
 
 
 def import_rapidfuzz(module: str) -> ModuleType:
-    """Returns a module of rapidfuzz.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
     try:
         return importlib.import_module(f"rapidfuzz.{module}")
     except ImportError as error:
@@ -45,12 +40,7 @@ def import_rapidfuzz(module: str) -> ModuleType:
 
 
 def compute_similarity(metric: str, text: str, reference: str) -> float:
-    """Returns the similarity of two texts; two empty ones are equal.
-
-    Args:
-        metric: One of those above.
-        reference: What it is compared with.
-    """
+    """Returns the similarity of two texts; two empty ones are equal."""
     if metric == "fuzzy_match":
         ratio = import_rapidfuzz("fuzz").ratio(text[:MAX_CHARACTERS], reference[:MAX_CHARACTERS])
         return float(ratio) / 100

@@ -28,13 +28,6 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GradedSample:
-    """An answer to grade.
-
-    Attributes:
-        output_text: The text of the reply.
-        output_tools: Its tool calls.
-    """
-
     output_text: str
     output_tools: tuple[Any, ...] = ()
 
@@ -78,11 +71,6 @@ def fill_template(
     template: str, item: Mapping[str, Any], sample: GradedSample, quote: Callable[[str], str] = lambda text: text
 ) -> str:
     """Returns a template with the values of its references; values that are no text are written as JSON.
-
-    Args:
-        item: The row.
-        sample: The answer.
-        quote: Applied to what comes from the answer, which may try to instruct a model that reads it.
 
     Raises:
         TemplateError: The row has no such value.

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,25 +25,31 @@ from aiohttp import web
 from reinforge.errors import StorageError
 from reinforge.files import make_private_folder
 from reinforge.protocols.openai.server.contents import FileContents
-from reinforge.protocols.openai.server.database import UnknownObject
+from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.files import FileLimits, FilesApi, find, hash_parts
 from reinforge.protocols.openai.server.graders import GradersApi
-from reinforge.protocols.openai.server.launcher import Launcher, ProcessLauncher
 from reinforge.protocols.openai.server.models import ModelHost, TrainableModels, TunedModels
-from reinforge.protocols.openai.server.pages import flatten_query, read_page_query, write_page
-from reinforge.protocols.openai.server.records import FineTuningJob
+from reinforge.protocols.openai.server.records import FineTuningJob, JobState
 from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
-from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings
-from reinforge.protocols.openai.server.states import JobState
+from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings, Launcher, ProcessLauncher
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.loading import TrainingHost, find_bases
 from reinforge.serving.models import ServedModels
-from reinforge.serving.routes import count_retries, read_json, write_json
+from reinforge.serving.routes import (
+    ApiError,
+    Feature,
+    count_retries,
+    read_json,
+    read_page_query,
+    write_json,
+    write_page,
+)
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 MAX_PER_PAGE = 100
+METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 NO_RETRY = {"x-should-retry": "false"}
 """A conflict stays one however often the request is sent."""
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -53,28 +60,13 @@ RESUMED = dict.fromkeys((JobState.VALIDATING, JobState.QUEUED), (JobState.QUEUED
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """How the fine-tuning API works.
-
-    Attributes:
-        folder: The folder of its data: the record, files, jobs and models.
-        jobs: How jobs run.
-        files: How much clients may store.
-    """
-
     folder: Path
     jobs: JobSettings = field(default_factory=JobSettings)
     files: FileLimits = field(default_factory=FileLimits)
 
 
-class FineTuningApi:
+class FineTuningApi(Feature):
     """The feature; mount it with `ServeApp(models, [FineTuningApi(...)])`.
-
-    Args:
-        served: The server's models, of which some may grade.
-        sources: The models that jobs may start from.
-        host: Serves the models that jobs make.
-        settings: How it works.
-        launcher: Starts the process of a job.
 
     Raises:
         StorageError: The folder cannot be used, or another server owns it.
@@ -106,7 +98,6 @@ class FineTuningApi:
         self._sources = sources
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns its routes."""
         jobs = "/v1/fine_tuning/jobs"
         return [
             *self.files.routes(),
@@ -124,7 +115,6 @@ class FineTuningApi:
         ]
 
     async def start(self) -> None:
-        """Removes what a killed server has left, serves the models, and resumes the jobs."""
         known = {file.id for file in self.store.list_files(None, 1 << 30)[0]} | self.store.list_part_ids()
         await asyncio.to_thread(self.contents.remove_except, known)
         await self.graders.start()
@@ -133,7 +123,6 @@ class FineTuningApi:
         await self.runner.start()
 
     async def close(self) -> None:
-        """Stops the jobs, which resume when the server starts again."""
         await self.runner.close()
         await self.graders.close()
         self.store.close()
@@ -162,11 +151,6 @@ class FineTuningApi:
         return write_json(created.as_answer())
 
     def _check(self, job: FineTuningJob) -> None:
-        """Refuses a job that names what does not exist, before it is stored.
-
-        Raises:
-            ApiError: A file, a model or the grader cannot be used.
-        """
         for param, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
             try:
                 file = None if file_id is None else self.store.find_file(file_id)
@@ -186,14 +170,14 @@ class FineTuningApi:
     async def list_jobs(self, request: web.Request) -> web.Response:
         """Lists jobs, the newest first; `metadata[key]=value` filters them, `metadata=null` finds those without."""
         after, limit = read_page_query(request, usual=20, most=MAX_PER_PAGE)
-        metadata: dict[str, str] | None = flatten_query(request.query, "metadata") or None
+        pairs = [(METADATA.fullmatch(name), value) for name, value in request.query.items()]
+        metadata: dict[str, str] | None = {match[1]: value for match, value in pairs if match} or None
         if request.query.get("metadata") == "null":
             metadata = {}
         jobs, has_more = await find(partial(self.store.list_jobs, after, limit, metadata))
         return write_page([job.as_answer() for job in jobs], has_more)
 
     async def retrieve_job(self, request: web.Request) -> web.Response:
-        """Returns a job."""
         return write_json((await self._find(request)).as_answer())
 
     async def cancel_job(self, request: web.Request) -> web.Response:
@@ -209,7 +193,6 @@ class FineTuningApi:
         return write_json(job.as_answer())
 
     async def resume_job(self, request: web.Request) -> web.Response:
-        """Resumes a paused job."""
         found = await self._find(request)
         next_state = JobState.QUEUED if found.hyperparameters else JobState.VALIDATING
         job = await self._change(request, next_state, "The job was resumed", only_from=JobState.PAUSED)
@@ -218,14 +201,12 @@ class FineTuningApi:
         return write_json(job.as_answer())
 
     async def list_events(self, request: web.Request) -> web.Response:
-        """Lists what happened to a job, the newest first."""
         job = await self._find(request)
         after, limit = read_page_query(request, usual=20, most=MAX_PER_PAGE)
         events, has_more = await find(partial(self.store.list_events, job.id, after, limit))
         return write_page([event.as_answer() for event in events], has_more)
 
     async def list_checkpoints(self, request: web.Request) -> web.Response:
-        """Lists the checkpoints of a job that can be chatted with, the newest first."""
         job = await self._find(request)
         after, limit = read_page_query(request, usual=10, most=MAX_PER_PAGE)
         checkpoints, has_more = await find(partial(self.store.list_checkpoints, job.id, after, limit))
@@ -239,7 +220,6 @@ class FineTuningApi:
         )  # fmt: skip
 
     async def delete_model(self, request: web.Request) -> web.Response:
-        """Deletes a model that a job has made."""
         name = request.match_info["name"]
         try:
             await self.models.delete(name)
@@ -254,11 +234,7 @@ class FineTuningApi:
             raise ApiError(404, str(error), code="fine_tune_not_found") from None
 
     async def _change(self, request: web.Request, state: JobState, message: str, **only: Any) -> FineTuningJob:
-        """Brings a job into a state that a client asks for; a retry of a request that has done so is answered alike.
-
-        Raises:
-            ApiError: It may not follow the job's state.
-        """
+        """Brings a job into a state that a client asks for; a retry of a request that has done so is answered alike."""
         found = await self._find(request)
         try:
             return await asyncio.to_thread(partial(self.store.transition, found.id, state, message, **only))
@@ -269,3 +245,23 @@ class FineTuningApi:
             message = f"the job {error.job.id} is {error.job.state.value}, so it cannot be changed by {verb}"
             code = {"cancel": "job_not_cancellable"}.get(verb, f"job_not_{verb[:-1]}able")
             raise ApiError(400, message, code=code, headers=NO_RETRY) from None
+
+
+FOLDER = "fine_tuning"
+"""The folder of the API's data, in the server's."""
+
+
+async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:
+    """Returns the part of the server that fine-tunes the models on its command line.
+
+    Raises:
+        ConfigError: A model cannot be trained.
+        StorageError: Another server works on the folder.
+    """
+    options = host.options
+    bases = await find_bases(options)
+    jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python)
+    if options.max_tokens is not None:
+        jobs = replace(jobs, max_reply_tokens=options.max_tokens)
+    folder = options.data_dir.absolute() / FOLDER
+    return FineTuningApi(host.models, bases, host.loader, FineTuningSettings(folder, jobs))

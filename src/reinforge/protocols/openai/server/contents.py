@@ -18,7 +18,7 @@ from typing import Any
 
 from reinforge.files import make_private_folder, open_private, storage_boundary, sync
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 ID = re.compile(r"[a-z0-9-]{1,64}")
 """Every id that the server makes; anything else in a URL leads to no file."""
@@ -28,14 +28,6 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class StoredContent:
-    """A content on disk.
-
-    Attributes:
-        num_bytes: Its size.
-        sha256: Its hash.
-        md5: Its hash, as clients state it for uploads.
-    """
-
     num_bytes: int
     sha256: str
     md5: str
@@ -53,11 +45,6 @@ class FileContents:
         make_private_folder(folder)
 
     def path(self, id_: str) -> Path:
-        """Returns where the content of an id lies.
-
-        Raises:
-            ApiError: It is no id that the server makes.
-        """
         path = self.folder / id_
         if ID.fullmatch(id_) is None or not path.resolve().is_relative_to(self.folder.resolve()):
             raise ApiError(404, f"there is no file {id_[:80]!r}", param="id", code="not_found")
@@ -67,8 +54,6 @@ class FileContents:
         """Writes the content of an id as it arrives.
 
         Args:
-            id_: The id.
-            chunks: The content.
             max_bytes: Its most bytes.
 
         Raises:
@@ -124,7 +109,6 @@ class FileContents:
             shutil.copyfile(self.path(id_), target)
 
     def remove(self, id_: str) -> None:
-        """Deletes the content of an id, if there is one."""
         self.path(id_).unlink(missing_ok=True)
 
     def remove_except(self, ids: Collection[str]) -> None:

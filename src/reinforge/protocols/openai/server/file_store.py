@@ -3,24 +3,135 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from reinforge.protocols.openai.server.database import Database, UnknownObject
+from reinforge.errors import StorageError
+from reinforge.files import open_private, storage_boundary
 from reinforge.protocols.openai.server.records import FileRecord, UploadRecord
+
+FORMAT = 1
+_TABLES = """
+CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, sha256 TEXT NOT NULL,
+    expires_at INTEGER);
+CREATE TABLE uploads (id TEXT PRIMARY KEY, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, status TEXT NOT NULL, file_id TEXT,
+    expires_after INTEGER) WITHOUT ROWID;
+CREATE TABLE parts (id TEXT PRIMARY KEY, upload_id TEXT NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, created_at INTEGER NOT NULL,
+    state TEXT NOT NULL, metadata TEXT NOT NULL, data TEXT NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, job_id TEXT NOT NULL,
+    created_at INTEGER NOT NULL, level TEXT NOT NULL, message TEXT NOT NULL, data TEXT);
+CREATE INDEX events_by_job ON events (job_id, number);
+CREATE TABLE checkpoints (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, job_id TEXT NOT NULL,
+    created_at INTEGER NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, metrics TEXT NOT NULL);
+CREATE TABLE models (name TEXT PRIMARY KEY, base TEXT NOT NULL, folder TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE requests (key TEXT PRIMARY KEY, digest TEXT NOT NULL, object_id TEXT NOT NULL, at_s REAL NOT NULL)
+    WITHOUT ROWID;
+"""
+
+
+class UnknownObject(Exception):
+    """There is no file, upload, job or model with an id."""
+
+
+class Database:
+    """The file; its methods may be called from any thread.
+
+    Args:
+        path: The file; created if there is none.
+
+    Raises:
+        StorageError: It cannot be opened, or was written by a newer version.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.RLock()
+        with storage_boundary(path):
+            open(path, "ab", opener=open_private).close()
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._database.row_factory = sqlite3.Row
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            found = self._database.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                with self._transaction() as database:
+                    for statement in _TABLES.strip().split(";\n"):
+                        database.execute(statement.rstrip(";"))
+                    database.execute(f"PRAGMA user_version = {FORMAT}")
+        except sqlite3.Error as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        if found not in (0, FORMAT):
+            raise StorageError(f"{path} has format {found}, which this version cannot read; it writes {FORMAT}")
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yields the database inside one transaction, which is synced to disk at its end."""
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise StorageError(f"{self.path} cannot be written: {error}") from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+    def _read(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+    def _read_page(
+        self,
+        table: str,
+        where: str,
+        values: tuple[Any, ...],
+        after: str | None,
+        limit: int,
+        *,
+        oldest_first: bool = False,
+    ) -> tuple[list[sqlite3.Row], bool]:
+        """Returns a page of a table and whether there are more rows; the names come from this file alone."""
+        order, comes_after = ("ASC", ">") if oldest_first else ("DESC", "<")
+        with self._lock:
+            if after is not None:
+                found = self._read(f"SELECT number FROM {table} WHERE id = ?", after)
+                if not found:
+                    raise UnknownObject(f"after: there is no {after[:80]!r}")
+                where, values = f"{where} AND number {comes_after} ?", (*values, found[0]["number"])
+            rows = self._read(
+                f"SELECT * FROM {table} WHERE {where} ORDER BY number {order} LIMIT ?", *values, limit + 1
+            )
+        return rows[:limit], len(rows) > limit
+
 
 RETRY_S = 600.0
 """Seconds for which a client's retry is recognized by its body."""
 
 
 class FileStore(Database):
-    """The files and uploads."""
-
     def add_file(self, file: FileRecord, digest: str | None = None) -> None:
         """Records a file whose content is on disk.
 
         Args:
-            file: The file.
             digest: Recognizes a retry of its upload; None: there is no such thing.
         """
         with self._transaction() as database:
@@ -29,11 +140,7 @@ class FileStore(Database):
                 self._remember(database, f"digest:{digest}", digest, file.id)
 
     def find_file(self, id_: str) -> FileRecord:
-        """Returns a file whose time is not over.
-
-        Raises:
-            UnknownObject: There is none.
-        """
+        """Returns a file whose time is not over."""
         alive = "expires_at IS NULL OR expires_at >= ?"
         rows = self._read(f"SELECT * FROM files WHERE id = ? AND ({alive})", id_, int(time.time()))
         if not rows:
@@ -50,22 +157,15 @@ class FileStore(Database):
     def list_files(
         self, after: str | None, limit: int, purpose: str | None = None, *, oldest_first: bool = False
     ) -> tuple[list[FileRecord], bool]:
-        """Returns a page of files, and whether there are more."""
         where = "" if purpose is None else " AND purpose = ?"
         values = () if purpose is None else (purpose,)
         rows, more = self._read_page("files", f"1{where}", values, after, limit, oldest_first=oldest_first)
         return [_read_file(row) for row in rows], more
 
     def list_expired_files(self) -> list[FileRecord]:
-        """Returns the files whose time is over."""
         return [_read_file(row) for row in self._read("SELECT * FROM files WHERE expires_at < ?", int(time.time()))]
 
     def remove_file(self, id_: str) -> None:
-        """Forgets a file.
-
-        Raises:
-            UnknownObject: There is none.
-        """
         with self._transaction() as database:
             if not database.execute("DELETE FROM files WHERE id = ?", (id_,)).rowcount:
                 raise UnknownObject(f"there is no file {id_[:80]!r}")
@@ -91,11 +191,7 @@ class FileStore(Database):
                 self._remember(database, f"digest:{digest}", digest, upload.id)
 
     def find_upload(self, id_: str) -> UploadRecord:
-        """Returns an upload; a pending one whose time is over is `expired`.
-
-        Raises:
-            UnknownObject: There is none.
-        """
+        """Returns an upload; a pending one whose time is over is `expired`."""
         rows = self._read("SELECT * FROM uploads WHERE id = ?", id_)
         if not rows:
             raise UnknownObject(f"there is no upload {id_[:80]!r}")
@@ -106,11 +202,7 @@ class FileStore(Database):
         return replace(upload, status="expired") if is_over else upload
 
     def end_upload(self, id_: str, status: str, file: FileRecord | None = None) -> None:
-        """Completes an upload with its file, or cancels it; its parts are forgotten.
-
-        Raises:
-            UnknownObject: It is not pending any more.
-        """
+        """Completes an upload with its file, or cancels it; its parts are forgotten."""
         with self._transaction() as database:
             changed = database.execute(
                 "UPDATE uploads SET status = ?, file_id = ? WHERE id = ? AND status = 'pending'",
@@ -123,7 +215,6 @@ class FileStore(Database):
                 self._insert_file(database, file)
 
     def list_expired_uploads(self) -> list[str]:
-        """Returns the ids of the pending uploads whose time is over."""
         rows = self._read("SELECT id FROM uploads WHERE status = 'pending' AND expires_at < ?", int(time.time()))
         return [row["id"] for row in rows]
 
@@ -132,9 +223,6 @@ class FileStore(Database):
 
         Returns:
             False if the parts would be longer than the upload was announced; nothing is recorded then.
-
-        Raises:
-            UnknownObject: The upload is not pending any more.
         """
         with self._transaction() as database:
             upload = self.find_upload(upload_id)
@@ -148,11 +236,9 @@ class FileStore(Database):
             return True
 
     def list_parts(self, upload_id: str) -> dict[str, int]:
-        """Returns the size of each part of an upload, by its id."""
         return {row["id"]: row["bytes"] for row in self._read("SELECT * FROM parts WHERE upload_id = ?", upload_id)}
 
     def list_part_ids(self) -> set[str]:
-        """Returns the ids of the parts of all pending uploads."""
         return {row["id"] for row in self._read("SELECT id FROM parts")}
 
     @staticmethod

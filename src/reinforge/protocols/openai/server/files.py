@@ -16,13 +16,18 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from reinforge.protocols.openai.server.contents import FileContents
-from reinforge.protocols.openai.server.database import UnknownObject, make_id
-from reinforge.protocols.openai.server.file_store import FileStore
+from reinforge.protocols.openai.server.file_store import FileStore, UnknownObject
 from reinforge.protocols.openai.server.forms import clean_name, read_chunks, read_field, read_parts
-from reinforge.protocols.openai.server.pages import read_page_query, write_page
 from reinforge.protocols.openai.server.records import FileRecord, UploadRecord
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.routes import count_retries, read_json, write_json
+from reinforge.serving.routes import (
+    ApiError,
+    count_retries,
+    make_id,
+    read_json,
+    read_page_query,
+    write_json,
+    write_page,
+)
 
 T = TypeVar("T")
 
@@ -40,8 +45,6 @@ class FileLimits:
     """How much clients may store.
 
     Attributes:
-        max_file_bytes: Longest file.
-        max_part_bytes: Longest part of an upload.
         max_total_bytes: Most bytes of all files together.
         chunk_timeout_s: Seconds without any data after which an upload is given up.
     """
@@ -53,20 +56,11 @@ class FileLimits:
 
 
 class FilesApi:
-    """The routes of files and uploads.
-
-    Args:
-        store: The record.
-        contents: The contents.
-        limits: How much clients may store.
-    """
-
     def __init__(self, store: FileStore, contents: FileContents, limits: FileLimits | None = None):
         self.store, self.contents, self.limits = store, contents, limits or FileLimits()
         self._arriving = 0
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns its routes."""
         return [
             web.post("/v1/files", self.create_file),
             web.get("/v1/files", self.list_files),
@@ -114,7 +108,6 @@ class FilesApi:
         return write_json(file.as_answer())
 
     async def list_files(self, request: web.Request) -> web.Response:
-        """Lists files, the newest first unless `order` says otherwise."""
         await asyncio.to_thread(self._remove_expired)
         after, limit = read_page_query(request, usual=MAX_FILES_PER_PAGE, most=MAX_FILES_PER_PAGE)
         order = request.query.get("order", "desc")
@@ -127,24 +120,20 @@ class FilesApi:
         return write_page([file.as_answer() for file in files], has_more)
 
     async def retrieve_file(self, request: web.Request) -> web.Response:
-        """Returns a file's record."""
         return write_json((await self._find_file(request)).as_answer())
 
     async def read_content(self, request: web.Request) -> web.StreamResponse:
-        """Sends a file's content."""
         file = await self._find_file(request)
         headers = {"content-type": "application/octet-stream", "content-disposition": "attachment"}
         return web.FileResponse(self.contents.path(file.id), headers=headers)
 
     async def delete_file(self, request: web.Request) -> web.Response:
-        """Deletes a file; jobs keep the rows that they were given."""
         id_ = request.match_info["id"]
         await find(partial(self.store.remove_file, id_))
         self.contents.remove(id_)
         return write_json({"id": id_, "object": "file", "deleted": True})
 
     async def create_upload(self, request: web.Request) -> web.Response:
-        """Begins an upload in parts."""
         await asyncio.to_thread(self._remove_expired)
         body = await read_json(request)
         size, name = body.get("bytes"), body.get("filename")
@@ -234,7 +223,6 @@ class FilesApi:
         return write_json(upload.as_answer(file))
 
     async def cancel_upload(self, request: web.Request) -> web.Response:
-        """Gives an upload up; its parts are deleted."""
         upload = await self._find_pending(request)
         parts = self.store.list_parts(upload.id)
         await find(partial(self.store.end_upload, upload.id, "cancelled"))
@@ -261,9 +249,6 @@ class FilesApi:
 
         Args:
             wanted: Its most bytes; None: unknown.
-
-        Raises:
-            ApiError: There is no room for any.
         """
         left = self.limits.max_total_bytes - self.store.count_bytes() - self._arriving
         room = min(left, self.limits.max_file_bytes if wanted is None else min(wanted, self.limits.max_file_bytes))
@@ -290,11 +275,6 @@ class FilesApi:
 
 
 async def find(read: partial[T]) -> T:
-    """Returns what a call of the store finds, off the event loop.
-
-    Raises:
-        ApiError: There is no such file, upload or job.
-    """
     try:
         return await asyncio.to_thread(read)
     except UnknownObject as error:
@@ -302,11 +282,6 @@ async def find(read: partial[T]) -> T:
 
 
 def check_purpose(purpose: Any) -> str:
-    """Returns the purpose of a file.
-
-    Raises:
-        ApiError: It is missing or unknown.
-    """
     if purpose not in PURPOSES:
         message = f"purpose is {str(purpose)[:40]!r}; allowed: {', '.join(PURPOSES)}"
         raise ApiError(400, message, param="purpose", code="invalid_value")
@@ -314,11 +289,7 @@ def check_purpose(purpose: Any) -> str:
 
 
 def read_expiry(anchor: Any, seconds: Any) -> int | None:
-    """Returns after how many seconds a file is deleted; None: never.
-
-    Raises:
-        ApiError: It is not valid.
-    """
+    """Returns after how many seconds a file is deleted; None: never."""
     if anchor is None and seconds is None:
         return None
     least, most = EXPIRY_S
@@ -330,5 +301,4 @@ def read_expiry(anchor: Any, seconds: Any) -> int | None:
 
 
 def hash_parts(*parts: str) -> str:
-    """Returns a hash by which a repeated request is recognized."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

@@ -10,7 +10,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from reinforge.protocols.openai.server.contents import CHUNK_BYTES
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 MAX_FIELD_BYTES = 4096
 MAX_NAME = 255
@@ -25,11 +25,7 @@ async def read_parts(request: web.Request, timeout_s: float) -> AsyncIterator[Bo
     """Yields the parts of a multipart form, each of which must be read to its end.
 
     Args:
-        request: The request.
         timeout_s: Seconds within which the next part must begin.
-
-    Raises:
-        ApiError: It is none, has too many parts, or the next one does not begin.
     """
     num_parts = 0
     if request.content_type != "multipart/form-data":
@@ -61,11 +57,7 @@ async def read_chunks(part: BodyPartReader, timeout_s: float) -> AsyncIterator[b
     """Yields the content of a part.
 
     Args:
-        part: The part.
         timeout_s: Seconds without any data after which it is given up.
-
-    Raises:
-        ApiError: It is cut off, or nothing arrives.
     """
     while True:
         try:
@@ -82,11 +74,6 @@ async def read_chunks(part: BodyPartReader, timeout_s: float) -> AsyncIterator[b
 
 
 async def read_field(part: BodyPartReader, timeout_s: float) -> str:
-    """Returns the text of a field; see `read_chunks`.
-
-    Raises:
-        ApiError: It is longer than a field may be.
-    """
     value = bytearray()
     async for chunk in read_chunks(part, timeout_s):
         value += chunk

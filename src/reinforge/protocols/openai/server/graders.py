@@ -13,9 +13,8 @@ from reinforge.protocols.openai.graders.python_grader import PythonGraders, open
 from reinforge.protocols.openai.graders.schema import Grader, LabelModel, ScoreModel
 from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.protocols.openai.server.request import check_grader
-from reinforge.serving.api_error import ApiError
 from reinforge.serving.models import ServedModels
-from reinforge.serving.routes import read_json, write_json
+from reinforge.serving.routes import ApiError, Feature, read_json, write_json
 
 MAX_SAMPLE = 1 << 20
 FLAGS = (
@@ -34,37 +33,26 @@ FLAGS = (
 """OpenAI's names of the kinds of errors."""
 
 
-class GradersApi:
-    """The routes of graders.
-
-    Args:
-        served: The models that may grade.
-        allow_python: Whether graders in Python may run.
-    """
-
+class GradersApi(Feature):
     def __init__(self, served: ServedModels, *, allow_python: bool = False):
         self.served, self.allow_python = served, allow_python
         self._python: PythonGraders | None = None
         self._stack = AsyncExitStack()
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns its routes."""
         return [
             web.post("/v1/fine_tuning/alpha/graders/run", self.run),
             web.post("/v1/fine_tuning/alpha/graders/validate", self.validate),
         ]
 
     async def start(self) -> None:
-        """Prepares graders in Python, if they may run."""
         if self.allow_python:
             self._python = await self._stack.enter_async_context(open_python_graders())
 
     async def close(self) -> None:
-        """Ends them."""
         await self._stack.aclose()
 
     async def validate(self, request: web.Request) -> web.Response:
-        """Returns a grader as it was understood."""
         grader, _ = await self._read(request)
         return write_json({"grader": grader.model_dump(mode="json", exclude_unset=True)})
 

@@ -22,7 +22,6 @@ from reinforge.errors import ReinforgeError, describe_error
 from reinforge.files import find_damage, make_private_folder, remove_folder
 from reinforge.protocols.openai.graders.schema import Grader, list_models
 from reinforge.protocols.openai.server.contents import FileContents
-from reinforge.protocols.openai.server.database import make_id
 from reinforge.protocols.openai.server.plan import KEPT_CHECKPOINTS
 from reinforge.protocols.openai.server.progress import StepMetrics, read_metrics, write_results
 from reinforge.protocols.openai.server.records import (
@@ -31,38 +30,27 @@ from reinforge.protocols.openai.server.records import (
     FineTuningJob,
     JobCheckpoint,
     JobFailure,
+    JobState,
     TunedModel,
 )
-from reinforge.protocols.openai.server.states import JobState
 from reinforge.protocols.openai.server.store import JobStore, make_event
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.checkpoints import copy_model
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.serving.routes import make_id
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class TrainableModels(Protocol):
-    """Finds the models that jobs start from, and those that grade."""
-
     def find(self, name: str, param: str = "model") -> PolicyConfig:
-        """Returns a model and how it is trained.
-
-        Raises:
-            ApiError: No model has that name.
-        """
+        """Returns a model and how it is trained."""
 
 
 class ModelHost(Protocol):
-    """Serves models from folders."""
-
     async def load(self, name: str, folder: Path, base: str) -> None:
-        """Serves the model in a folder under a name.
-
-        Raises:
-            ReinforgeError: It cannot be loaded.
-        """
+        """Serves the model in a folder under a name."""
 
     async def unload(self, name: str) -> None:
         """Serves a name no more; does nothing if it is not served."""
@@ -72,9 +60,7 @@ class TunedModels:
     """The folder of all models that jobs have made.
 
     Args:
-        store: The record.
         folder: The folder; created if there is none.
-        host: Serves them.
     """
 
     def __init__(self, store: JobStore, folder: Path, host: ModelHost):
@@ -96,11 +82,7 @@ class TunedModels:
         return problems
 
     def resolve(self, name: str, sources: TrainableModels) -> PolicyConfig:
-        """Returns the model that a job starts from, and how it is trained.
-
-        Raises:
-            ApiError: No model has that name.
-        """
+        """Returns the model that a job starts from, and how it is trained."""
         tuned = self.store.find_model(name)
         if tuned is None:
             return sources.find(name, "model")
@@ -111,24 +93,14 @@ class TunedModels:
         return policy.model_copy(update=changes)
 
     def resolve_judges(self, grader: Grader, sources: TrainableModels) -> dict[str, str]:
-        """Returns the folder or hub id of each model that grades.
-
-        Raises:
-            ApiError: No model has that name.
-        """
         return {name: str(self.resolve(name, sources).model) for name in list_models(grader)}
 
     def find_root(self, name: str) -> str:
-        """Returns the model at the beginning of a chain of jobs."""
         tuned = self.store.find_model(name)
         return name if tuned is None else tuned.base
 
     async def delete(self, name: str) -> None:
-        """Forgets a model; its folder is deleted once no name leads there.
-
-        Raises:
-            UnknownObject: No job has made it.
-        """
+        """Forgets a model; its folder is deleted once no name leads there."""
         tuned = await asyncio.to_thread(self.store.find_model, name)
         await asyncio.to_thread(self.store.remove_model, name)
         await self.host.unload(name)
@@ -138,7 +110,6 @@ class TunedModels:
 
 
 def build_name(base: str, job: FineTuningJob) -> str:
-    """Returns the name of a job's model: `ft:<base>:<organization>:<suffix>:<id>`."""
     suffix = UNUSUAL.sub("-", job.suffix or "").strip("-")
     return f"ft:{base}:{ORGANIZATION}:{suffix}:{job.id.removeprefix('ftjob-')}"
 
@@ -146,12 +117,6 @@ def build_name(base: str, job: FineTuningJob) -> str:
 async def publish_job(
     store: JobStore, contents: FileContents, models: TunedModels, job: FineTuningJob, run: Path
 ) -> None:
-    """Serves the models of a job whose run is complete, and ends the job.
-
-    Raises:
-        JobFailure: The run has made no model.
-        IllegalTransition: The job was cancelled meanwhile; nothing is left of its models.
-    """
     summary = await asyncio.to_thread(load_summary, run)
     checkpoints = await run_in_daemon_thread(partial(_find_checkpoints, run, job.method_type), "job-checkpoints")
     if not checkpoints:
@@ -201,7 +166,6 @@ async def publish_job(
 
 
 def describe_verdict(job: FineTuningJob, summary: RunSummary) -> str:
-    """Returns what the held-out rows say of a job's model."""
     if job.validation_file is None:
         return "No verdict: the job has no validation_file, so no rows were held out"
     word = {True: "better", False: "not shown to be better", None: "without a verdict"}[summary.promoted]

@@ -51,15 +51,7 @@ class JobInput:
     """What a job is made of.
 
     Attributes:
-        job: The job.
-        policy: The model, and how the server's owner trains it.
-        folder: The job's folder, with its rows.
-        num_rows: Rows of the training file.
         num_validation_rows: Rows of the validation file; 0: there is none.
-        grader: The grader of a reinforcement job.
-        judges: Models that grade -> the folder or hub id of each.
-        device: Where to train.
-        allow_python: Whether graders in Python may run.
         max_reply_tokens: Most tokens of a reply in a reinforcement job.
     """
 
@@ -81,8 +73,6 @@ class JobPlan:
 
     Attributes:
         config: The configuration, for `build_config`.
-        hyperparameters: Those that take effect, in OpenAI's terms.
-        num_steps: Optimizer steps of the whole job.
     """
 
     config: dict[str, Any]
@@ -91,11 +81,6 @@ class JobPlan:
 
 
 def plan_job(given: JobInput) -> JobPlan:
-    """Returns a job as a run.
-
-    Raises:
-        ConfigError: A hyperparameter cannot be honoured.
-    """
     asked = dict(given.job.method_settings.get("hyperparameters") or {})
     is_reinforcement = given.job.method_type == "reinforcement"
     most = 16 if is_reinforcement else 32

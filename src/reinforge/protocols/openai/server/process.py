@@ -53,17 +53,12 @@ def main(folder: Path) -> int:
 
 
 class ClientNotes(SilentProgress):
-    """Keeps for the client that rows of its file are left out.
-
-    Args:
-        folder: The job's folder.
-    """
+    """Keeps for the client that rows of its file are left out."""
 
     def __init__(self, folder: Path):
         self._note = folder / NOTE
 
     def note(self, text: str) -> None:
-        """Keeps a message that is the client's."""
         if LEFT_OUT in text:  # other notes speak to the operator, with the server's own paths
             with contextlib.suppress(StorageError):
                 write_json(self._note, {"left_out": text})

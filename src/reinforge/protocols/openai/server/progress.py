@@ -26,7 +26,6 @@ class StepMetrics:
 
     Attributes:
         epoch: From 0.
-        step: Optimizer steps of the job until then.
         values: By OpenAI's names where it has one: `train_loss`, `full_valid_loss`; and `train_mean_reward`,
             `full_valid_mean_reward`.
     """

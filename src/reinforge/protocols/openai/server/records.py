@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.protocols.openai.server.states import JobState
 from reinforge.safe_text import redact_secrets
+
+
+class JobState(enum.StrEnum):
+    """A state of a job, by OpenAI's name; `paused` is what `pause` leads to."""
+
+    VALIDATING = "validating_files"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.VALIDATING: frozenset({JobState.QUEUED, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.RUNNING: frozenset(
+        {JobState.QUEUED, JobState.PAUSED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+    ),
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.VALIDATING, JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
 
 MAX_MESSAGE = 4000
 """Most characters of the message of a job's error."""
@@ -19,12 +49,7 @@ class FileRecord:
     """An uploaded file, or one with the results of a job.
 
     Attributes:
-        id: Made by the server.
-        num_bytes: Its size.
         created_at: Unix time.
-        filename: The client's name of it, which no path is made of.
-        purpose: What it is for.
-        sha256: Of its content.
         expires_at: Unix time after which it is deleted; None: never.
     """
 
@@ -37,7 +62,6 @@ class FileRecord:
     expires_at: int | None = None
 
     def as_answer(self) -> dict[str, Any]:
-        """Returns the file in OpenAI's form."""
         expires = {} if self.expires_at is None else {"expires_at": self.expires_at}
         return {
             "id": self.id,
@@ -57,13 +81,8 @@ class UploadRecord:
     """A file that arrives in parts.
 
     Attributes:
-        id: Made by the server.
-        num_bytes: The size that the client has announced.
         created_at, expires_at: Unix times.
-        filename: The client's name of the file.
-        purpose: What the file is for.
         status: `pending`, `completed`, `cancelled` or `expired`.
-        file_id: The file, once it is completed.
         expires_after: Seconds after which the file is deleted; None: never.
     """
 
@@ -78,7 +97,6 @@ class UploadRecord:
     expires_after: int | None = None
 
     def as_answer(self, file: FileRecord | None = None) -> dict[str, Any]:
-        """Returns the upload in OpenAI's form."""
         return {
             "id": self.id,
             "object": "upload",
@@ -94,30 +112,15 @@ class UploadRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed.
-
-    Attributes:
-        code: A machine-readable name.
-        message: What happened, and where.
-        param: The field of the request that is at fault.
-    """
-
     code: str
     message: str
     param: str | None = None
 
     def as_answer(self) -> dict[str, Any]:
-        """Returns the error in OpenAI's form."""
         return {"code": self.code, "message": self.message, "param": self.param}
 
 
 class JobFailure(Exception):
-    """A job cannot succeed.
-
-    Attributes:
-        error: Why, as the job's record has it.
-    """
-
     def __init__(self, code: str, message: str, param: str | None = None):
         super().__init__(message)
         self.error = JobError(code, redact_secrets(message)[:MAX_MESSAGE], param)
@@ -128,22 +131,10 @@ class FineTuningJob:
     """A fine-tuning job.
 
     Attributes:
-        id: Made by the server.
         created_at: Unix time.
-        model: The model that it starts from, as the client named it.
-        training_file: Id of the file with the rows.
         method: `{"type": T, T: {...}}` with the hyperparameters as the client gave them.
         hyperparameters: Those that take effect; empty until the files are validated.
-        seed: Of everything random.
-        state: Its state.
-        validation_file: Id of the file with held-out rows.
-        suffix: Part of the new model's name.
-        metadata: The client's.
-        error: Why it failed.
-        fine_tuned_model: Name of the new model.
         finished_at: Unix time of its final state.
-        trained_tokens: Tokens that were trained on.
-        result_files: Ids of the files with its metrics.
     """
 
     id: str
@@ -165,7 +156,6 @@ class FineTuningJob:
 
     @property
     def method_type(self) -> str:
-        """`supervised`, `dpo` or `reinforcement`."""
         return str(self.method["type"])
 
     @property
@@ -174,7 +164,6 @@ class FineTuningJob:
         return dict(self.method.get(self.method_type) or {})
 
     def as_answer(self) -> dict[str, Any]:
-        """Returns the job in OpenAI's form."""
         return {
             "id": self.id,
             "object": "fine_tuning.job",
@@ -204,9 +193,7 @@ class JobEvent:
     """Something that happened to a job.
 
     Attributes:
-        id: Made of the job and what happened, so that it is recorded once.
         created_at: Unix time.
-        message: What happened.
         level: `info`, `warn` or `error`.
         data: Figures; None: none.
     """
@@ -218,7 +205,6 @@ class JobEvent:
     data: dict[str, Any] | None = None
 
     def as_answer(self) -> dict[str, Any]:
-        """Returns the event in OpenAI's form."""
         return {
             "id": self.id,
             "object": "fine_tuning.job.event",
@@ -235,11 +221,7 @@ class JobCheckpoint:
     """The weights after some steps of a job.
 
     Attributes:
-        id: Made by the server.
         created_at: Unix time.
-        step: Optimizer steps of the job until then.
-        model: The name under which it is served.
-        metrics: The figures at that step.
     """
 
     id: str
@@ -249,7 +231,6 @@ class JobCheckpoint:
     metrics: dict[str, Any]
 
     def as_answer(self, job_id: str) -> dict[str, Any]:
-        """Returns the checkpoint in OpenAI's form."""
         return {
             "id": self.id,
             "object": "fine_tuning.job.checkpoint",
@@ -266,8 +247,6 @@ class TunedModel:
     """A model that a job has made.
 
     Attributes:
-        name: The name under which it is served.
-        base: The model under which its job began: the root of a chain of jobs.
         folder: Where it lies, relative to the folder of all models.
     """
 

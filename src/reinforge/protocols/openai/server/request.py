@@ -11,9 +11,8 @@ from typing import Any
 
 from reinforge.errors import ConfigError, did_you_mean
 from reinforge.protocols.openai.graders.schema import Grader, parse_grader
-from reinforge.protocols.openai.server.database import make_id
 from reinforge.protocols.openai.server.records import FineTuningJob
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError, make_id
 
 KEYS = (
     "model", "training_file", "validation_file", "method", "hyperparameters", "integrations", "metadata", "seed",
@@ -43,11 +42,7 @@ MAX_PAIRS, MAX_NAME, MAX_VALUE, MAX_SUFFIX = 16, 64, 512, 64
 
 
 def read_job(body: Mapping[str, Any]) -> FineTuningJob:
-    """Returns the job that a request asks for.
-
-    Raises:
-        ApiError: It is not valid.
-    """
+    """Returns the job that a request asks for."""
     if further := sorted(set(body) - set(KEYS)):
         hint = did_you_mean(further[0], KEYS)
         raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(further)[:200]}{hint}")
@@ -68,11 +63,6 @@ def read_job(body: Mapping[str, Any]) -> FineTuningJob:
 
 
 def read_grader(job: FineTuningJob, *, allow_python: bool) -> Grader | None:
-    """Returns the grader of a reinforcement job; None: the method has none.
-
-    Raises:
-        ApiError: It is not valid.
-    """
     if job.method_type != "reinforcement":
         return None
     return check_grader(
@@ -81,11 +71,6 @@ def read_grader(job: FineTuningJob, *, allow_python: bool) -> Grader | None:
 
 
 def check_grader(value: Any, *, allow_python: bool, path: str = "grader") -> Grader:
-    """Returns the grader of a request.
-
-    Raises:
-        ApiError: It is not valid; names every problem.
-    """
     try:
         return parse_grader(value, allow_python=allow_python, path=path)
     except ConfigError as error:
@@ -93,11 +78,6 @@ def check_grader(value: Any, *, allow_python: bool, path: str = "grader") -> Gra
 
 
 def read_job_key(body: Mapping[str, Any]) -> str | None:
-    """Returns the client's own key of a job; None: it gives none.
-
-    Raises:
-        ApiError: It is no text.
-    """
     key = body.get("job_key")
     if key is not None and not _is_text(key):
         raise ApiError(400, f"job_key must be a text of at most {MAX_VALUE} characters", param="job_key")

@@ -15,29 +15,98 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
-from reinforge.files import make_private_folder, read_regular_file, write_json
+from reinforge.files import make_private_folder, open_private, read_regular_file, write_json
 from reinforge.protocols.openai.graders.schema import Grader
 from reinforge.protocols.openai.server.contents import FileContents
-from reinforge.protocols.openai.server.database import UnknownObject
-from reinforge.protocols.openai.server.launcher import Launcher, RunningJob
+from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.models import TrainableModels, TunedModels, publish_job
 from reinforge.protocols.openai.server.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, plan_job
 from reinforge.protocols.openai.server.process import CONFIG, ENDED, INTERRUPTED, NOTE
 from reinforge.protocols.openai.server.progress import read_events, read_note
-from reinforge.protocols.openai.server.records import MAX_MESSAGE, FineTuningJob, JobError, JobEvent, JobFailure
+from reinforge.protocols.openai.server.records import (
+    MAX_MESSAGE,
+    FineTuningJob,
+    JobError,
+    JobEvent,
+    JobFailure,
+    JobState,
+)
 from reinforge.protocols.openai.server.request import read_grader
-from reinforge.protocols.openai.server.states import JobState
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore
 from reinforge.protocols.openai.server.training_rows import prepare_rows, show_rows
+from reinforge.rollout.isolation.processes import kill_group
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.safe_text import redact_secrets
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
+
+LOG = "process.log"
+STOP_S = 20.0
+"""Seconds that a process has to write its last checkpoint once it is told to stop; then it is killed."""
+
+
+class RunningJob(Protocol):
+    async def wait(self) -> None:
+        """Returns when it has ended."""
+
+    async def stop(self) -> None:
+        """Stops it, so that it can be resumed; returns when it has ended. Does nothing if it has."""
+
+
+class Launcher(Protocol):
+    async def launch(self, folder: Path) -> RunningJob:
+        """Starts the process of the job in a folder; it ends when this process does, however that ends."""
+
+
+class _JobProcess:
+    """A process whose standard input is the sign that this server lives."""
+
+    def __init__(self, process: asyncio.subprocess.Process):
+        self._process = process
+
+    async def wait(self) -> None:
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        """Stops it, at first politely."""
+        if self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            kill_group(self._process.pid)
+            await self._process.wait()
+
+
+class ProcessLauncher:
+    """Runs `reinforge.protocols.openai.server.process`, with its output in the job's folder."""
+
+    async def launch(self, folder: Path) -> RunningJob:
+        with open(folder / LOG, "ab", opener=open_private) as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "reinforge.protocols.openai.server.process",
+                str(folder),
+                cwd=folder,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return _JobProcess(process)
+
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +120,6 @@ class JobSettings:
     """How jobs run.
 
     Attributes:
-        max_running: Jobs that train at a time.
-        device: Where they train.
-        allow_python: Whether graders in Python may run.
         max_reply_tokens: Most tokens of a reply in a reinforcement job.
         poll_s: Seconds between two looks at the figures of a running job.
         relaunch_s: Seconds before a process is started again that could not be started.
@@ -68,17 +134,7 @@ class JobSettings:
 
 
 class FineTuningRunner:
-    """The jobs of one server; use it in one event loop.
-
-    Args:
-        store: The record.
-        contents: The uploaded files.
-        folder: The folder of all jobs.
-        models: Keeps and serves the models that jobs make.
-        sources: The models that jobs start from.
-        launcher: Starts the process of a job.
-        settings: How jobs run.
-    """
+    """The jobs of one server; use it in one event loop."""
 
     def __init__(
         self,
@@ -100,7 +156,6 @@ class FineTuningRunner:
         self._is_closing = False
 
     async def start(self) -> None:
-        """Resumes the jobs that have not ended."""
         make_private_folder(self.folder)
         for job in await asyncio.to_thread(self.store.list_unfinished):
             if job.state is JobState.RUNNING:
@@ -110,7 +165,6 @@ class FineTuningRunner:
                 self.drive(job.id)
 
     async def close(self) -> None:
-        """Stops the processes; their jobs resume when the server starts again."""
         self._is_closing = True
         await asyncio.gather(*(process.stop() for process in self._processes.values()))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)  # never cancelled: some may be recording
@@ -128,7 +182,6 @@ class FineTuningRunner:
             await process.stop()
 
     async def wait(self, id_: str) -> None:
-        """Returns when nothing works on a job any more."""
         while (task := self._tasks.get(id_)) is not None:
             await asyncio.wait({task})
 
@@ -170,11 +223,6 @@ class FineTuningRunner:
     # Files.
 
     async def _validate(self, job: FineTuningJob) -> None:
-        """Checks the files of a job and writes what its process is given.
-
-        Raises:
-            JobFailure: They cannot be used.
-        """
         plan = await run_in_daemon_thread(partial(self._prepare, job), "job-files")
         message = f"Files validated, moving job to queued state ({plan.num_steps} steps)"
         await self._change(
@@ -217,22 +265,12 @@ class FineTuningRunner:
         return plan
 
     def _read_grader(self, job: FineTuningJob) -> Grader | None:
-        """Returns the grader of a job.
-
-        Raises:
-            JobFailure: It may not run here.
-        """
         try:
             return read_grader(job, allow_python=self.settings.allow_python)
         except ApiError as error:
             raise JobFailure(error.code or "invalid_grader", error.message, error.param) from None
 
     def _prepare_rows(self, job: FineTuningJob, file_id: str, target: Path, param: str, grader: Grader | None) -> int:
-        """Checks and writes the rows of one file.
-
-        Raises:
-            JobFailure: The file is gone, or some of its rows cannot be used.
-        """
         code = f"invalid_{param}"
         training = target.parent / TRAINING_ROWS if param == "validation_file" else None
         try:
@@ -248,12 +286,6 @@ class FineTuningRunner:
     # The run.
 
     async def _run(self, job: FineTuningJob) -> None:
-        """Trains a job and serves its model.
-
-        Raises:
-            JobFailure: It failed.
-            IllegalTransition: It was cancelled or paused meanwhile.
-        """
         self._read_grader(job)  # the operator may have turned graders in Python off since
         await self._change(job.id, JobState.RUNNING, "Fine-tuning job started", only_from=JobState.QUEUED)
         folder = self.folder / job.id

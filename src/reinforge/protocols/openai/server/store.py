@@ -15,25 +15,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from reinforge.protocols.openai.server.database import UnknownObject
-from reinforge.protocols.openai.server.file_store import FileStore
+from reinforge.protocols.openai.server.file_store import FileStore, UnknownObject
 from reinforge.protocols.openai.server.records import (
+    TRANSITIONS,
     FileRecord,
     FineTuningJob,
     JobCheckpoint,
     JobError,
     JobEvent,
+    JobState,
     TunedModel,
 )
-from reinforge.protocols.openai.server.states import TRANSITIONS, JobState
 
 
 class IllegalTransition(Exception):
-    """A job cannot come into a state from the one that it is in.
-
-    Attributes:
-        job: The job as it is.
-    """
+    """A job cannot come into a state from the one that it is in."""
 
     def __init__(self, job: FineTuningJob, state: JobState):
         super().__init__(f"the job {job.id} is {job.state.value}, so it cannot become {state.value}")
@@ -45,8 +41,6 @@ class KeyReused(Exception):
 
 
 class JobStore(FileStore):
-    """The whole record."""
-
     def find_created(self, digest: str, keys: Iterable[str] = (), *, is_retry: bool = False) -> FineTuningJob | None:
         """Returns the job that the same request has created; None: it has created none.
 
@@ -72,9 +66,7 @@ class JobStore(FileStore):
         """Records a new job, or returns the one that the same request has created.
 
         Args:
-            job: The job.
             digest: Hash of the whole request.
-            keys: Keys that name the request.
             is_retry: The client sends the request again; see `find_created`.
 
         Raises:
@@ -97,11 +89,6 @@ class JobStore(FileStore):
             return job
 
     def find_job(self, id_: str) -> FineTuningJob:
-        """Returns a job.
-
-        Raises:
-            UnknownObject: There is none.
-        """
         rows = self._read("SELECT * FROM jobs WHERE id = ?", id_)
         if not rows:
             raise UnknownObject(f"there is no fine-tuning job {id_[:80]!r}")
@@ -113,7 +100,6 @@ class JobStore(FileStore):
         """Returns a page of jobs, the newest first, and whether there are more.
 
         Args:
-            after: Id of the last job of the page before.
             limit: Most jobs of a page.
             metadata: Pairs that a job's metadata must have; empty: only jobs without metadata; None: any.
         """
@@ -127,7 +113,6 @@ class JobStore(FileStore):
         return [_read_job(row) for row in rows], more
 
     def list_unfinished(self) -> list[FineTuningJob]:
-        """Returns the jobs that are not in a final state, the oldest first."""
         final = [state.value for state in JobState if state.is_final]
         marks = ", ".join("?" * len(final))
         return [
@@ -151,15 +136,7 @@ class JobStore(FileStore):
         """Brings a job into another state, with the event that says so; both or neither are recorded.
 
         Args:
-            id_: The job.
-            state: The new state.
-            message: Of the event.
             only_from: The state that the job must be in; None: any from which `state` may follow.
-            models: The models that it has made.
-            checkpoints: Its checkpoints, the oldest first.
-            results: The file with its metrics.
-            data: Figures of the event.
-            changes: Other fields of the job.
 
         Raises:
             IllegalTransition: `state` may not follow the job's state.
@@ -186,13 +163,6 @@ class JobStore(FileStore):
             self._insert_event(database, id_, event)
             return job
 
-    def update_job(self, id_: str, **changes: Any) -> FineTuningJob:
-        """Changes fields of a job other than its state."""
-        with self._transaction() as database:
-            job = replace(self.find_job(id_), **changes)
-            self._update_job(database, job)
-            return job
-
     def add_events(self, job_id: str, events: Iterable[JobEvent]) -> None:
         """Records events, each once: one with the same id is there already after a restart."""
         with self._transaction() as database:
@@ -200,14 +170,12 @@ class JobStore(FileStore):
                 self._insert_event(database, job_id, event)
 
     def list_events(self, job_id: str, after: str | None, limit: int) -> tuple[list[JobEvent], bool]:
-        """Returns a page of a job's events, the newest first, and whether there are more."""
         rows, more = self._read_page("events", "job_id = ?", (job_id,), after, limit)
         return [
             JobEvent(row["id"], row["created_at"], row["message"], row["level"], _parse(row["data"])) for row in rows
         ], more
 
     def list_checkpoints(self, job_id: str, after: str | None, limit: int) -> tuple[list[JobCheckpoint], bool]:
-        """Returns a page of a job's checkpoints, the newest first, and whether there are more."""
         rows, more = self._read_page("checkpoints", "job_id = ?", (job_id,), after, limit)
         return [
             JobCheckpoint(row["id"], row["created_at"], row["step"], row["model"], json.loads(row["metrics"]))
@@ -215,21 +183,15 @@ class JobStore(FileStore):
         ], more
 
     def list_models(self) -> list[TunedModel]:
-        """Returns every model that a job has made."""
         return [TunedModel(**dict(row)) for row in self._read("SELECT * FROM models ORDER BY name")]
 
     def remove_model(self, name: str) -> None:
-        """Forgets a model; its folder may serve other names.
-
-        Raises:
-            UnknownObject: There is none.
-        """
+        """Forgets a model; its folder may serve other names."""
         with self._transaction() as database:
             if not database.execute("DELETE FROM models WHERE name = ?", (name,)).rowcount:
                 raise UnknownObject(f"no job has made the model {name[:200]!r}")
 
     def find_model(self, name: str) -> TunedModel | None:
-        """Returns the model of a name; None: no job has made it."""
         rows = self._read("SELECT * FROM models WHERE name = ?", name)
         return TunedModel(**dict(rows[0])) if rows else None
 

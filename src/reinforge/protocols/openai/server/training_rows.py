@@ -40,10 +40,7 @@ def prepare_rows(
     """Checks the rows of a file and writes them in the form in which a job reads them.
 
     Args:
-        source: The uploaded file.
-        target: The file of the job.
         method: `supervised`, `dpo` or `reinforcement`.
-        grader: The grader of a reinforcement job.
         training: The job's file with the rows that it trains on; given if these rows are to be held out from them.
 
     Returns:
@@ -88,7 +85,6 @@ def _read_checked_rows(source: Path, check: Check, grader: Grader | None, traini
 
 
 def _read_contents(path: Path) -> set[str]:
-    """Returns the contents of the rows of a job's file, as the client has sent them."""
     with path.open(encoding="utf-8") as lines:
         values = map(json.loads, lines)
         return {_format_content(value.get(ROW, value)) for value in values}
@@ -99,11 +95,6 @@ def _format_content(value: Any) -> str:
 
 
 def check_references(grader: Grader, row: Mapping[str, Any]) -> None:
-    """Checks that a row has every field that a grader asks for.
-
-    Raises:
-        TemplateError: It lacks one.
-    """
     for _, each in list_graders(grader):
         for _, template in list_templates(each):
             check_fields(template, row)

@@ -13,16 +13,17 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import BackendError, ContextOverflow, InvalidCall, ReinforgeError
 from reinforge.files import make_private_folder
-from reinforge.protocols.sessions.server.session import TrainingSession
-from reinforge.protocols.sessions.server.settings import read_settings
+from reinforge.protocols.sessions.server.session import TrainingSession, read_settings
 from reinforge.protocols.sessions.wire import (
     KEY_PATTERN,
     SESSIONS,
@@ -42,9 +43,8 @@ from reinforge.protocols.sessions.wire import (
 )
 from reinforge.rollout.http.bodies import read_body
 from reinforge.rollout.isolation.worker_protocol import dump_error
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.base_models import BaseModels, TrainingHost, find_bases
-from reinforge.serving.routes import LIMITS, abortable, read_bytes, write_json
+from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
+from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_bytes, refuse_invalid, write_json
 from reinforge.types.request import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,6 @@ class SessionLimits:
         max_sessions: Most at a time; each holds a copy of its model.
         lease_s: Seconds without a request after which a session makes room for another one.
         idle_s: Seconds without a request after which a session ends anyway.
-        max_job_bytes: Longest body of a job.
     """
 
     max_sessions: int = 4
@@ -71,14 +70,33 @@ class SessionLimits:
     max_job_bytes: int = 1 << 28
 
 
-class SessionsApi:
+def _answering(
+    handler: Callable[[SessionsApi, web.Request], Awaitable[SessionAnswer]],
+) -> Callable[[SessionsApi, web.Request], Awaitable[web.Response]]:
+    """Writes what a call of a session gives, or what it raises, which its client raises again."""
+
+    @wraps(handler)
+    async def answer(api: SessionsApi, request: web.Request) -> web.Response:
+        try:
+            found = await handler(api, request)
+        except BadRequest:
+            raise
+        except ValidationError as error:
+            raise refuse_invalid(error) from None
+        except (ReinforgeError, ContextOverflow, InvalidCall, ValueError) as error:
+            if isinstance(error, BackendError):
+                logger.warning("a call of a session failed: %s", error)
+            found = SessionAnswer(raised=dump_error(error))
+        return web.Response(text=found.model_dump_json(), content_type="application/json")
+
+    return answer
+
+
+class SessionsApi(Feature):
     """The feature that samples and trains for runs elsewhere.
 
     Args:
-        bases: What may be trained.
-        folder: Where saved weights are kept.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        limits: How much sessions take.
     """
 
     def __init__(self, bases: BaseModels, folder: Path, *, device: str = "auto", limits: SessionLimits | None = None):
@@ -90,7 +108,6 @@ class SessionsApi:
         self._watching: asyncio.Task[None] | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns the routes."""
         one = f"{SESSIONS}/{{id}}"
         return [
             web.post(SESSIONS, self.open),
@@ -108,12 +125,10 @@ class SessionsApi:
         ]
 
     async def start(self) -> None:
-        """Begins to watch for clients that are gone."""
         make_private_folder(self._folder)
         self._watching = asyncio.create_task(self._end_idle())
 
     async def close(self) -> None:
-        """Ends all sessions."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -129,7 +144,6 @@ class SessionsApi:
                     await self._end(session)
 
     def _list_silent(self, seconds: float) -> list[TrainingSession]:
-        """Returns the sessions without a request for so long, the longest first."""
         latest = time.monotonic() - seconds
         silent = [each for each in self._sessions.values() if each.seen_s <= latest]
         return sorted(silent, key=lambda each: each.seen_s)
@@ -137,8 +151,10 @@ class SessionsApi:
     # Sessions.
 
     async def open(self, request: web.Request) -> web.Response:
-        """Opens a session, once for each key."""
-        opened = _read(OpenSession, await read_bytes(request))
+        try:
+            opened = await _read(OpenSession, request)
+        except ValidationError as error:
+            raise refuse_invalid(error) from None
         async with self._opening:
             session = self._sessions.get(self._by_key.get(opened.key, ""))
             if session is None:
@@ -162,11 +178,6 @@ class SessionsApi:
         return session
 
     async def _make_room(self) -> None:
-        """Ends sessions whose clients are silent, if there is no place for another one.
-
-        Raises:
-            ApiError: All clients are there.
-        """
         limits = self._limits
         silent = self._list_silent(limits.lease_s)
         while len(self._sessions) >= limits.max_sessions and silent:
@@ -180,7 +191,6 @@ class SessionsApi:
             raise ApiError(429, message, code="too_many_sessions", headers={"retry-after": str(wait_s)})
 
     async def show(self, request: web.Request) -> web.Response:
-        """Keeps a session and answers with its description."""
         return write_json({**self._find(request).describe(), "lease_s": self._limits.lease_s})
 
     async def end(self, request: web.Request) -> web.Response:
@@ -208,128 +218,80 @@ class SessionsApi:
     # Sampling.
 
     @abortable
-    async def sample(self, request: web.Request) -> web.Response:
-        """Samples one reply."""
-        session, call = self._find(request), _read(SampleCall, await read_bytes(request))
+    @_answering
+    async def sample(self, request: web.Request) -> SessionAnswer:
+        session, call = self._find(request), await _read(SampleCall, request)
         session.check_request(call.request)
-
-        async def sample() -> SampleAnswer:
-            return SampleAnswer(reply=await session.policy.sample(call.request))
-
-        return await _answer(sample, SampleAnswer)
+        return SampleAnswer(reply=await session.policy.sample(call.request))
 
     @abortable
-    async def score(self, request: web.Request) -> web.Response:
-        """Scores sequences of tokens."""
-        session, call = self._find(request), _read(ScoreCall, await read_bytes(request))
-
-        async def score() -> ScoreAnswer:
-            rows = await session.policy.score(call.token_ids)
-            return ScoreAnswer(logprobs=[[float(value) for value in row] for row in rows])
-
-        return await _answer(score, ScoreAnswer)
+    @_answering
+    async def score(self, request: web.Request) -> SessionAnswer:
+        session, call = self._find(request), await _read(ScoreCall, request)
+        rows = await session.policy.score(call.token_ids)
+        return ScoreAnswer(logprobs=[[float(value) for value in row] for row in rows])
 
     @abortable
-    async def encode(self, request: web.Request) -> web.Response:
-        """Finds the tokens of a given reply."""
-        session, call = self._find(request), _read(EncodeCall, await read_bytes(request))
-
-        async def encode() -> EncodeAnswer:
-            tokens = await session.policy.encode(call.request, call.reply)
-            assert isinstance(tokens, TokenLogprobs)  # the engine has them
-            return EncodeAnswer(tokens=tokens)
-
-        return await _answer(encode, EncodeAnswer)
+    @_answering
+    async def encode(self, request: web.Request) -> SessionAnswer:
+        session, call = self._find(request), await _read(EncodeCall, request)
+        tokens = await session.policy.encode(call.request, call.reply)
+        assert isinstance(tokens, TokenLogprobs)  # the engine has them
+        return EncodeAnswer(tokens=tokens)
 
     # Jobs.
 
-    async def submit(self, request: web.Request) -> web.Response:
-        """Starts a job, once for each key."""
+    @_answering
+    async def submit(self, request: web.Request) -> SessionAnswer:
         session, limits = self._find(request), request.config_dict[LIMITS]
         body = await read_body(request, max_bytes=self._limits.max_job_bytes, timeout_s=limits.body_timeout_s)
-        try:
-            collection, content = await asyncio.to_thread(session.read_job, body)
-        except ValidationError as error:
-            raise _refuse(error) from None
-
-        async def submit() -> StatusAnswer:
-            return StatusAnswer(status=await session.submit(collection, content))
-
-        return await _answer(submit, StatusAnswer)
+        collection, content = await asyncio.to_thread(session.read_job, body)
+        return StatusAnswer(status=await session.submit(collection, content))
 
     @abortable
-    async def show_job(self, request: web.Request) -> web.Response:
-        """Answers with the status of a job, once it has ended or the time is up."""
+    @_answering
+    async def show_job(self, request: web.Request) -> SessionAnswer:
         session, query = self._find(request), request.query
         try:
             wait_s = min(MAX_WAIT_S, max(0.0, float(query.get("wait_s", "0"))))
         except ValueError:
             raise ApiError(422, "wait_s: expected a number of seconds", param="wait_s") from None
-
-        async def wait() -> StatusAnswer:
+        try:
             return StatusAnswer(status=await session.wait(query.get("job_key", ""), wait_s))
-
-        response = await _answer(wait, StatusAnswer)
-        session.seen_s = time.monotonic()
-        return response
+        finally:
+            session.seen_s = time.monotonic()
 
     # Weights.
 
-    async def publish(self, request: web.Request) -> web.Response:
-        """Serves the newest weights as a version."""
-        session, call = self._find(request), _read(PublishCall, await read_bytes(request))
-        return await self._change(session, session.publish(call.version))
+    @_answering
+    async def publish(self, request: web.Request) -> SessionAnswer:
+        session, call = self._find(request), await _read(PublishCall, request)
+        await session.publish(call.version)
+        return await _describe_weights(session)
 
-    async def show_fingerprint(self, request: web.Request) -> web.Response:
-        """Answers with a hash of the weights that are served."""
-        return await self._change(self._find(request), None)
+    @_answering
+    async def show_fingerprint(self, request: web.Request) -> SessionAnswer:
+        return await _describe_weights(self._find(request))
 
-    async def save(self, request: web.Request) -> web.Response:
-        """Keeps the current weights under a name."""
-        session, call = self._find(request), _read(SaveCall, await read_bytes(request))
-        work = session.save(request.match_info["save"], call, lambda id_: self._folder / id_)
-        return await self._change(session, work)
+    @_answering
+    async def save(self, request: web.Request) -> SessionAnswer:
+        session, call = self._find(request), await _read(SaveCall, request)
+        await session.save(request.match_info["save"], call, lambda id_: self._folder / id_)
+        return await _describe_weights(session)
 
-    async def restore(self, request: web.Request) -> web.Response:
-        """Loads saved weights, also of an earlier session, and serves them."""
-        session, call = self._find(request), _read(RestoreCall, await read_bytes(request))
-        return await self._change(session, session.restore(call, self._folder / call.session))
-
-    async def _change(self, session: TrainingSession, work: Awaitable[None] | None) -> web.Response:
-        async def change() -> WeightsAnswer:
-            if work is not None:
-                await work
-            policy = session.policy
-            return WeightsAnswer(version=policy.version, fingerprint=await policy.fingerprint())
-
-        return await _answer(change, WeightsAnswer)
+    @_answering
+    async def restore(self, request: web.Request) -> SessionAnswer:
+        session, call = self._find(request), await _read(RestoreCall, request)
+        await session.restore(call, self._folder / call.session)
+        return await _describe_weights(session)
 
 
-def _read(kind: type[B], body: bytes) -> B:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _refuse(error) from None
+async def _describe_weights(session: TrainingSession) -> WeightsAnswer:
+    return WeightsAnswer(version=session.policy.version, fingerprint=await session.policy.fingerprint())
 
 
-def _refuse(error: ValidationError) -> ApiError:
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, found["loc"]))
-    return ApiError(422, f"{where or 'the body'}: {found['msg']}", param=where or None)
-
-
-async def _answer(work: Callable[[], Awaitable[SessionAnswer]], kind: type[SessionAnswer]) -> web.Response:
-    """Returns what a call gives, or what it raises, which its client raises again."""
-    try:
-        answer = await work()
-    except ApiError:
-        raise
-    except (ReinforgeError, ContextOverflow, InvalidCall, ValueError) as error:
-        if isinstance(error, BackendError):
-            logger.warning("a call of a session failed: %s", error)
-        answer = kind(raised=dump_error(error))
-    text: str = answer.model_dump_json()
-    return web.Response(text=text, content_type="application/json")
+async def _read(kind: type[B], request: web.Request) -> B:
+    return kind.model_validate_json(await read_bytes(request))
 
 
 async def make_sessions(host: TrainingHost) -> SessionsApi:

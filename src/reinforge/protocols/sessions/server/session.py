@@ -11,15 +11,20 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.config.blocks import LimitsConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import EngineError, ReinforgeError, StorageError
+from reinforge.errors import ConfigError, EngineError, ReinforgeError, StorageError, describe_error
 from reinforge.files import (
     commit_folder,
     find_damage,
@@ -29,10 +34,11 @@ from reinforge.files import (
     remove_folder,
     write_json,
 )
-from reinforge.interfaces import PolicyServer
-from reinforge.protocols.sessions.server.settings import make_algorithm
-from reinforge.protocols.sessions.wire import OpenSession, RestoreCall, SaveCall, SentJob, read_job
-from reinforge.serving.api_error import ApiError
+from reinforge.interfaces import Algorithm, PolicyServer
+from reinforge.protocols.sessions.wire import CLIENT_SETTINGS, OpenSession, RestoreCall, SaveCall, SentJob, read_job
+from reinforge.registry import REGISTRY
+from reinforge.serving.loading import BaseModels
+from reinforge.serving.routes import ApiError, refuse_invalid
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import TrajectoryCollection
@@ -44,18 +50,6 @@ MAX_WAITING = 16
 
 
 class TrainingSession:
-    """A client's run.
-
-    Args:
-        id_: Its id.
-        folder: Its folder.
-        opened: What the client asked for.
-        config: The same as a configuration.
-
-    Attributes:
-        seen_s: When the client was last heard of, by the monotonic clock.
-    """
-
     def __init__(self, id_: str, folder: Path, opened: OpenSession, config: FinetuneConfig):
         self.id, self.folder, self.opened, self._config = id_, folder, opened, config
         self.seen_s = time.monotonic()
@@ -67,11 +61,6 @@ class TrainingSession:
         self._exclusive = asyncio.Lock()
 
     async def start(self) -> None:
-        """Loads the model.
-
-        Raises:
-            ApiError, ConfigError, EngineError: It cannot be trained as the client asks.
-        """
         algorithm = await self._stack.enter_async_context(make_algorithm(self.opened.algorithm, self._config.seed))
         adapter = LocalAdapter(LocalAdapterConfig(), algorithm)
         self._stack.push_async_callback(adapter.cleanup)
@@ -86,7 +75,6 @@ class TrainingSession:
         self._adapter = adapter
 
     async def close(self) -> None:
-        """Stops its jobs and frees the model; what the client has saved stays."""
         self._adapter = None
         await self._stack.aclose()
         if self.folder.is_dir() and not any((self.folder / "saves").iterdir()):
@@ -94,31 +82,23 @@ class TrainingSession:
 
     @property
     def adapter(self) -> LocalAdapter:
-        """Samples and trains.
-
-        Raises:
-            EngineError: The session has ended.
-        """
         if self._adapter is None:
             raise EngineError("the session has ended")
         return self._adapter
 
     @property
     def policy(self) -> PolicyServer:
-        """Samples."""
         policy = self.adapter.policy()
         assert policy is not None  # the model is loaded
         return policy
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens of the model."""
         engine = self.adapter.engine
         assert engine is not None  # the model is loaded
         return int(engine.model.vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the client needs to know of the policy."""
         policy = self.policy
         engine = self.adapter.engine
         assert engine is not None  # the model is loaded
@@ -133,11 +113,7 @@ class TrainingSession:
         }
 
     def check_request(self, request: ModelRequest) -> None:
-        """Refuses token ids that the model does not have.
-
-        Raises:
-            ApiError: There are some.
-        """
+        """Refuses token ids that the model does not have."""
         if isinstance(request.prompt, tuple):
             self._check_tokens("prompt", request.prompt)
         if request.continued is not None:
@@ -170,12 +146,6 @@ class TrainingSession:
     # Jobs.
 
     def read_job(self, body: bytes) -> tuple[TrajectoryCollection, str]:
-        """Returns a job's trajectories, and a hash of what was sent.
-
-        Raises:
-            ApiError: They cannot be trained on.
-            ValueError: They are no job.
-        """
         collection = read_job(SentJob.model_validate_json(body))
         for index, siblings in enumerate(collection.trajectories):
             for number, trajectory in enumerate(siblings):
@@ -189,11 +159,7 @@ class TrainingSession:
         """Starts a job; a key that is known already starts none.
 
         Args:
-            collection: The trajectories.
             content: Hash of them.
-
-        Raises:
-            ApiError: Too many jobs wait, or the key stands for another job.
         """
         key = collection.resolve_job_key()
         if self._contents.setdefault(key, content) != content:
@@ -223,18 +189,11 @@ class TrainingSession:
     # Weights.
 
     async def publish(self, version: int) -> None:
-        """Serves the newest weights as a version."""
         async with self._exclusive:
             await self.policy.publish(version)
 
     async def save(self, name: str, call: SaveCall, find: Callable[[str], Path]) -> None:
-        """Keeps the current weights under a name; a name that is known already keeps what it has.
-
-        Args:
-            name: Made by the client.
-            call: What to keep.
-            find: Returns the folder of a session.
-        """
+        """Keeps the current weights under a name; a name that is known already keeps what it has."""
         target = self.folder / "saves" / name
         async with self._exclusive:
             if await asyncio.to_thread(find_damage, target) is not None:
@@ -249,15 +208,6 @@ class TrainingSession:
                 await asyncio.to_thread(_remove_others, [find(each) for each in (self.id, *self._continues)], kept)
 
     async def restore(self, call: RestoreCall, folder: Path) -> None:
-        """Loads saved weights and serves them as a version, once the running job has ended.
-
-        Args:
-            call: Which.
-            folder: The folder of the session that saved them.
-
-        Raises:
-            ApiError: There are none, or of another model.
-        """
         place = folder / "saves" / call.save
         if (damage := await asyncio.to_thread(find_damage, place)) is not None:
             message = f"the weights {call.session}/{call.save} are not here: {damage}"
@@ -295,3 +245,62 @@ def _read_settings(folder: Path) -> OpenSession | None:
         return OpenSession(**json.loads(read_regular_file(folder / SETTINGS, MAX_SETTINGS_BYTES)))
     except (OSError, ValueError, TypeError, StorageError):
         return None
+
+
+OWN_MODULES = "reinforge.algorithms."
+TEACHER = "distill"
+"""The algorithm with a model of the client's configuration, which is not here."""
+
+
+def read_settings(opened: OpenSession, bases: BaseModels, device: str) -> FinetuneConfig:
+    policy = read_policy(opened.policy, bases.find(opened.model, "model"))
+    limits = LimitsConfig(max_skipped_steps=opened.max_skipped_steps)
+    return FinetuneConfig(policy=policy, seed=opened.seed, num_epochs=opened.num_epochs, device=device, limits=limits)
+
+
+def read_policy(given: Mapping[str, Any], base: PolicyConfig) -> PolicyConfig:
+    """Returns the policy: the server's model with a client's settings.
+
+    Example: {"lora": {"r": 4}} -> the base's model, tokenizer, data type and limits, with adapters of rank 4.
+    """
+    if others := sorted(set(given) - set(CLIENT_SETTINGS)):
+        allowed = ", ".join(CLIENT_SETTINGS)
+        message = f"policy.{others[0][:100]} is the server's to choose; a client may set: {allowed}"
+        raise ApiError(422, message, param="policy")
+    try:
+        asked = PolicyConfig(**{**given, "model": base.model})
+    except ValidationError as error:
+        raise refuse_invalid(error, "policy") from None
+    except (ConfigError, TypeError) as error:
+        raise ApiError(422, f"policy: {describe_error(error)}", param="policy") from None
+    chosen = {name: getattr(asked, name) for name in CLIENT_SETTINGS}
+    batch = asked.batch
+    fitting = min(batch.micro_batch_tokens, base.batch.micro_batch_tokens)  # memory alone; the result is the same
+    chosen["batch"] = batch.model_copy(update={"micro_batch_tokens": fitting})
+    limits = [each for each in (asked.max_model_len, base.max_model_len) if each is not None]
+    chosen["max_model_len"] = min(limits) if limits else None
+    return base.model_copy(update=chosen)
+
+
+@asynccontextmanager
+async def make_algorithm(block: Mapping[str, Any], seed: int) -> AsyncIterator[Algorithm]:
+    """Yields the algorithm of a block `{"_type": ..., ...}`; only those that come with reinforge are made."""
+    components = {each.name: each for each in REGISTRY.components("algorithm") if each.origin.startswith(OWN_MODULES)}
+    components.pop(TEACHER, None)
+    name = block.get("_type")
+    if name not in components:
+        message = f"no algorithm {str(name)[:100]!r} is available to sessions; there are: {', '.join(components)}"
+        raise ApiError(422, message, param="algorithm")
+    builder = SimpleNamespace(config=SimpleNamespace(finetuning=FinetuneConfig(seed=seed)))
+    try:
+        config = components[name].config_type(**{key: value for key, value in block.items() if key != "_type"})
+        generator = cast("AsyncGenerator[Algorithm]", components[name].factory(config, builder))
+        made = await anext(generator)
+    except ValidationError as error:
+        raise refuse_invalid(error, "algorithm") from None
+    except (ReinforgeError, TypeError) as error:
+        raise ApiError(422, f"algorithm {name}: {describe_error(error)}", param="algorithm") from None
+    try:
+        yield made
+    finally:
+        await generator.aclose()

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
+from reinforge.engine.model.model_files import ADAPTER_CONFIG
+from reinforge.engine.model.preflight import check_adapters, check_policy
+from reinforge.engine.packages import check_packages
+from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import PolicyServer
 from reinforge.protocols.tinker.server.checkpoints import SCHEME, CheckpointStore, TinkerPath, format_time
 from reinforge.protocols.tinker.server.futures import TinkerFutures
-from reinforge.protocols.tinker.server.policy import SnapshotPolicy
 from reinforge.protocols.tinker.server.requests import (
     CreateSession,
     FinishSession,
@@ -33,15 +36,16 @@ from reinforge.protocols.tinker.server.requests import (
 )
 from reinforge.protocols.tinker.server.sampling import TinkerSampling
 from reinforge.protocols.tinker.server.sessions import TinkerSessions
-from reinforge.protocols.tinker.server.slots import BASE, AdapterSlots, list_slots
+from reinforge.protocols.tinker.server.slots import BASE, AdapterSlots, SnapshotPolicy, list_slots
 from reinforge.protocols.tinker.server.training import TinkerBase, TinkerTraining
 from reinforge.protocols.tinker.server.wire import require_protobuf
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.loading import MODEL, TrainingHost, find_source
 from reinforge.serving.models import ServedModels
-from reinforge.serving.routes import LIMITS, abortable, read_bytes, read_json, write_json
+from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_bytes, read_json, write_json
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
+
 
 logger = logging.getLogger(__name__)
 API = "/api/v1"
@@ -59,14 +63,9 @@ class TinkerSettings:
     """What the protocol offers.
 
     Attributes:
-        policy: The base model.
-        name: The name under which it is served.
-        data_dir: The folder of the checkpoints.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        seed: Seed of sampling without one.
         max_models: Most models that are trained at a time.
         max_samplers: Most snapshots that sample at a time; more take turns.
-        max_rank: Largest rank of an adapter.
         session_timeout_s: Seconds after a client's last sign of life when its session ends.
     """
 
@@ -92,13 +91,11 @@ def load_engine(settings: TinkerSettings) -> Engine:
     return Engine.load(policy, seed=settings.seed, device=settings.device, adapters=adapters)
 
 
-class TinkerApi:
+class TinkerApi(Feature):
     """The routes below `/api/v1`, and the engine behind them.
 
     Args:
         models: The server's models; the base model is added under its name.
-        settings: What to offer.
-        load: Loads the engine, in another thread.
         now: Seconds of a clock that only goes forward.
     """
 
@@ -116,11 +113,6 @@ class TinkerApi:
         self._slots: AdapterSlots | None = None
 
     async def start(self) -> None:
-        """Loads the model and serves it.
-
-        Raises:
-            ConfigError: The model cannot be trained, or a package is missing.
-        """
         require_protobuf()
         engine = await asyncio.to_thread(self._load, self.settings)
         self._slots = slots = AdapterSlots(engine)
@@ -134,7 +126,6 @@ class TinkerApi:
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
-        """Ends all sessions and the engine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
@@ -158,13 +149,11 @@ class TinkerApi:
         await asyncio.to_thread(self._checkpoints.sweep)
 
     def _find_policy(self, name: str) -> PolicyServer | None:
-        """Returns the policy of a checkpoint's path."""
         if not name.startswith(SCHEME) or self._slots is None:
             return None
         return SnapshotPolicy(self._slots, self.sampling.find_snapshot(TinkerPath.parse(name)))
 
     def routes(self) -> list[web.RouteDef]:
-        """Returns the routes."""
         posts = {
             "client/config": self._client_config,
             "client/dynamic_config": self._dynamic_config,
@@ -343,7 +332,6 @@ class TinkerApi:
         return write_json(runs[run_id])
 
     async def _describe_runs(self) -> dict[str, dict[str, Any]]:
-        """Returns all models that are open or have a checkpoint, in the SDK's form, by id."""
         runs: dict[str, dict[str, Any]] = {}
         for path, note in await asyncio.to_thread(list, self._checkpoints.find()):
             run = runs.setdefault(path.run_id, _describe_run(path.run_id, note.base_model, note.rank))
@@ -380,7 +368,6 @@ def _describe_base(settings: TinkerSettings, engine: Engine) -> TinkerBase:
 
 
 def _choose_page(request: web.Request, found: list[Any]) -> tuple[list[Any], dict[str, int]]:
-    """Returns the part of a list that a client asks for, and the SDK's cursor of it."""
     try:
         offset, limit = (max(0, int(request.query.get(name, default))) for name, default in _PAGE)
     except ValueError:
@@ -389,3 +376,43 @@ def _choose_page(request: web.Request, found: list[Any]) -> tuple[list[Any], dic
 
 
 _PAGE = (("offset", "0"), ("limit", "100"))
+
+
+KEY_PREFIX = "tml-"
+"""What every key of Tinker's SDK begins with."""
+
+
+async def make_tinker(host: TrainingHost) -> TinkerApi:
+    """Returns the part of the server that trains adapters of one base model.
+
+    Raises:
+        ConfigError: The model cannot be trained, or a key of Tinker's SDK cannot be the server's.
+    """
+    options, sources, token = host.options, host.options.sources, host.options.token
+    if token is not None and not token.startswith(KEY_PREFIX):
+        message = f"the key in the file does not begin with {KEY_PREFIX}, as the keys of Tinker's SDK do"
+        raise ConfigError(Problem("--token_file", message, f"put {KEY_PREFIX} in front of it"))
+    if len(sources) != 1:
+        message = f"found {len(sources)} models, but Tinker's clients train adapters of one base model"
+        raise ConfigError(Problem("--tinker", message, "name one"))
+    name, path, settings = await find_source(sources[0], options.output_dir)
+    if (Path(path) / ADAPTER_CONFIG).is_file():
+        fix = "merge it first: reinforge export RUN --format merged, or name its base model"
+        raise ConfigError(Problem(MODEL, f"{path} is an adapter; adapters are trained on a whole model", fix))
+    named = {"dtype": options.dtype, "max_model_len": options.max_model_len}
+    given = {key: value for key, value in named.items() if value is not None}
+    lora = LoRAConfig(r=options.max_rank, lora_alpha=options.max_rank)
+    policy = PolicyConfig(**{**settings, **given, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs})
+    chosen = TinkerSettings(
+        policy,
+        name,
+        options.data_dir,
+        options.device,
+        max_models=options.max_models,
+        max_rank=options.max_rank,
+    )
+    problems = [*check_policy(policy), *check_packages(lora=True)]
+    problems += check_adapters(policy, list_slots(chosen.max_models, chosen.max_samplers), critic=False)
+    if problems:
+        raise ConfigError([Problem(MODEL, each.message, each.fix) for each in problems])
+    return TinkerApi(host.models, chosen)

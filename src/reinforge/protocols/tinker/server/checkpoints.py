@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.files import find_damage, remove_folder
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 SCHEME = "tinker://"
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
@@ -34,13 +34,8 @@ class CheckpointNote:
     """What a checkpoint is of.
 
     Attributes:
-        run_id: The model that was trained.
-        base_model: The name by which the client asked for its base model.
-        rank: Rank of its adapter.
         created_s: Unix time.
         expires_s: Unix time from which it may be deleted; None: never.
-        user_metadata: The client's own notes about the checkpoint.
-        run_metadata: The client's own notes about the model.
     """
 
     run_id: str
@@ -52,25 +47,17 @@ class CheckpointNote:
     run_metadata: dict[str, str] | None = None
 
     def write(self, folder: Path) -> None:
-        """Writes it into a checkpoint's folder."""
         (folder / NOTE).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class TinkerPath:
-    """The path of a checkpoint."""
-
     run_id: str
     kind: str
     name: str
 
     @classmethod
     def parse(cls, path: str) -> TinkerPath:
-        """Returns the parts of a path.
-
-        Raises:
-            ApiError: It is none of this server's.
-        """
         parts = path.removeprefix(SCHEME).split("/")
         if path.startswith(SCHEME) and len(parts) == 3:
             found = cls(*parts)
@@ -85,7 +72,6 @@ class TinkerPath:
 
     @property
     def checkpoint_id(self) -> str:
-        """The id within its run, as the SDK writes it."""
         return f"{self.kind}/{self.name}"
 
     def __str__(self) -> str:
@@ -93,21 +79,10 @@ class TinkerPath:
 
 
 class CheckpointStore:
-    """The checkpoints of one server.
-
-    Args:
-        root: Their folder.
-    """
-
     def __init__(self, root: Path):
         self.root = root
 
     def choose_path(self, run_id: str, kind: str, name: str) -> TinkerPath:
-        """Returns the path of a new checkpoint.
-
-        Raises:
-            ValueError: The name cannot be that of a folder.
-        """
         if not _NAME.fullmatch(name):
             raise ValueError(
                 f"the name {name[:200]!r} of a checkpoint must be up to 128 letters, digits, dots, hyphens and "
@@ -116,15 +91,9 @@ class CheckpointStore:
         return TinkerPath(run_id, kind, name)
 
     def find_folder(self, path: TinkerPath) -> Path:
-        """Returns the folder of a checkpoint, which need not exist."""
         return self.root / path.run_id.replace(":", "_") / path.kind / path.name
 
     def read(self, path: TinkerPath) -> CheckpointNote:
-        """Returns what a checkpoint is of.
-
-        Raises:
-            ApiError: There is none, or it is damaged.
-        """
         folder = self.find_folder(path)
         if not folder.is_dir():
             raise ApiError(404, f"there is no checkpoint {path}", param="path", code="checkpoint_not_found")
@@ -133,7 +102,6 @@ class CheckpointStore:
         return CheckpointNote(**json.loads((folder / NOTE).read_text()))
 
     def find(self, run_id: str | None = None) -> Iterator[tuple[TinkerPath, CheckpointNote]]:
-        """Yields all checkpoints, or those of one model, the oldest first."""
         found = []
         for note in self.root.glob(f"*/*/*/{NOTE}"):
             kind, name = note.parts[-3:-1]
@@ -147,24 +115,17 @@ class CheckpointStore:
         yield from sorted(found, key=lambda each: each[1].created_s)
 
     def delete(self, path: TinkerPath) -> None:
-        """Deletes a checkpoint.
-
-        Raises:
-            ApiError: There is none.
-        """
         folder = self.find_folder(path)
         if not folder.is_dir():
             raise ApiError(404, f"there is no checkpoint {path}", param="checkpoint_id", code="checkpoint_not_found")
         remove_folder(folder)
 
     def sweep(self) -> None:
-        """Deletes the checkpoints whose time to live has passed."""
         for path, note in list(self.find()):
             if note.expires_s is not None and note.expires_s < time.time():
                 remove_folder(self.find_folder(path))
 
     def describe(self, path: TinkerPath, note: CheckpointNote) -> dict[str, Any]:
-        """Returns a checkpoint in the SDK's form."""
         files = [file for file in self.find_folder(path).rglob("*") if file.is_file()]
         return {
             "checkpoint_id": path.checkpoint_id,
@@ -184,9 +145,7 @@ def make_note(
     """Returns the note of a new checkpoint of a model.
 
     Args:
-        run: What the model is.
         ttl_seconds: Seconds until it may be deleted; None: never.
-        user_metadata: The client's own notes about it.
     """
     now = time.time()
     expires_s = None if ttl_seconds is None else now + ttl_seconds
@@ -194,5 +153,4 @@ def make_note(
 
 
 def format_time(seconds: float) -> str:
-    """Returns a Unix time as the SDK reads it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()

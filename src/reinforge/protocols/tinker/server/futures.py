@@ -19,7 +19,7 @@ from typing import Any
 from reinforge.protocols.tinker.server.slots import describe_problem
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE
 from reinforge.safe_text import redact_secrets
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 logger = logging.getLogger(__name__)
 KEEP_S = 600.0
@@ -30,13 +30,6 @@ MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class TinkerResult:
-    """What a request gave.
-
-    Attributes:
-        body: The body of the response.
-        content_type: JSON or protocol buffers.
-    """
-
     body: bytes
     content_type: str = "application/json"
 
@@ -46,11 +39,7 @@ class TinkerFuture:
     """A request and, once it has run, its result.
 
     Attributes:
-        request_id: Its id.
         result: None: it has not run yet.
-        finished_s: When it had run.
-        is_retrieved: Its client has asked for the result.
-        task: What runs it, if that can be cancelled.
     """
 
     request_id: str
@@ -75,11 +64,9 @@ class TinkerFutures:
         return len(self._futures)
 
     def has(self, request_id: str) -> bool:
-        """True if a request has come before, and its result is kept."""
         return request_id in self._futures
 
     def submit(self, request_id: str) -> tuple[TinkerFuture, bool]:
-        """Returns the future of a request, and True if it is new and must be run."""
         known = self._futures.get(request_id)
         if known is not None:
             return known, False
@@ -87,7 +74,6 @@ class TinkerFutures:
         return future, True
 
     def finish(self, future: TinkerFuture, result: TinkerResult) -> None:
-        """Keeps the result of a request and wakes who waits for it."""
         if future.result is not None:
             return
         future.result, future.finished_s = result, self._now()
@@ -96,15 +82,10 @@ class TinkerFutures:
         self._drop_old()
 
     def fail(self, future: TinkerFuture, error: Exception) -> None:
-        """Keeps the failure of a request."""
         self.finish(future, build_failure(error, future.request_id))
 
     async def wait(self, request_id: str, timeout_s: float) -> TinkerResult | None:
-        """Returns a request's result; None if it has none within the time.
-
-        Raises:
-            ApiError: There is no such request, or its result is no longer kept.
-        """
+        """Returns a request's result; None if it has none within the time."""
         future = self._futures.get(request_id)
         if future is None:
             raise ApiError(
@@ -130,7 +111,6 @@ class TinkerFutures:
         return True
 
     def sweep(self) -> None:
-        """Drops the results that are older than `KEEP_S`."""
         oldest = self._now() - KEEP_S
         for future in [each for each in self._futures.values() if each.result and each.finished_s < oldest]:
             self._drop(future)
@@ -153,12 +133,10 @@ def _get_age(future: TinkerFuture) -> float:
 
 
 def build_json(body: Mapping[str, Any]) -> TinkerResult:
-    """Returns a result in JSON."""
     return TinkerResult(json.dumps(body).encode())
 
 
 def build_proto(body: bytes) -> TinkerResult:
-    """Returns a result in protocol buffers."""
     return TinkerResult(body, CONTENT_TYPE)
 
 

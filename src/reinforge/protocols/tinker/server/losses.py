@@ -73,11 +73,6 @@ LOSSES = {
 
 
 def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[TinkerLoss, LossSpec]:
-    """Returns a loss and the engine's form of it.
-
-    Raises:
-        ValueError: This server has no loss of that name, or the loss has no such setting.
-    """
     if name not in LOSSES:
         listed = ", ".join(LOSSES)
         raise ValueError(f"loss_fn {name[:100]!r} is not supported{did_you_mean(name, LOSSES)}; use one of: {listed}")
@@ -100,7 +95,6 @@ class TrainingBatch:
     """The samples of one request, and what else its answer needs.
 
     Attributes:
-        samples: One for each datum.
         contexts: Beginnings that several data share and no loss trains; scored once each.
         shared: For each datum the index of its context; -1: none.
     """
@@ -127,17 +121,6 @@ class TrainingBatch:
 
 
 def build_batch(data: Sequence[TinkerDatum], loss: TinkerLoss, vocab_size: int, max_tokens: int) -> TrainingBatch:
-    """Returns the samples of a request.
-
-    Args:
-        data: The request's data.
-        loss: Its loss.
-        vocab_size: Number of tokens that the model knows.
-        max_tokens: Longest input.
-
-    Raises:
-        ValueError: A datum lacks what the loss reads, has something else, or does not fit the model.
-    """
     if not data:
         raise ValueError("data is empty; a request needs at least one datum")
     checked = [_check_datum(datum, loss, f"data[{i}]", vocab_size, max_tokens) for i, datum in enumerate(data)]
@@ -216,7 +199,6 @@ def _find_context(datum: TinkerDatum, loss: TinkerLoss) -> tuple[int, bytes]:
 
 
 def _build_context(datum: TinkerDatum, length: int) -> TrainingSample:
-    """Returns a sample of the first positions, all of which are scored."""
     targets = datum.inputs[TARGETS][:length].astype(np.int64)
     return _fill_sample(np.append(datum.token_ids[:length], targets[-1]), targets, np.ones(length, np.bool_))
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 T = TypeVar("T", bound=BaseModel)
 UNSUPPORTED = {
@@ -23,16 +23,12 @@ UNSUPPORTED = {
 
 
 class TinkerBody(BaseModel):
-    """Base of all bodies."""
-
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     type: str | None = None
 
 
 class CreateSession(TinkerBody):
-    """Opens a session."""
-
     tags: list[str] = []
     user_metadata: dict[str, Any] | None = None
     sdk_version: str
@@ -41,14 +37,10 @@ class CreateSession(TinkerBody):
 
 
 class OfSession(TinkerBody):
-    """Names a session."""
-
     session_id: str
 
 
 class LoraSettings(BaseModel):
-    """The adapter of a new model."""
-
     model_config = ConfigDict(extra="forbid")
 
     rank: int = Field(ge=1)
@@ -59,16 +51,12 @@ class LoraSettings(BaseModel):
 
 
 class OptimizerFamily(BaseModel):
-    """The optimizer of a new model."""
-
     model_config = ConfigDict(extra="allow")
 
     type: str = "adamw"
 
 
 class CreateModel(OfSession):
-    """Makes a model that can be trained."""
-
     model_seq_id: int = Field(ge=0)
     base_model: str
     user_metadata: dict[str, Any] | None = None
@@ -84,8 +72,6 @@ class OfModel(TinkerBody):
 
 
 class AdamParams(BaseModel):
-    """Settings of one optimizer step."""
-
     model_config = ConfigDict(extra="forbid")
 
     learning_rate: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
@@ -97,15 +83,11 @@ class AdamParams(BaseModel):
 
 
 class OptimStep(OfModel):
-    """Makes an optimizer step."""
-
     adam_params: AdamParams | None = None
     optimizer_params: OptimizerFamily | None = None
 
 
 class SaveWeights(OfModel):
-    """Saves weights and optimizer under a name."""
-
     path: str | None = None
     ttl_seconds: int | None = Field(default=None, gt=0)
     overwrite: bool = False
@@ -123,8 +105,6 @@ class SaveForSampler(OfModel):
 
 
 class SaveExternal(OfModel):
-    """Saves weights in another project's format."""
-
     path: str
     ttl_seconds: int | None = None
     age_encryption_recipients: list[str] | None = None
@@ -154,8 +134,6 @@ class CreateSamplingSession(OfSession):
 
 
 class TextChunk(BaseModel):
-    """Tokens of a prompt."""
-
     model_config = ConfigDict(extra="forbid")
 
     tokens: list[int]
@@ -163,16 +141,12 @@ class TextChunk(BaseModel):
 
 
 class Prompt(BaseModel):
-    """A prompt."""
-
     model_config = ConfigDict(extra="forbid")
 
     chunks: list[TextChunk]
 
 
 class SampleSettings(BaseModel):
-    """How to sample."""
-
     model_config = ConfigDict(extra="forbid")
 
     max_tokens: int | None = Field(default=None, ge=1)
@@ -184,8 +158,6 @@ class SampleSettings(BaseModel):
 
 
 class Sample(TinkerBody):
-    """Samples from a sampling session."""
-
     num_samples: int = Field(default=1, ge=1)
     prompt: Prompt
     sampling_params: SampleSettings
@@ -203,38 +175,25 @@ class Sample(TinkerBody):
 
 
 class RetrieveFuture(TinkerBody):
-    """Asks for the result of a request."""
-
     request_id: str
     allow_metadata_only: bool = False
 
 
 class FinishReason(BaseModel):
-    """How a client's program ended."""
-
     type: str
 
 
 class FinishSession(TinkerBody):
-    """Ends a session."""
-
     reason: FinishReason | None = None
     detail: str | None = None
 
 
 class WeightsPath(TinkerBody):
-    """Names a checkpoint."""
-
     tinker_path: str
     weights_access_token: str | None = None
 
 
 def parse(kind: type[T], body: Mapping[str, Any]) -> T:
-    """Returns a body as an object.
-
-    Raises:
-        ApiError: A field is missing, unknown, or has a wrong value; the first five are named.
-    """
     try:
         return kind.model_validate(body)
     except ValidationError as error:

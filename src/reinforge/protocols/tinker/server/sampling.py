@@ -18,9 +18,7 @@ from reinforge.protocols.tinker.server.sessions import TinkerSampler, TinkerSess
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.training import TinkerBase
 from reinforge.protocols.tinker.server.wire import TinkerReply, write_sample
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.limits import ServerLimits
-from reinforge.serving.routes import write_json
+from reinforge.serving.routes import ApiError, ServerLimits, write_json
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 from reinforge.types.seeding import stable_seed
@@ -30,16 +28,6 @@ if TYPE_CHECKING:
 
 
 class TinkerSampling:
-    """Answers the requests that sample.
-
-    Args:
-        base: The base model.
-        slots: The engine.
-        sessions: The clients.
-        futures: The results.
-        checkpoints: The checkpoints.
-    """
-
     def __init__(
         self,
         base: TinkerBase,
@@ -73,11 +61,7 @@ class TinkerSampling:
         return TinkerSampler(sampler_id, note.base_model, self._make_snapshot(path), request.model_path)
 
     def find_snapshot(self, path: TinkerPath) -> Snapshot:
-        """Returns the weights of a checkpoint, which are read when they are needed.
-
-        Raises:
-            ApiError: There is no such checkpoint, or it is damaged.
-        """
+        """Returns the weights of a checkpoint, which are read when they are needed."""
         known, folder = self._snapshots.get(str(path)), self._checkpoints.find_folder(path)
         if known is None or not folder.is_dir() or known[0] != folder.stat().st_mtime_ns:
             self._checkpoints.read(path)  # which hashes every file, so it is done once
@@ -95,7 +79,6 @@ class TinkerSampling:
         return known[1]
 
     def describe(self, sampler_id: str) -> web.Response:
-        """Returns what a sampler samples from."""
         sampler = self._sessions.find_sampler(sampler_id)
         return write_json(
             {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
@@ -105,11 +88,7 @@ class TinkerSampling:
         """Begins to sample; the result has the sequences.
 
         Args:
-            body: The request.
             limits: The server's limits; `max_in_flight` counts the sequences that are sampled or wait.
-
-        Raises:
-            ApiError: The request is above a limit, or names no sampling session.
         """
         request = parse(Sample, body)
         if request.sampling_session_id is None or request.seq_id is None:
@@ -166,7 +145,6 @@ def build_params(settings: SampleSettings, number: int) -> SamplingParams:
     Stop tokens end a sequence besides the model's own end tokens; an empty list of stops switches those off, too.
 
     Args:
-        settings: Those of the request.
         number: The sequence's, from 0; each has a seed of its own.
     """
     stop, seed = settings.stop, settings.seed

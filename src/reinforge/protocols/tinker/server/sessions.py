@@ -19,7 +19,7 @@ from reinforge.errors import EngineError
 from reinforge.protocols.tinker.server.checkpoints import CheckpointNote
 from reinforge.protocols.tinker.server.futures import TinkerFuture, TinkerFutures, TinkerResult
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 
 MAX_AHEAD = 10_000
 """How far the seq_id of a request may be ahead of the next one to run."""
@@ -33,12 +33,7 @@ class TinkerSampler:
     """Weights to sample from.
 
     Attributes:
-        id: The sampling session.
-        base_model: The name of the base model.
         snapshot: The weights; None: those of the base model.
-        model_path: The checkpoint that they come from.
-        is_gone: The weights are no longer kept.
-        num_clients: Copies of the client that asked for an id of their own.
     """
 
     id: str
@@ -55,13 +50,8 @@ class TinkerModel:
 
     Attributes:
         id: Its id, `SESSION:train:N`.
-        slot: The engine's adapter.
-        note: What it is made of.
-        futures: Where its results go.
-        next_seq: The request to run next.
         failed_seq: The first request since the last optimizer step whose gradient is missing; None: none is.
         inflight: The snapshot that its inflight samplers share.
-        samplers: Its samplers without a name, the oldest first.
         used_s: Unix time of its last request.
     """
 
@@ -81,11 +71,6 @@ class TinkerModel:
         self._task = asyncio.create_task(self._run())
 
     def enqueue(self, seq_id: int, future: TinkerFuture, job: Job) -> None:
-        """Runs a request in its turn.
-
-        Raises:
-            ApiError: Its turn is over, or far away.
-        """
         if not self.next_seq <= seq_id <= self.next_seq + MAX_AHEAD:
             raise ApiError(
                 400, f"seq_id is {seq_id}, but the next request of {self.id} to run is {self.next_seq}", param="seq_id"
@@ -110,7 +95,6 @@ class TinkerModel:
                 self.next_seq += 1
 
     async def close(self) -> None:
-        """Stops its requests; returns when the engine no longer works on one."""
         self._task.cancel()
         await asyncio.wait([self._task])
         for future, _ in self._waiting.values():
@@ -120,17 +104,6 @@ class TinkerModel:
 
 @dataclass(eq=False)
 class TinkerSession:
-    """One client program.
-
-    Attributes:
-        id: Its id.
-        metadata: The client's own notes.
-        display_name: Its name for people.
-        seen_s: When it was last heard of.
-        models: Its models by id.
-        samplers: Its samplers by id.
-    """
-
     id: str
     metadata: dict[str, Any]
     display_name: str | None
@@ -143,7 +116,6 @@ class TinkerSessions:
     """All sessions of a server.
 
     Args:
-        slots: The engine.
         now: Seconds of a clock that only goes forward.
         timeout_s: Seconds without a request or a heartbeat after which a session ends.
     """
@@ -156,17 +128,10 @@ class TinkerSessions:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the open sessions."""
         return list(self._sessions)
 
     def open(self, metadata: dict[str, Any] | None, display_name: str | None, key: str | None) -> TinkerSession:
-        """Returns a new session, or the one that the same request opened before.
-
-        Args:
-            metadata: The client's own notes.
-            display_name: Its name for people.
-            key: The client's idempotency key.
-        """
+        """Returns a new session, or the one that the same request opened before."""
         if key is not None and key in self._by_key:
             return self._by_key[key]
         session = TinkerSession(secrets.token_hex(8), metadata or {}, display_name, self._now())
@@ -176,11 +141,7 @@ class TinkerSessions:
         return session
 
     def find(self, session_id: str) -> TinkerSession:
-        """Returns an open session, which has just been heard of.
-
-        Raises:
-            ApiError: It has ended, or there never was one.
-        """
+        """Returns an open session, which has just been heard of."""
         session = self._sessions.get(session_id)
         if session is None:
             why = "has ended" if session_id in self._ended else "is not known; the server may have been started anew"
@@ -194,26 +155,15 @@ class TinkerSessions:
         return session
 
     def list_models(self, session_id: str) -> list[TinkerModel]:
-        """Returns the models of an open session."""
         return list(self._sessions[session_id].models.values())
 
     def find_model(self, model_id: str) -> TinkerModel:
-        """Returns a model of an open session.
-
-        Raises:
-            ApiError: There is none.
-        """
         session = self.find(model_id.partition(":")[0])
         if model_id not in session.models:
             raise ApiError(404, f"there is no model {model_id[:100]!r}", param="model_id", code="model_not_found")
         return session.models[model_id]
 
     def find_sampler(self, sampler_id: str) -> TinkerSampler:
-        """Returns a sampler of an open session.
-
-        Raises:
-            ApiError: There is none, or its weights are no longer kept.
-        """
         session = self.find(sampler_id.partition(":")[0])
         sampler = session.samplers.get(sampler_id)
         if sampler is None:
@@ -230,7 +180,6 @@ class TinkerSessions:
         return sampler
 
     async def keep_newest(self, model: TinkerModel) -> None:
-        """Drops the snapshots of a model that are too many."""
         while len(model.samplers) > KEPT_SNAPSHOTS:
             sampler = model.samplers.popleft()
             snapshot, sampler.snapshot, sampler.is_gone = sampler.snapshot, None, True
@@ -238,7 +187,6 @@ class TinkerSessions:
                 await self._slots.drop(snapshot)
 
     async def end(self, session_id: str) -> None:
-        """Ends a session and frees what it holds."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -252,11 +200,9 @@ class TinkerSessions:
                 await self._slots.drop(sampler.snapshot)
 
     def now(self) -> float:
-        """Returns the time of the sessions' clock."""
         return self._now()
 
     def has_silent(self, seconds: float) -> bool:
-        """True if a session has not been heard of for this long."""
         return any(self._now() - session.seen_s > seconds for session in self._sessions.values())
 
     async def sweep(self, silence_s: float | None = None) -> None:
@@ -271,6 +217,5 @@ class TinkerSessions:
                 await self.end(session.id)
 
     async def close(self) -> None:
-        """Ends all sessions."""
         for session_id in self.ids:
             await self.end(session_id)

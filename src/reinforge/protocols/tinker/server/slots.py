@@ -11,7 +11,7 @@ Replies are sampled between two calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,11 +22,13 @@ from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
+from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import AdamSettings, FloatArray, GradientReport, LossSpec, TrainingSample
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
     from reinforge.engine.model.adapters import AdapterWeights
+
 
 T = TypeVar("T")
 BASE = "untrained"
@@ -43,8 +45,6 @@ class Snapshot:
     """Weights to sample from.
 
     Attributes:
-        name: Of the model, for the record.
-        load: Returns the weights, in the engine's thread.
         slot: Where they are now; None: in no slot.
     """
 
@@ -55,15 +55,6 @@ class Snapshot:
 
 @dataclass(eq=False)
 class SamplerSlot:
-    """A place for a snapshot in the engine.
-
-    Attributes:
-        adapter: The engine's name of it.
-        snapshot: What is in it.
-        num_users: Requests that sample from it.
-        used_at: Number of its last use, in order.
-    """
-
     adapter: str
     snapshot: Snapshot | None = None
     num_users: int = 0
@@ -72,13 +63,6 @@ class SamplerSlot:
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """What the weights of an adapter are made for.
-
-    Attributes:
-        rank: Rank of its matrices.
-        seed: Seed of its first weights.
-    """
-
     rank: int
     seed: int = 0
 
@@ -104,21 +88,15 @@ class AdapterSlots:
 
     @property
     def has_free(self) -> bool:
-        """True if another model can be trained."""
         return bool(self._free)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Returns what a function returns, which calls the engine."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     # Models that are trained.
 
     async def take(self, shape: AdapterShape) -> str:
-        """Returns a slot with a new adapter.
-
-        Raises:
-            EngineError: All slots are taken, or the rank is too large.
-        """
+        """Returns a slot with a new adapter."""
         if not self._free:
             raise EngineError(
                 f"this server trains at most {self.num_models} models at a time, and that many are open: close a "
@@ -133,7 +111,6 @@ class AdapterSlots:
         return slot
 
     def release(self, slot: str) -> None:
-        """Gives a slot back."""
         self._free.append(slot)
 
     async def accumulate(
@@ -145,11 +122,7 @@ class AdapterSlots:
         *,
         backward: bool,
     ) -> tuple[GradientReport, list[FloatArray]]:
-        """Adds the gradient of a loss to those of a slot; returns its report and the log-probs of the contexts.
-
-        Raises:
-            EngineError: A number is not finite; the gradients are as before.
-        """
+        """Adds the gradient of a loss to those of a slot; returns its report and the log-probs of the contexts."""
 
         def compute() -> tuple[GradientReport, list[FloatArray]]:
             report = self.engine.accumulate(samples, loss, backward=backward, adapter=slot)
@@ -160,16 +133,9 @@ class AdapterSlots:
         return await self.run(compute)
 
     async def clear_gradients(self, slot: str) -> None:
-        """Drops the gradients of a slot."""
         await self.run(lambda: self.engine.clear_gradients(slot))
 
     async def step(self, slot: str, settings: AdamSettings) -> dict[str, float]:
-        """Makes an optimizer step; returns its metrics.
-
-        Raises:
-            EngineError: The gradient or the new weights are not finite; the weights are as before.
-        """
-
         def apply() -> dict[str, float]:
             metrics = self.engine.apply(settings, slot)
             if metrics is None:
@@ -179,17 +145,13 @@ class AdapterSlots:
         return await self.run(lambda: self._change(slot, apply))
 
     async def read(self, slot: str) -> AdapterWeights:
-        """Returns a copy of a slot's weights."""
         return await self.run(lambda: self.engine.read_adapter(slot))
 
     async def save(self, slot: str, folder: Path, note: Callable[[Path], None], *, with_training: bool) -> None:
         """Writes a slot's weights as a checkpoint.
 
         Args:
-            slot: The slot.
             folder: The checkpoint; an existing one is replaced.
-            note: Writes further files into the folder that it is given.
-            with_training: Also write the optimizer's state.
         """
 
         def write(staged: Path) -> None:
@@ -199,12 +161,6 @@ class AdapterSlots:
         await self.run(lambda: write_folder(folder, write))
 
     async def load(self, slot: str, folder: Path, rank: int, *, with_training: bool) -> None:
-        """Loads a checkpoint into a slot.
-
-        Raises:
-            EngineError: It does not fit the model.
-        """
-
         def load() -> None:
             self._put_new(slot, AdapterShape(rank))  # an adapter's scale depends on its rank
             self.engine.load_weights(folder, slot)
@@ -264,7 +220,6 @@ class AdapterSlots:
                 await self.run(lambda: self._fill(slot.adapter, snapshot))
 
     async def drop(self, snapshot: Snapshot) -> None:
-        """Frees the slot of a snapshot that nobody samples from any more."""
         async with self._changed:
             if snapshot.slot is not None:
                 self._forget(snapshot.slot)
@@ -293,7 +248,6 @@ class AdapterSlots:
         return result
 
     async def close(self) -> None:
-        """Ends the engine's thread and the engine."""
         await asyncio.to_thread(self._thread.shutdown)
         await asyncio.to_thread(self.engine.close)
 
@@ -304,3 +258,50 @@ def describe_problem(error: Exception) -> tuple[str, str]:
 
 
 _USERS = (BadRequest, ContextOverflow, EngineError, ValueError)
+
+
+class SnapshotPolicy(PolicyServer):
+    """Samples from a snapshot, which is in the engine while a request needs it.
+
+    Args:
+        snapshot: The weights; None: those of the base model.
+    """
+
+    def __init__(self, slots: AdapterSlots, snapshot: Snapshot | None):
+        self._slots, self._snapshot = slots, snapshot
+        self._base = slots.engine.policies[BASE]
+        self.tolerance = self._base.tolerance
+
+    @property
+    def history(self) -> str:
+        return self._base.history
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @property
+    def model_name(self) -> str:
+        return self._base.model_name if self._snapshot is None else self._snapshot.name
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._base.chat_template
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        async with self._slots.use(self._snapshot) as policy:
+            return await policy.sample(request)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        async with self._slots.use(self._snapshot) as policy:
+            return await policy.score(token_ids)
+
+    async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
+        return await self._base.encode(request, reply)
+
+    async def publish(self, version: int) -> None:
+        """Does nothing: a snapshot never changes."""
+
+    async def fingerprint(self) -> str:
+        async with self._slots.use(self._snapshot) as policy:
+            return await policy.fingerprint()

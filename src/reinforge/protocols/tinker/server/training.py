@@ -33,8 +33,7 @@ from reinforge.protocols.tinker.server.requests import (
 from reinforge.protocols.tinker.server.sessions import Job, TinkerModel, TinkerSampler, TinkerSession, TinkerSessions
 from reinforge.protocols.tinker.server.slots import AdapterShape, AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, parse_request, read_config, read_data, write_output
-from reinforge.serving.api_error import ApiError
-from reinforge.serving.routes import read_bytes, write_json
+from reinforge.serving.routes import ApiError, read_bytes, write_json
 from reinforge.types.sample import AdamSettings
 
 if TYPE_CHECKING:
@@ -57,10 +56,6 @@ class TinkerBase:
     Attributes:
         names: All names by which clients may ask for it; the first is its own.
         arch: Its `model_type`.
-        tokenizer: Folder or hub id of its tokenizer.
-        vocab_size: Number of tokens that it knows.
-        max_model_len: Longest sequence.
-        max_rank: Largest rank of an adapter.
     """
 
     names: tuple[str, ...]
@@ -71,27 +66,12 @@ class TinkerBase:
     max_rank: int
 
     def check(self, name: str) -> None:
-        """Checks that a client asks for this model.
-
-        Raises:
-            ValueError: It asks for another one.
-        """
         if name.rstrip("/") not in self.names:
             listed = ", ".join(self.names)
             raise ValueError(f"this server has no base_model {name[:200]!r}{did_you_mean(name, self.names)}: {listed}")
 
 
 class TinkerTraining:
-    """Answers the requests that train.
-
-    Args:
-        base: The base model.
-        slots: The engine.
-        sessions: The clients.
-        futures: The results.
-        checkpoints: The checkpoints.
-    """
-
     def __init__(
         self,
         base: TinkerBase,
@@ -104,7 +84,6 @@ class TinkerTraining:
         self._futures, self._checkpoints = futures, checkpoints
 
     async def create_model(self, body: Mapping[str, Any]) -> web.Response:
-        """Makes a model; the result is its id."""
         request = parse(CreateModel, body)
         session = self._sessions.find(request.session_id)
         model_id = f"{session.id}:train:{request.model_seq_id}"
@@ -151,7 +130,6 @@ class TinkerTraining:
                 await asyncio.sleep(POLL_S)
 
     def _submit_alone(self, model_id: str, job: Job) -> web.Response:
-        """Runs what makes a model, in no order with other requests."""
         request_id = f"{model_id}:0"
         future, is_new = self._futures.submit(request_id)
 
@@ -168,7 +146,6 @@ class TinkerTraining:
         return write_json({"request_id": request_id, "model_id": model_id})
 
     def _submit(self, model_id: str, seq_id: int | None, job: Job) -> web.Response:
-        """Runs a request of a model in its turn."""
         model = self._sessions.find_model(model_id)
         if not seq_id:
             raise ApiError(400, "seq_id is missing: it orders the requests of a model, from 1", param="seq_id")
@@ -183,7 +160,6 @@ class TinkerTraining:
         return write_json({"request_id": request_id, "model_id": model_id})
 
     def get_info(self, body: Mapping[str, Any]) -> web.Response:
-        """Returns what a model is."""
         model = self._sessions.find_model(parse(OfModel, body).model_id)
         asked = model.note.base_model
         data = {"arch": self.base.arch, "model_name": asked, "tokenizer_id": self.base.tokenizer}
@@ -191,7 +167,6 @@ class TinkerTraining:
         return write_json({**info, "is_lora": True, "lora_rank": model.note.rank})
 
     async def forward_backward(self, request: web.Request) -> web.Response:
-        """Computes a loss and adds its gradient to those of the model."""
         if request.content_type != CONTENT_TYPE:
             raise ApiError(415, f"forward_backward takes {CONTENT_TYPE}, as the SDK 0.38 sends it")
         raw = await read_bytes(request)
@@ -218,7 +193,6 @@ class TinkerTraining:
         return build_proto(write_output(logprobs, {"loss:sum": report.loss}))
 
     async def optim_step(self, body: Mapping[str, Any]) -> web.Response:
-        """Makes an optimizer step with the gradients of the model."""
         request = parse(OptimStep, body)
 
         async def step() -> TinkerResult:
@@ -249,7 +223,6 @@ class TinkerTraining:
         return self._submit(request.model_id, request.seq_id, step)
 
     async def save_weights(self, body: Mapping[str, Any]) -> web.Response:
-        """Saves a model's weights and optimizer."""
         request = parse(SaveWeights, body)
 
         async def save() -> TinkerResult:
@@ -269,7 +242,6 @@ class TinkerTraining:
         await self._slots.save(model.slot, folder, note.write, with_training=path.kind == "weights")
 
     async def save_for_sampler(self, body: Mapping[str, Any]) -> web.Response:
-        """Saves a model's weights to sample from."""
         request = parse(SaveForSampler, body)
 
         async def save() -> TinkerResult:
@@ -286,7 +258,6 @@ class TinkerTraining:
         return self._submit(request.model_id, request.seq_id, save)
 
     async def _add_sampler(self, model: TinkerModel, number: int, kind: str) -> str:
-        """Returns the id of a sampler over the model's current weights."""
         session = self._sessions.find(model.id.partition(":")[0])
         sampler_id = f"{session.id}:sample:{number}"
         weights = await self._slots.read(model.slot)
@@ -318,7 +289,6 @@ class TinkerTraining:
         return self._submit(request.model_id, request.seq_id, refuse)
 
     async def load_weights(self, body: Mapping[str, Any]) -> web.Response:
-        """Loads a checkpoint into a model, or as a new model."""
         request = parse(LoadWeights, body)
         if request.session_id is None:
             if request.model_id is None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.serving.api_error import ApiError
+from reinforge.serving.routes import ApiError
 from reinforge.types.sample import FloatArray, IntArray
 
 CONTENT_TYPE = "application/x-protobuf"
@@ -71,8 +71,6 @@ class TinkerReply:
     """One sampled sequence.
 
     Attributes:
-        token_ids: The sampled tokens.
-        logprobs: Their log-probs.
         stop_reason: `stop` or `length`.
         top: The most likely tokens of each position and their log-probs; empty: not asked for.
     """
@@ -84,11 +82,6 @@ class TinkerReply:
 
 
 def parse_request(body: bytes) -> Any:
-    """Returns the message of a forward_backward request.
-
-    Raises:
-        ApiError: The body is no such message.
-    """
     from google.protobuf.message import DecodeError
 
     message = _find_message("ForwardBackwardRequest")()
@@ -100,7 +93,6 @@ def parse_request(body: bytes) -> Any:
 
 
 def read_config(request: Any) -> dict[str, float | str]:
-    """Returns the settings of a request's loss."""
     config: dict[str, float | str] = {entry.key: entry.value for entry in request.loss_fn_config}
     for entry in request.loss_fn_config_v2:
         config[entry.key] = entry.value.text if entry.value.HasField("text") else entry.value.number
@@ -108,11 +100,6 @@ def read_config(request: Any) -> dict[str, float | str]:
 
 
 def read_data(request: Any) -> list[TinkerDatum]:
-    """Returns the data of a request.
-
-    Raises:
-        ValueError: A datum has something else than text, or a tensor cannot be read.
-    """
     return [
         TinkerDatum(
             _read_tokens(datum, f"data[{i}]"),
@@ -155,7 +142,6 @@ def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -
     """Returns the result of forward_backward.
 
     Args:
-        logprobs: Those of each datum's target tokens.
         metrics: Each name says how metrics of several requests are combined, such as `loss:sum`.
     """
     output = _find_message("ForwardBackwardOutput")(loss_fn_output_type=ARRAYS)
@@ -173,7 +159,6 @@ def write_sample(replies: Sequence[TinkerReply], prompt_logprobs: FloatArray | N
     """Returns the result of a sampling request.
 
     Args:
-        replies: The sampled sequences.
         prompt_logprobs: `[P]` log-probs of the prompt's tokens, NaN where there is none; None: not asked for.
         num_top: How many tokens each position of `TinkerReply.top` should name.
     """
