@@ -211,16 +211,16 @@ def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:
 
 def _check_words(options: ExportOptions) -> list[Problem]:
     chosen = options.artifact
-    words: list[tuple[str, str | None, tuple[str, ...]]] = [
-        ("--format", chosen.format, FORMATS),
-        ("--quantize", chosen.quantize, QUANTIZATIONS),
-        ("--dtype", chosen.dtype, ("float32", "bfloat16")),
-        ("--judge_with", options.program, PROGRAMS),
-    ]
+    words: dict[str, tuple[str | None, tuple[str, ...]]] = {
+        "--format": (chosen.format, FORMATS),
+        "--quantize": (chosen.quantize, QUANTIZATIONS),
+        "--dtype": (chosen.dtype, ("float32", "bfloat16")),
+        "--judge_with": (options.program, PROGRAMS),
+    }
     return [
         Problem(name, f"{value!r} is not known", f"use one of: {', '.join(allowed)}")
-        for name, value, allowed in words
-        if value is not None and value not in allowed
+        for name, (value, allowed) in words.items()
+        if value not in (None, *allowed)
     ]
 
 
@@ -233,15 +233,11 @@ def _check_push(model: TrainedModel, options: ExportOptions) -> list[Problem]:
         message = f"the model of {model.run.name} {verdict}: {' '.join(model.summary.reason.split())}"
         problems.append(Problem("--push", message, "export it without --push, or pass --allow_not_promoted"))
     chosen = options.artifact
-    if (
-        chosen.format == "peft"
-        and chosen.base_model is None
-        and (not model.base.is_portable or ":" in model.base.location)
-    ):
-        message = "the adapter's base is a folder of this machine, which nobody else has"
-        problems.append(
-            Problem("--push", message, "name it as others find it (--base_model OWNER/NAME), or use --format merged")
-        )
+    is_local = not model.base.is_portable or ":" in model.base.location
+    if chosen.format == "peft" and chosen.base_model is None and is_local:
+        message = "the adapter's base is a folder of this machine, which other machines do not have"
+        fix = "name it as others find it (--base_model OWNER/NAME), or use --format merged"
+        problems.append(Problem("--push", message, fix))
     return problems
 
 
@@ -261,10 +257,8 @@ def _prepare_judge(model: TrainedModel, options: ExportOptions) -> JudgeOptions:
     except ReinforgeError as error:
         why_not = f"the agent cannot be run: {' '.join(str(error).split())}"
     if loaded is None and not why_not:
-        why_not = (
-            "the agent is a Python function that no file names; call reinforge.export(...) with the workflow, dataset "
-            "and reward of reinforge.finetune"
-        )
+        why_not = "the agent is a Python function that no file names; call reinforge.export(...) with the workflow, "
+        why_not += "dataset and reward of reinforge.finetune"
     return JudgeOptions(program, options.device, loaded, why_not, options.registry, options.progress)
 
 

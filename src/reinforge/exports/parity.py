@@ -85,8 +85,9 @@ def make_greedy(request: ModelRequest, max_tokens: int = MAX_TOKENS) -> ModelReq
     """Returns a request with greedy decoding, without grammar and stop texts, so that tokens can be compared."""
     limit = min(max_tokens, request.sampling.max_tokens or max_tokens)
     own = request.sampling
-    ends = {"stop_token_ids": own.stop_token_ids, "ignore_eos": own.ignore_eos}
-    sampling = SamplingParams(temperature=0.0, max_tokens=limit, seed=own.seed, **ends)
+    sampling = SamplingParams(
+        0.0, max_tokens=limit, seed=own.seed, stop_token_ids=own.stop_token_ids, ignore_eos=own.ignore_eos
+    )
     return replace(request, sampling=sampling, grammar=None, continued=None)
 
 

@@ -44,9 +44,6 @@ class DPOBatch(Generic[StateT, ActionT]):
 class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, ActionT]]):
     """loss = -log sigma(beta (log p/p_baseline of the preferred probe - that of the rejected one)), mean over pairs.
 
-    Example:
-        Trainer(TrainingConfiguration(), sampler, DPO(problem, beta=0.2)).train()
-
     Args:
         beta: How strongly the tester is kept close to the baseline; 0.01 to 0.5 is usual.
         min_margin: Smallest reward difference within a pair. Set it above what the perplexity term alone can produce,

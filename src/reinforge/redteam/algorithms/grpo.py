@@ -61,9 +61,6 @@ class GRPOBatch(Generic[StateT, ActionT]):
 class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[StateT, ActionT]]):
     """Clipped policy gradient with group-relative advantages; groups whose returns are all equal are skipped.
 
-    Example:
-        Trainer(TrainingConfiguration(lr=1e-4), sampler, GRPO(problem, kl_coef=0.01)).train()
-
     Args:
         clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
         kl_coef: Weight of the KL penalty against the baseline; 0: the baseline is not called.

@@ -131,7 +131,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             raise
         self._target: Any = target if self._target_engine is None else self._target_engine.policy
         if not hasattr(self._target, "sample"):
-            self._target = FunctionTarget(self._target)
+            self._target = FunctionTarget(target)  # type: ignore[arg-type]
         self._changes = WeightChanges(self.parameters())
         self._resources.callback(self._changes.close)
         self._published = self._changes.count()

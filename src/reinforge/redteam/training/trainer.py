@@ -159,7 +159,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
                 message = f"there is no default evaluator for {type(sampler).__name__}"
                 fix = "give the trainer an evaluator, or leave eval_every out"
                 raise ConfigError(Problem("eval_every", message, fix))
-            self.evaluator = ASTEvaluator(sampler)
+            self.evaluator = ASTEvaluator(sampler)  # type: ignore[assignment]  # its texts are strings
         self.harness = Harness(
             sampler,
             algorithm,
