@@ -43,8 +43,6 @@ DEFAULT_OUTPUT = Path(".reinforge/exports")
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An exported model."""
-
     folder: Path
     """The folder with the model and its card."""
     path: Path
@@ -69,7 +67,6 @@ class Export:
         }
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text for the terminal."""
         verdict = {True: "yes", False: "no", None: "no verdict"}[self.promoted]
         size = self.path.stat().st_size if self.path.is_file() else measure_size(self.path)
         pairs = [("model", f"{self.path} ({format_size(size)})"), ("promoted", verdict)]

@@ -29,8 +29,6 @@ QUANTIZE_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOptions:
-    """What is written."""
-
     format: Format
     dtype: str | None = None
     """Of a merged model: `float32` or `bfloat16`; None: that of the training."""
@@ -42,8 +40,6 @@ class ArtifactOptions:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What was written."""
-
     path: Path
     """What a program loads: the folder, or the GGUF file."""
     storage: str
@@ -87,7 +83,6 @@ def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
 
 
 def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
-    """Writes a model into an empty folder."""
     if options.format == "peft":
         return _write_adapter(model, options, folder)
     from reinforge.exports.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling

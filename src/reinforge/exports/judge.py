@@ -37,8 +37,6 @@ ARM = "confirm_tuned"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What an artifact is worth, measured through the program that runs it."""
-
     program: str
     """The program with its version."""
     parity: Parity | None = None
@@ -53,7 +51,6 @@ class Judgement:
     """Why a part is missing; empty if none is."""
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text for the terminal."""
         pairs = [("judged by", self.program)]
         if self.parity is not None:
             pairs.append(("parity", str(self.parity)))
@@ -74,8 +71,6 @@ def describe_difference(difference: Improvement) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
-    """How an artifact is judged."""
-
     program: str
     device: str
     loaded: LoadedConfig | None

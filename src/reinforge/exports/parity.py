@@ -30,8 +30,6 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """How an artifact compares with the run's model."""
-
     num_prompts: int
     num_equal_prompts: int
     """Prompts that became the same tokens."""
@@ -92,7 +90,6 @@ def make_greedy(request: ModelRequest, max_tokens: int = MAX_TOKENS) -> ModelReq
 
 
 async def sample_greedy(policy: PolicyServer, requests: Sequence[ModelRequest]) -> list[ModelReply | None]:
-    """Returns the greedy reply to each request; None: the prompt does not fit."""
     replies: list[ModelReply | None] = []
     for request in requests:
         try:

@@ -15,8 +15,6 @@ WHERE = "--push"
 
 
 class HubClient(Protocol):
-    """What `push_folder` needs of `huggingface_hub.HfApi`."""
-
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
         """Creates a repository for a model, if there is none of that name."""
 

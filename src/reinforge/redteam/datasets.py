@@ -29,8 +29,6 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class AdvBenchPrompt:
-    """One row of AdvBench."""
-
     goal: str
     """What the target is asked for."""
     target: str

@@ -41,8 +41,6 @@ CHUNK_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class GgufSettings:
-    """What a file says besides the model."""
-
     file_type: str
     """`f32`, `f16`, `bf16` or `q8_0`: how matrices are stored; vectors are always float32."""
     name: str
@@ -230,7 +228,6 @@ def _head_size(config: Any) -> int:
 
 
 def _read_rope(config: Any) -> dict[str, Any]:
-    """Returns the settings of the rotary embedding, under the names of transformers 5."""
     rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     rope.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
     return rope

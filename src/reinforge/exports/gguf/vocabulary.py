@@ -33,8 +33,6 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The part of a GGUF file that llama.cpp tokenizes with."""
-
     tokens: tuple[str, ...]
     """One for each row of the embeddings, in the spelling of byte-level BPE."""
     types: tuple[int, ...]

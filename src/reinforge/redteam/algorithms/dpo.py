@@ -34,8 +34,6 @@ class DPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class DPOBatch(Generic[StateT, ActionT]):
-    """A batch of preference pairs, as columns."""
-
     prefixes: Sequence[StateT]
     suffix_pos: Sequence[ActionT]
     suffix_neg: Sequence[ActionT]

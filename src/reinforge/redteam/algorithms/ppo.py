@@ -64,8 +64,6 @@ class PPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class PPOBatch(Generic[StateT, ActionT]):
-    """A batch of probes: the fields of `PPOStep` as columns."""
-
     prefix: Sequence[StateT]
     suffix: Sequence[ActionT]
     reward: Sequence[float]

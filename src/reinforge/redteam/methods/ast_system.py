@@ -93,8 +93,6 @@ class ASTSystem(System[str, str]):
 
 @dataclass
 class ASTNode(Node[str, str]):
-    """One probe of the tester and the target's response."""
-
     depth: int = 0
     """The turn, from 0."""
 
@@ -200,7 +198,6 @@ class ASTSampler(Sampler[str, str]):
         return graphs
 
     def _extend(self, level: Sequence[_TreeBranch], width: int, depth: int) -> list[_TreeBranch]:
-        """Adds `width` children to each branch; returns the branches after them."""
         places = [(branch, (*branch.path, i)) for branch in level for i in range(width)]
         seeds = [stable_seed(branch.seed, "probe", *path) for branch, path in places]
         probes = self.system.sample_probes([branch.context for branch, _ in places], seeds)

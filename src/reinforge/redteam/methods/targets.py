@@ -123,7 +123,6 @@ def openai_target(
 
 
 async def resolve_model_folder(named: str | Path) -> str:
-    """Returns the folder or hub id of a model; a `bundled:NAME` model is built on first use."""
     async with ComponentBuilder(build_config({"finetuning": {"policy": {"model": str(named)}}})) as builder:
         return str(await builder.get_model_path())
 
