@@ -104,13 +104,11 @@ class TrainerState:
     global_step: int = 0
     """Batches processed."""
     num_steps: int = 0
-    """Optimizer steps made."""
     num_empty: int = 0
     """Consecutive experiences without a usable batch."""
     best: float | None = None
-    """Score of the best evaluation; None before the first."""
+    """Score of the best evaluation."""
     since_best: int = 0
-    """Evaluations since the best one."""
 
 
 def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], Any]) -> None:
