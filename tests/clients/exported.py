@@ -20,8 +20,8 @@ import reinforge
 from reinforge.config.blocks import SamplingConfig
 from reinforge.exports.generate_policy import GeneratePolicy
 from reinforge.exports.gguf import file as gguf_file
+from reinforge.exports.judge import Parity, compare, make_greedy
 from reinforge.exports.llama_cpp_policy import LlamaCppPolicy
-from reinforge.exports.parity import Parity, compare, make_greedy
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 

@@ -245,7 +245,7 @@ def test_a_model_that_was_not_promoted_is_not_uploaded(project, tmp_path):
 
 def test_an_adapter_of_a_folder_is_not_uploaded(project, run):
     options = ExportOptions(ArtifactOptions("peft"), judge=False, push="me/m", client=Hub())
-    with pytest.raises(reinforge.ConfigError, match="a folder of this machine, which nobody else has"):
+    with pytest.raises(reinforge.ConfigError, match="a folder of this machine, which other machines do not have"):
         export_run("r", project.folder / "runs", options)
 
 

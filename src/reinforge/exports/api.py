@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem, ReinforgeError, boundary
 from reinforge.exports.artifact import (
     FORMATS,
     QUANTIZATIONS,
@@ -24,20 +25,22 @@ from reinforge.exports.artifact import (
 )
 from reinforge.exports.card import CARD, format_card
 from reinforge.exports.judge import Judgement, JudgeOptions, judge
-from reinforge.exports.push import HubClient, make_client, push_folder
 from reinforge.exports.serving import AUTO, PROGRAMS, choose_program
 from reinforge.exports.staging import check_target, stage_folder
 from reinforge.exports.trained_model import TrainedModel, find_trained_model
+from reinforge.files import MANIFEST
 from reinforge.registry import Registry
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.run_folder import format_size, measure_size
 from reinforge.runs.summary import is_from_python
+from reinforge.safe_text import redact_secrets, remember_secret
 from reinforge.trainer.api import Rows, build_dataset_block
 from reinforge.trainer.options import LiveRun, RunOptions
 from reinforge.trainer.resume import load_run_config
 from reinforge.trainer.shutdown import is_loop_running, run_interruptible
 
 DEFAULT_OUTPUT = Path(".reinforge/exports")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +51,19 @@ class Export:
     """The folder with the model and its card."""
     path: Path
     """What a program loads: the folder, or the GGUF file in it."""
-    judgement: Judgement | None
-    """What it is worth; None: it was not judged."""
     promoted: bool | None
     """Whether the run promoted the model; None: there was no verdict."""
+    judgement: Judgement | None
+    """What it is worth; None: it was not judged."""
     url: str | None = None
     """Where it was uploaded; None: it was not."""
     notes: tuple[str, ...] = ()
     """What to know about it."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "path": str(self.path),
-            "promoted": self.promoted,
-            "judgement": asdict(self.judgement) if self.judgement is not None else None,
-            "url": self.url,
-            "notes": list(self.notes),
-        }
+        return asdict(self) | {"folder": str(self.folder), "path": str(self.path), "notes": list(self.notes)}
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text for the terminal."""
         verdict = {True: "yes", False: "no", None: "no verdict"}[self.promoted]
         size = self.path.stat().st_size if self.path.is_file() else measure_size(self.path)
         pairs = [("model", f"{self.path} ({format_size(size)})"), ("promoted", verdict)]
@@ -205,21 +200,21 @@ def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:
     if client is not None and options.push is not None:
         message = f"{options.artifact.format} export of the run {model.name}, by reinforge"
         url = push_folder(client, target, options.push, message, private=options.private)
-    return Export(target, path, judgement, model.summary.promoted, url, tuple(notes))
+    return Export(target, path, model.summary.promoted, judgement, url, tuple(notes))
 
 
 def _check_words(options: ExportOptions) -> list[Problem]:
     chosen = options.artifact
-    words: list[tuple[str, str | None, tuple[str, ...]]] = [
-        ("--format", chosen.format, FORMATS),
-        ("--quantize", chosen.quantize, QUANTIZATIONS),
-        ("--dtype", chosen.dtype, ("float32", "bfloat16")),
-        ("--judge_with", options.program, PROGRAMS),
-    ]
+    words: dict[str, tuple[str | None, tuple[str, ...]]] = {
+        "--format": (chosen.format, FORMATS),
+        "--quantize": (chosen.quantize, QUANTIZATIONS),
+        "--dtype": (chosen.dtype, ("float32", "bfloat16")),
+        "--judge_with": (options.program, PROGRAMS),
+    }
     return [
         Problem(name, f"{value!r} is not known", f"use one of: {', '.join(allowed)}")
-        for name, value, allowed in words
-        if value is not None and value not in allowed
+        for name, (value, allowed) in words.items()
+        if value not in (None, *allowed)
     ]
 
 
@@ -232,15 +227,11 @@ def _check_push(model: TrainedModel, options: ExportOptions) -> list[Problem]:
         message = f"the model of {model.run.name} {verdict}: {' '.join(model.summary.reason.split())}"
         problems.append(Problem("--push", message, "export it without --push, or pass --allow_not_promoted"))
     chosen = options.artifact
-    if (
-        chosen.format == "peft"
-        and chosen.base_model is None
-        and (not model.base.is_portable or ":" in model.base.location)
-    ):
-        message = "the adapter's base is a folder of this machine, which nobody else has"
-        problems.append(
-            Problem("--push", message, "name it as others find it (--base_model OWNER/NAME), or use --format merged")
-        )
+    is_local = not model.base.is_portable or ":" in model.base.location
+    if chosen.format == "peft" and chosen.base_model is None and is_local:
+        message = "the adapter's base is a folder of this machine, which other machines do not have"
+        fix = "name it as others find it (--base_model OWNER/NAME), or use --format merged"
+        problems.append(Problem("--push", message, fix))
     return problems
 
 
@@ -260,10 +251,8 @@ def _prepare_judge(model: TrainedModel, options: ExportOptions) -> JudgeOptions:
     except ReinforgeError as error:
         why_not = f"the agent cannot be run: {' '.join(str(error).split())}"
     if loaded is None and not why_not:
-        why_not = (
-            "the agent is a Python function that no file names; call reinforge.export(...) with the workflow, dataset "
-            "and reward of reinforge.finetune"
-        )
+        why_not = "the agent is a Python function that no file names; call reinforge.export(...) with the workflow, "
+        why_not += "dataset and reward of reinforge.finetune"
     return JudgeOptions(program, options.device, loaded, why_not, options.registry, options.progress)
 
 
@@ -277,15 +266,14 @@ def _load_config(model: TrainedModel, options: ExportOptions) -> LoadedConfig | 
     data = {name: dict(block) if isinstance(block, Mapping) else block for name, block in model.config.items()}
     if "workflow" in given:
         data["workflow"] = {**(data.get("workflow") or {}), "_type": "python", "function": given["workflow"]}
+    evaluation = data["eval"] = dict(data.get("eval") or {})
     if "dataset" in given:
-        general = {**((data.get("eval") or {}).get("general") or {}), "dataset": build_dataset_block(given["dataset"])}
-        data["eval"] = {**(data.get("eval") or {}), "general": general}
+        evaluation["general"] = {**(evaluation.get("general") or {}), "dataset": build_dataset_block(given["dataset"])}
     if "reward" in given:
         reward = given["reward"]
         block = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
         name = str((model.settings.get("reward_function") or {}).get("name"))
-        evaluators = {**((data.get("eval") or {}).get("evaluators") or {}), name: block}
-        data["eval"] = {**(data.get("eval") or {}), "evaluators": evaluators}
+        evaluation["evaluators"] = {**(evaluation.get("evaluators") or {}), name: block}
     return build_config(data, registry=options.registry)
 
 
@@ -293,3 +281,43 @@ def _judge(model: TrainedModel, artifact: Artifact, asked: JudgeOptions) -> Judg
     blocked_s = asked.loaded.config.finetuning.limits.episode_timeout_s if asked.loaded is not None else None
     live = LiveRun(blocked_s=blocked_s) if blocked_s is not None else LiveRun()
     return run_interruptible(judge(model, artifact.path, asked), RunOptions(live=live))
+
+
+class HubClient(Protocol):
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
+        """Creates a repository for a model, if there is none of that name."""
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str, ignore_patterns: list[str]) -> Any:
+        """Uploads a folder as one commit."""
+
+
+def make_client(hub_id: str) -> HubClient:
+    """Returns the client of the hub; HF_TOKEN or `hf auth login` has the token, which is never printed."""
+    if not HUB_ID.fullmatch(hub_id):
+        raise ConfigError(Problem("--push", f"{hub_id!r} is not the name of a model on the hub", "write owner/name"))
+    try:
+        from huggingface_hub import HfApi, get_token
+    except ImportError:
+        message = "the package huggingface_hub is not installed"
+        raise ConfigError(Problem("--push", message, "pip install huggingface_hub")) from None
+    token = get_token()
+    if not token:
+        message = "there is no token for the hub"
+        raise ConfigError(Problem("--push", message, "set HF_TOKEN to a token with write access, or run hf auth login"))
+    remember_secret(token)
+    client: HubClient = HfApi(token=token, library_name="reinforge")
+    return client
+
+
+def push_folder(client: HubClient, folder: Path, hub_id: str, message: str, *, private: bool) -> str:
+    """Uploads a folder and returns where it is; only the owner can see a new repository that is private."""
+    try:
+        with boundary(BackendError, f"cannot upload to {hub_id}"):
+            created = client.create_repo(hub_id, private=private, exist_ok=True)
+            client.upload_folder(
+                repo_id=hub_id, folder_path=str(folder), commit_message=message, ignore_patterns=[MANIFEST]
+            )
+    except BackendError as error:
+        again = f"the export is complete in {folder}; upload it again with: hf upload {hub_id} {folder}"
+        raise BackendUnavailable(redact_secrets(f"{error}\n    fix: {again}")) from None
+    return str(created)

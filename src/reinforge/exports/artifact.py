@@ -29,8 +29,6 @@ QUANTIZE_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOptions:
-    """What is written."""
-
     format: Format
     dtype: str | None = None
     """Of a merged model: `float32` or `bfloat16`; None: that of the training."""
@@ -42,8 +40,6 @@ class ArtifactOptions:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What was written."""
-
     path: Path
     """What a program loads: the folder, or the GGUF file."""
     storage: str
@@ -87,7 +83,6 @@ def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
 
 
 def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
-    """Writes a model into an empty folder."""
     if options.format == "peft":
         return _write_adapter(model, options, folder)
     from reinforge.exports.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling
@@ -108,14 +103,11 @@ def _write_adapter(model: TrainedModel, options: ArtifactOptions, folder: Path) 
     shutil.copytree(model.folder, folder, ignore=kept, dirs_exist_ok=True)
     if not (folder / ADAPTER_WEIGHTS).is_file() or not (folder / ADAPTER_CONFIG).is_file():
         raise ConfigError(Problem(RUN, f"{model.folder} holds no adapter in PEFT's layout", "use --format merged"))
-    base = (
-        BaseModel(options.base_model, options.base_model, None, model.base.licence)
-        if options.base_model
-        else _open_base(model)
-    )
+    named = options.base_model
+    base = BaseModel(named, named, None, model.base.licence) if named else _open_base(model)
     name_base(folder, base.location, base.revision)
     notes = () if base.is_portable else ("The base model is a folder of the machine that exported it.",)
-    return Artifact(folder, "float32" if model.dtype == "float32" else model.dtype, base, notes)
+    return Artifact(folder, model.dtype, base, notes)
 
 
 def _open_base(model: TrainedModel) -> BaseModel:
@@ -152,9 +144,7 @@ def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, mod
     (folder / MODELFILE).write_text(format_modelfile(file.name, model.sampling, ends, blocks), encoding="utf-8")
     notes = []
     if find_context_length(module.config) < module.config.max_position_embeddings:
-        notes.append(
-            "llama.cpp attends to the whole context, so the file's context ends at the model's sliding window."
-        )
+        notes.append("llama.cpp attends to the whole context, so the file's ends at the model's sliding window.")
     if blocks is None:
         notes.append("Ollama's template language cannot express the chat template: see the Modelfile.")
     return Artifact(file, storage, model.base, tuple(notes))

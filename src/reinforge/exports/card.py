@@ -107,7 +107,6 @@ def _describe(model: TrainedModel, artifact: Artifact, kind: Format) -> str:
 
 
 def _name_base(base: BaseModel) -> str:
-    """Returns the base's name; of a folder only its last part, since its path says nothing to others."""
     name = Path(base.name).name if Path(base.name).exists() else base.name
     return escape_markdown(name)
 

@@ -7,26 +7,29 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, ContextOverflow
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference, format_interval, summarize
-from reinforge.exports.parity import Parity, compare, make_greedy, read_prompts, sample_greedy
 from reinforge.exports.serving import ServedArtifact, describe_program, serve
 from reinforge.exports.trained_model import TrainedModel
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import Registry
+from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-from reinforge.types.evaluation import MetricSummary
-from reinforge.types.request import ModelRequest
+from reinforge.types.evaluation import EvalInputItem, MetricSummary
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.trajectory import Outcome
 
 logger = logging.getLogger(__name__)
@@ -37,8 +40,6 @@ ARM = "confirm_tuned"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What an artifact is worth, measured through the program that runs it."""
-
     program: str
     """The program with its version."""
     parity: Parity | None = None
@@ -53,7 +54,6 @@ class Judgement:
     """Why a part is missing; empty if none is."""
 
     def format_lines(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text for the terminal."""
         pairs = [("judged by", self.program)]
         if self.parity is not None:
             pairs.append(("parity", str(self.parity)))
@@ -74,8 +74,6 @@ def describe_difference(difference: Improvement) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
-    """How an artifact is judged."""
-
     program: str
     device: str
     loaded: LoadedConfig | None
@@ -173,3 +171,121 @@ def read_scores(reader: JournalReader, metric: str) -> dict[str, float]:
             if score is not None and score["error"] is None and not Outcome(data["outcome"]).is_missing:
                 samples.setdefault(data["example_id"], []).append(float(score["score"]))
     return {example: sum(values) / len(values) for example, values in samples.items()}
+
+
+PHASES = ("confirm_tuned", "confirm_base", "validate")
+"""Where prompts come from: the first phase of the run that has some."""
+MAX_PROMPTS = 16
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Whether an artifact is the run's model: equal prompt tokens, equal greedy replies, equal log-probs.
+
+        the run's model    [1, 5, 9] -> 4 7 2      log-probs -0.10 -0.32 -0.01
+        the artifact       [1, 5, 9] -> 4 7 2                -0.10 -0.31 -0.01     equal tokens, largest difference 0.01
+
+    The prompts are those of the run's own `confirm` episodes. Two programs round differently, so a reply whose two best
+    tokens are almost equally likely may differ; an exporter that mixes up weights differs at once, and by nats.
+    """
+
+    num_prompts: int
+    num_equal_prompts: int
+    """Prompts that became the same tokens."""
+    num_equal_replies: int
+    """Greedy replies with the same tokens."""
+    num_tokens: int
+    """Tokens of the run's greedy replies."""
+    num_equal_tokens: int
+    """How many of them the artifact sampled as well, up to the first other one of each reply."""
+    max_difference: float | None = None
+    """Of the log-probs of the run's greedy replies, in nats; None: unknown."""
+    mean_difference: float | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.num_prompts > 0 and self.num_equal_prompts == self.num_equal_replies == self.num_prompts
+
+    def __str__(self) -> str:
+        text = f"{self.num_equal_replies} of {self.num_prompts} greedy replies have the same tokens"
+        if self.num_equal_replies < self.num_prompts:
+            text += f" ({self.num_equal_tokens} of {self.num_tokens} tokens before the first other one)"
+        if self.num_equal_prompts < self.num_prompts:
+            text += f"; only {self.num_equal_prompts} of the prompts have"
+        if self.max_difference is not None and self.mean_difference is not None:
+            text += (
+                f"; log-probs differ by {self.mean_difference:.1e} nats on average, {self.max_difference:.1e} at most"
+            )
+        return text
+
+
+def read_prompts(reader: JournalReader, limit: int = MAX_PROMPTS) -> list[ModelRequest]:
+    """Returns the requests of a run's held-out episodes, at most one of an example, in the order of the examples."""
+    for phase in PHASES:
+        requests: dict[str, ModelRequest] = {}
+        for key in reader.episode_keys(50 * limit, phase):
+            row = reader.find_episode(key)
+            if row is None or row.data["example_id"] in requests or len(requests) == limit:
+                continue
+            item = EvalInputItem(
+                id=row.data["example_id"], input_obj=None, expected_output_obj=None, full_dataset_entry={}
+            )
+            calls = [call for call in parse_episode(row.data, item).calls if call.reply.tokens is not None]
+            if calls:  # of a conversation its last call, which holds the others
+                requests[row.data["example_id"]] = calls[-1].request
+        if requests:
+            return list(requests.values())
+    return []
+
+
+def make_greedy(request: ModelRequest, max_tokens: int = MAX_TOKENS) -> ModelRequest:
+    """Returns a request with greedy decoding, without grammar and stop texts, so that tokens can be compared."""
+    limit = min(max_tokens, request.sampling.max_tokens or max_tokens)
+    own = request.sampling
+    sampling = SamplingParams(
+        0.0, max_tokens=limit, seed=own.seed, stop_token_ids=own.stop_token_ids, ignore_eos=own.ignore_eos
+    )
+    return replace(request, sampling=sampling, grammar=None, continued=None)
+
+
+async def sample_greedy(policy: PolicyServer, requests: Sequence[ModelRequest]) -> list[ModelReply | None]:
+    replies: list[ModelReply | None] = []
+    for request in requests:
+        try:
+            replies.append(await policy.sample(make_greedy(request)))
+        except ContextOverflow:
+            replies.append(None)
+    return replies
+
+
+async def compare(
+    expected: Sequence[ModelReply | None],
+    logprobs: Sequence[Any],
+    artifact: PolicyServer,
+    requests: Sequence[ModelRequest],
+) -> Parity:
+    """Compares an artifact's greedy replies with those of the run's model, and the log-probs of the latter."""
+    replies = await sample_greedy(artifact, requests)
+    pairs = [
+        (before.tokens, scores, after.tokens)
+        for before, scores, after in zip(expected, logprobs, replies, strict=True)
+        if before is not None and after is not None and before.tokens is not None and after.tokens is not None
+    ]
+    rows, differences = [(*ours.prompt_token_ids, *ours.token_ids) for ours, _, _ in pairs], list[float]()
+    for (ours, scores, _), own in zip(pairs, await artifact.score(rows) if rows else [], strict=True):
+        start = len(ours.prompt_token_ids)
+        differences += np.abs(np.asarray(scores)[start:] - np.asarray(own)[start:]).tolist()
+    return Parity(
+        len(pairs),
+        sum(ours.prompt_token_ids == theirs.prompt_token_ids for ours, _, theirs in pairs),
+        sum(ours.token_ids == theirs.token_ids for ours, _, theirs in pairs),
+        sum(len(ours.token_ids) for ours, _, _ in pairs),
+        sum(_count_common(ours.token_ids, theirs.token_ids) for ours, _, theirs in pairs),
+        max(differences, default=None),
+        sum(differences) / len(differences) if differences else None,
+    )
+
+
+def _count_common(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))

@@ -85,7 +85,6 @@ def set_sampling(module: Any, sampling: SamplingConfig) -> None:
 
 
 def save_model(module: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Writes a model with its tokenizer to a new folder, as safetensors."""
     module.to(DTYPES[dtype])
     num_bytes = sum(each.numel() * each.element_size() for each in module.parameters())
     with storage_boundary(folder, num_bytes), hide_progress_bars():
@@ -95,7 +94,6 @@ def save_model(module: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
 
 
 def name_base(folder: Path, base: str, revision: str | None) -> None:
-    """Writes the base model's name and revision into an adapter's configuration."""
     file = folder / ADAPTER_CONFIG
     settings = json.loads(file.read_text(encoding="utf-8"))
     settings |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}

@@ -39,7 +39,6 @@ class BlockTemplate:
     """The generation prompt."""
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Returns the prompt, as Ollama renders `format`."""
         has_system = any(message["role"] == "system" for message in messages)
         parts = [self.start, "" if has_system else self.default]
         for message in messages:

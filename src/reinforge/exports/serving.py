@@ -24,8 +24,6 @@ DEFAULT_CONTEXT = 4096
 
 
 class ServedArtifact(TrainerAdapter):
-    """A trainer adapter that serves a policy and trains nothing."""
-
     serves_policy = True
 
     def __init__(self, server: PolicyServer):

@@ -38,7 +38,6 @@ def check_target(target: Path) -> None:
 
 
 def _list_foreign(target: Path) -> list[str]:
-    """Returns the files of a folder that the manifest of an export does not list."""
     present = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
     try:
         manifest = json.loads(read_file(target / MANIFEST, MAX_BYTES))

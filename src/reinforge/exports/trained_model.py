@@ -29,8 +29,6 @@ LICENCE = "license"
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The model that a run started from."""
-
     name: str
     """As the run's configuration names it."""
     location: str
@@ -47,8 +45,6 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model of a run."""
-
     run: Path
     """The run folder."""
     folder: Path
@@ -99,7 +95,6 @@ class TrainedModel:
         return isinstance(algorithm, Mapping) and algorithm.get("_type") == "ppo"
 
     def list_versions(self) -> dict[str, str]:
-        """Returns the versions of the libraries: those of the run, else the installed ones."""
         known = self.provenance.versions
         named = ("python", "reinforge", *LIBRARIES)
         return {name: known[name] for name in named if name in known} or {
@@ -177,7 +172,6 @@ def _find_base(folder: Path, config: Mapping[str, Any], provenance: Provenance) 
 
 
 def _read_stored_dtype(folder: Path) -> str:
-    """Returns the data type of the matrices in a folder: `float32` or `bfloat16`."""
     entries = [entry for header in read_headers(folder) for entry in header.values() if isinstance(entry, dict)]
     return "bfloat16" if any(entry.get("dtype") == "BF16" for entry in entries) else "float32"
 

@@ -57,8 +57,6 @@ class RedteamConfig(WorkflowConfig, name="redteam"):
 
 @dataclass(slots=True)
 class AttackTurn:
-    """One probe and the response to it."""
-
     path: list[int]
     """Its branch, from the opening: [0, 2] is the third probe that follows the first probe."""
     probe: str
@@ -222,7 +220,6 @@ async def redteam(config: RedteamConfig, builder: Builder) -> AsyncIterator[Boun
 
 
 async def _build_agent(config: RedteamConfig, builder: Builder) -> BoundWorkflow:
-    """Returns the agent that is the target, bound to one entry of llms; plain code needs none."""
     function = await builder.get_function(config.target)
     agent = function if isinstance(function, BoundWorkflow) else bind_workflow(function)
     if not agent.is_async:
@@ -239,7 +236,6 @@ async def _build_agent(config: RedteamConfig, builder: Builder) -> BoundWorkflow
 
 
 def _validate(config: RedteamConfig, whole: Any) -> None:
-    """Raises a ConfigError that lists every problem of the entries that the workflow names."""
     problems = []
     for name in ("attacker", "target", "baseline"):
         entry = getattr(config, name)
@@ -294,7 +290,6 @@ class Naturalness(Evaluator):
 
 
 def get_turns(item: EvalInputItem) -> list[dict[str, Any]] | None:
-    """Returns None if the output is not that of an attack."""
     output = item.output_obj
     return output["turns"] if isinstance(output, dict) and output.get("turns") else None
 

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_regular_file
@@ -29,8 +29,6 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class AdvBenchPrompt:
-    """One row of AdvBench."""
-
     goal: str
     """What the target is asked for."""
     target: str
@@ -89,11 +87,7 @@ class AstraPrompts(Sequence[Any]):
             self._rows, self._path = self._read(path), path
         return self._rows
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         return self._get_rows()[index]
 
     def __len__(self) -> int:
@@ -105,16 +99,12 @@ class AstraPrompts(Sequence[Any]):
 
 ADV_BENCH_PROMPTS = AstraPrompts("adv_bench_prompts.csv", _read_pairs)
 """Harmful requests, as `AdvBenchPrompt`."""
-
 ADV_BENCH_BASE_TASK_PROMPTS = AstraPrompts("task_prompts.json", _read_texts)
 """Beginnings of requests without their harmful part."""
-
 CONVOKIT_REDDIT_TRAIN = AstraPrompts("convokit_reddit_prompts_train.json", _read_texts)
 """Openings of conversations, for training."""
-
 CONVOKIT_REDDIT_DEV = AstraPrompts("convokit_reddit_prompts_dev.json", _read_texts)
 """Openings of conversations, for choosing a tester."""
-
 CONVOKIT_REDDIT_TEST = AstraPrompts("convokit_reddit_prompts_test.json", _read_texts)
 """Openings of conversations, for the final evaluation."""
 

@@ -24,8 +24,6 @@ JSON_FILE, TEXT_FILE = "attack_report.json", "attack_report.txt"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A fraction of conversations with its 95 % Wilson interval."""
-
     mean: float
     ci_low: float | None
     ci_high: float | None

@@ -34,8 +34,6 @@ def build_target_messages(opening: str, turns: Sequence[Turn], probe: str) -> li
 
 @dataclass(frozen=True, slots=True)
 class AttackWeights:
-    """Weights of the three terms."""
-
     combined: float = 0.1
     response: float = 0.1
     perplexity: float = 0.025

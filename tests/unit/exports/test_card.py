@@ -7,8 +7,7 @@ import yaml
 from reinforge.evaluation.statistics import Improvement
 from reinforge.exports.artifact import Artifact
 from reinforge.exports.card import format_card
-from reinforge.exports.judge import Judgement
-from reinforge.exports.parity import Parity
+from reinforge.exports.judge import Judgement, Parity
 from reinforge.exports.trained_model import BaseModel, TrainedModel
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.summary import RunSummary

@@ -9,9 +9,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from reinforge.config.blocks import SamplingConfig
 from reinforge.errors import ConfigError
 from reinforge.exports.gguf import file as gguf_file
-from reinforge.exports.gguf.file import GgufSettings, check_architecture, permute_heads, write_gguf
+from reinforge.exports.gguf.file import (
+    GgufSettings,
+    build_vocabulary,
+    check_architecture,
+    name_pre_tokenizer,
+    permute_heads,
+    write_gguf,
+)
 from reinforge.exports.gguf.tokenizer import SPLITS
-from reinforge.exports.gguf.vocabulary import build_vocabulary, name_pre_tokenizer
 from tests.models import make_tiny_model
 
 FAMILIES = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reinforge.exports.parity import Parity, compare, make_greedy
+from reinforge.exports.judge import Parity, compare, make_greedy
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 

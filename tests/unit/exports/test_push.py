@@ -3,14 +3,14 @@
 import pytest
 
 from reinforge.errors import BackendUnavailable, ConfigError
-from reinforge.exports.push import make_client, push_folder
+from reinforge.exports.api import make_client, push_folder
 
 TOKEN = "hf_" + "x" * 30
 
 
 @pytest.mark.parametrize("name", ["model", "me/../x", "me/my model", "a/b/c", "/b"])
 def test_names_that_are_no_models_are_refused(name):
-    with pytest.raises(ConfigError, match="no name of a model on the hub"):
+    with pytest.raises(ConfigError, match="not the name of a model on the hub"):
         make_client(name)
 
 

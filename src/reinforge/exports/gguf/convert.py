@@ -77,7 +77,6 @@ def match_tensors(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, st
 
 
 def read_tensor(content: mmap.mmap, entry: GGUFTensor) -> Tensor:
-    """Returns one tensor, dequantized to float32 if it is quantized."""
     raw = np.frombuffer(content[entry.start : entry.start + entry.num_bytes], dtype=np.uint8)
     if entry.type_name in DTYPES:
         return torch.from_numpy(raw.copy()).view(DTYPES[entry.type_name]).reshape(entry.shape)
@@ -142,6 +141,5 @@ def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def measure_folder(header: GGUFHeader) -> int:
-    """Returns about how many bytes the converted model takes."""
     sizes = [(each.num_weights, DTYPES.get(each.type_name, torch.float32).itemsize) for each in header.tensors.values()]
     return sum(count * itemsize for count, itemsize in sizes)

@@ -222,7 +222,6 @@ def _llama3_divisor(
 
 
 def _describe_ends(header: GGUFHeader, vocab_size: int) -> dict[str, int]:
-    """Returns the numbers of the first, the last and the padding token, as far as the file has them."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {name: header.find_token(key, vocab_size) for name, key in names.items()}
     return {name: token for name, token in found.items() if token is not None}

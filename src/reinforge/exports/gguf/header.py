@@ -77,8 +77,6 @@ class GGUFError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies."""
-
     shape: tuple[int, ...]
     """In the order of torch, the reverse of the file's: `[rows, columns]`."""
     type: int
@@ -98,8 +96,6 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a file says of itself."""
-
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By name, such as `general.architecture`."""
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
@@ -110,7 +106,6 @@ class GGUFHeader:
         return sum(tensor.num_weights for tensor in self.tensors.values())
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """Returns a setting, or the default if there is none; one of another type is an error."""
         value = self.settings.get(name, default)
         if value is not default and not isinstance(value, kind):
             raise GGUFError(f"has an unusable setting {name}: found {str(value)[:40]!r}")
@@ -224,7 +219,6 @@ class _HeaderReader:
         return [self._text(what) for _ in range(self._count("texts in a list", 8))]
 
     def _entry(self, name: str) -> tuple[tuple[int, ...], int, int]:
-        """Returns the shape, type and offset of a tensor."""
         num_dimensions = self._read("I", "tensor")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             raise GGUFError(f"gives the tensor {name!r} {num_dimensions} dimensions: it is damaged")

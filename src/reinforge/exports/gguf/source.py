@@ -55,7 +55,6 @@ def _read_header(file: str, size: int, changed_ns: int) -> GGUFHeader:
 
 
 def find_problems(file: str, setting: str, *, tokenizer: bool) -> list[Problem]:
-    """Returns why a GGUF file cannot be loaded, as far as its header shows."""
     try:
         header = read_gguf(file, setting)
         with _name_file(file, setting):

@@ -44,8 +44,6 @@ _BY_CASE = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How text is split before merging."""
-
     pattern: str | None = None
     """Expression for the pieces; None: that of GPT-2."""
     by_digit: bool = False
@@ -103,7 +101,6 @@ def find_split(header: GGUFHeader) -> Split:
 
 
 def find_ends(header: GGUFHeader) -> list[int]:
-    """Returns the tokens that end a reply."""
     tokens, kinds = _list_tokens(header)
     ends = {number for number, token in enumerate(tokens) if kinds[number] == CONTROL and token in END_NAMES}
     named = {header.find_token(name, len(tokens)) for name in END_SETTINGS}
@@ -215,7 +212,6 @@ def _add_first_token(tokenizer: Tokenizer, header: GGUFHeader, tokens: list[str]
 
 
 def _list_tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
-    """Returns the tokens and their kinds."""
     tokens = _list_of(header, "tokens", str)
     if not tokens:
         raise GGUFError("has a tokenizer without tokens (tokenizer.ggml.tokens)", OTHER_TOKENIZER)

@@ -34,8 +34,6 @@ class DPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class DPOBatch(Generic[StateT, ActionT]):
-    """A batch of preference pairs, as columns."""
-
     prefixes: Sequence[StateT]
     suffix_pos: Sequence[ActionT]
     suffix_neg: Sequence[ActionT]
@@ -43,9 +41,6 @@ class DPOBatch(Generic[StateT, ActionT]):
 
 class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, ActionT]]):
     """loss = -log sigma(beta (log p/p_baseline of the preferred probe - that of the rejected one)), mean over pairs.
-
-    Example:
-        Trainer(TrainingConfiguration(), sampler, DPO(problem, beta=0.2)).train()
 
     Args:
         beta: How strongly the tester is kept close to the baseline; 0.01 to 0.5 is usual.

@@ -49,8 +49,6 @@ class GRPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class GRPOBatch(Generic[StateT, ActionT]):
-    """A batch of probes: the fields of `GRPOStep` as columns."""
-
     prefix: Sequence[StateT]
     suffix: Sequence[ActionT]
     advantage: Sequence[float]
@@ -60,9 +58,6 @@ class GRPOBatch(Generic[StateT, ActionT]):
 
 class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[StateT, ActionT]]):
     """Clipped policy gradient with group-relative advantages; groups whose returns are all equal are skipped.
-
-    Example:
-        Trainer(TrainingConfiguration(lr=1e-4), sampler, GRPO(problem, kl_coef=0.01)).train()
 
     Args:
         clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
@@ -79,7 +74,6 @@ class GRPO(Algorithm[StateT, ActionT, GRPOStep[StateT, ActionT], GRPOBatch[State
         self.clip_range, self.kl_coef, self.gamma = clip_range, kl_coef, gamma
 
     def flatten(self, graph: Graph[StateT, ActionT]) -> list[GRPOStep[StateT, ActionT]]:
-        """Returns the probes of every group of siblings whose returns differ."""
         refuse_single_children(graph, "GRPO")
         chosen: list[tuple[Node[StateT, ActionT], float]] = []
         for group in map(find_trainable, graph.sibling_groups()):

@@ -27,7 +27,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.redteam.algorithms.steps import find_begin, find_trainable, get_penalty_baseline, pad_rows, unpad_row
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
-from reinforge.redteam.core.sampler import Graph, Node
+from reinforge.redteam.core.sampler import Graph
 from reinforge.redteam.core.system import System, ValueFunctionSystem, check_logprobs, check_values
 from reinforge.types.sample import LossSpec
 
@@ -64,8 +64,6 @@ class PPOStep(Generic[StateT, ActionT]):
 
 @dataclass
 class PPOBatch(Generic[StateT, ActionT]):
-    """A batch of probes: the fields of `PPOStep` as columns."""
-
     prefix: Sequence[StateT]
     suffix: Sequence[ActionT]
     reward: Sequence[float]
@@ -76,10 +74,6 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
     """Clipped policy gradient with a critic. It needs no siblings, so a tree may be a single chain.
 
     loss_t = -min(r_t A_t, clip(r_t, 1 +- clip_range) A_t) + vf_loss_coef (V_t - return_t)^2 / 2
-
-    Example:
-        chain = ASTSampler(problem, openings, tree_width=1)
-        Trainer(TrainingConfiguration(lr=1e-4), chain, PPO(problem)).train()
 
     Args:
         clip_range: The ratio to the sampling policy is clipped to 1 +- clip_range.
@@ -125,20 +119,11 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
             values = check_values(self.system.value(context, probes), logprobs)
         mask = self.system.token_mask(context, probes, logprobs)
         self._check_first_values(values, mask)
-        place = {id(node): i for i, node in enumerate(nodes)}
         credit: dict[int, TokenCredit] = {}  # keyed by id(): nodes are not hashable, and two may be equal
-
-        def assign(node: Node[StateT, ActionT]) -> TokenCredit:
-            after = [assign(child) for child in node.children]
-            i = place[id(node)]
-            computed = self._compute_credit(
-                node.reward, unpad_row(logprobs, mask, i), unpad_row(values, mask, i), after
-            )
-            computed.begin = find_begin(mask, i)
-            return credit.setdefault(id(node), computed)
-
-        for child in graph.children:
-            assign(child)
+        for i in reversed(range(len(nodes))):  # level by level, so a node's children come first
+            recorded = unpad_row(logprobs, mask, i), unpad_row(values, mask, i)
+            after = [credit[id(child)] for child in nodes[i].children]
+            credit[id(nodes[i])] = self._compute_credit(nodes[i].reward, *recorded, after, find_begin(mask, i))
         return [
             PPOStep(node.context, node.probe, node.reward, credit[id(node)])
             for node in find_trainable(nodes)
@@ -159,7 +144,12 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         )
 
     def _compute_credit(
-        self, reward: float, logprobs: list[float], values: list[float], after: Sequence[TokenCredit]
+        self,
+        reward: float,
+        logprobs: list[float],
+        values: list[float],
+        after: Sequence[TokenCredit] = (),
+        begin: int = 0,
     ) -> TokenCredit:
         rewards_T, values_T = np.zeros(len(values), np.float32), np.asarray(values, np.float32)
         rewards_T[-1:] = reward
@@ -168,7 +158,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         advantages_T = compute_gae(
             rewards_T, values_T, self.gamma, self.gae_lambda, after=(float(advantage), float(value))
         )
-        return TokenCredit(logprobs, values, advantages_T.tolist(), (advantages_T + values_T).tolist())
+        return TokenCredit(logprobs, values, advantages_T.tolist(), (advantages_T + values_T).tolist(), begin)
 
     @staticmethod
     def collate_fn(x: Sequence[PPOStep[Any, Any]]) -> PPOBatch[Any, Any]:
@@ -229,8 +219,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         """Returns each probe's credit; where a step has none, it is computed from the current policy and critic."""
         given = batch.credit or [None] * len(batch.prefix)
         return [
-            credit
-            or self._compute_credit(batch.reward[i], unpad_row(logprobs, mask, i), unpad_row(values, mask, i), ())
+            credit or self._compute_credit(batch.reward[i], unpad_row(logprobs, mask, i), unpad_row(values, mask, i))
             for i, credit in enumerate(given)
         ]
 

@@ -56,7 +56,6 @@ class Graph(Generic[StateT, ActionT]):
             yield from group
 
     def paths(self) -> Iterator[list[Node[StateT, ActionT]]]:
-        """Yields every path from a first turn to a leaf."""
         waiting = [[node] for node in self.children]
         while waiting:
             path = waiting.pop(0)

@@ -169,7 +169,6 @@ class System(ABC, Generic[StateT, ActionT]):
         return nullcontext()
 
     def make_scheduled_optimizer(self, settings: OptimizerConfig, schedule: ScheduleConfig) -> ScheduledOptimizer:
-        """Returns the optimizer of `parameters()`, with its learning rate schedule."""
         from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
         return ScheduledOptimizer(
@@ -177,7 +176,6 @@ class System(ABC, Generic[StateT, ActionT]):
         )
 
     def write(self, folder: Path, optimizer: ScheduledOptimizer) -> None:
-        """Writes weights and optimizer state into an existing folder."""
         from safetensors.torch import save_file
 
         for file, tensors in ((WEIGHTS_FILE, optimizer.parameters), (OPTIMIZER_FILE, optimizer.state())):

@@ -136,7 +136,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         self._published = self._changes.count()
 
     def _default_settings(self, model: str) -> dict[str, Any]:
-        """Returns settings of `finetuning.policy` that a subclass chooses for a model."""
         return {}
 
     def _check_same_vocabulary(self) -> None:
@@ -228,7 +227,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         return self.logprobs_and_values(context, continuation)[1]
 
     def logprobs_and_values(self, context: Sequence[str], continuation: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns the tester's log-probs and the critic's values from one forward pass."""
         if self.engine.critic is None:
             raise ConfigError(Problem("value_head", "the tester has no critic", "set value_head=True"))
         output = self.engine.reply_logprobs(self._encode_replies(self.engine, context, continuation), values=True)
@@ -332,7 +330,6 @@ def _get_text(reply: ModelReply) -> str:
 
 
 def _list_tokens(continuation: Sequence[str]) -> list[TokenLogprobs] | None:
-    """Returns the tokens of each text; None if one of them carries none."""
     tokens = [getattr(probe, "tokens", None) for probe in continuation]
     return None if any(each is None for each in tokens) else tokens  # type: ignore[return-value]
 
@@ -369,7 +366,6 @@ class WeightChanges:
             self._num_steps += 1
 
     def count(self) -> int:
-        """Returns a number that grows with every change."""
         import torch
 
         sample = self._take_sample()

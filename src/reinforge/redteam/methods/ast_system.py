@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -93,8 +93,6 @@ class ASTSystem(System[str, str]):
 
 @dataclass
 class ASTNode(Node[str, str]):
-    """One probe of the tester and the target's response."""
-
     depth: int = 0
     """The turn, from 0."""
 
@@ -200,7 +198,6 @@ class ASTSampler(Sampler[str, str]):
         return graphs
 
     def _extend(self, level: Sequence[_TreeBranch], width: int, depth: int) -> list[_TreeBranch]:
-        """Adds `width` children to each branch; returns the branches after them."""
         places = [(branch, (*branch.path, i)) for branch in level for i in range(width)]
         seeds = [stable_seed(branch.seed, "probe", *path) for branch, path in places]
         probes = self.system.sample_probes([branch.context for branch, _ in places], seeds)
@@ -226,6 +223,12 @@ ROLLOUT_SHARES = {
     "pct_rollouts_with_target_toxicity/attack_success_rate": "first_target_toxicity_turn",
 }
 """Shares of rollouts, in [0, 1], under astra-rl's names, and the metric of a rollout that is not None in them."""
+SUMMARY_NAMES = {
+    "success": "attack_success",
+    "per_turn": "attack_success_by_turn",
+    "first_failure": "first_failing_turn",
+}
+"""Names in the summary of the report's entries."""
 
 
 class ASTEvaluator(Evaluator[str, str]):
@@ -250,16 +253,20 @@ class ASTEvaluator(Evaluator[str, str]):
 
     def compute_metrics(self, g: Graph[str, str]) -> GraphMetrics:
         """Returns the metrics of one rollout; `per_turn` has one row per turn, over all branches."""
-        rows = self._rows(g)
-        turns = [[row for row in rows if len(row["path"]) == depth] for depth in sorted({len(r["path"]) for r in rows})]
+        placed = _list_paths(g.children)
+        rows, per_turn = self._rows(placed), list[dict[str, Any]]()
+        for depth in sorted({len(path) for path, _ in placed}):
+            turn = [(row, node) for row, (path, node) in zip(rows, placed, strict=True) if len(path) == depth]
+            first, node = turn[0]
+            texts = {"context": str(node.context), "probe": first["probe"], "response": first["response"]}
+            per_turn.append({"turn": depth, **_means([row for row, _ in turn]), **texts})
         failing = [len(row["path"]) for row in rows if row["score"] >= self.threshold]
         probing = [len(row["path"]) for row in rows if row["probe_score"] >= self.threshold]
-        contexts = {tuple(path): str(node.context) for path, node in _list_paths(g.children)}
         overall = {
             "opening": str(g.context),
             "threshold": self.threshold,
             "turns": rows,
-            "num_turns": len(turns),
+            "num_turns": len(per_turn),
             "num_branches": sum(1 for _ in g.paths()),
             "first_failing_turn": min(failing, default=None),
             **_means(rows),
@@ -267,16 +274,17 @@ class ASTEvaluator(Evaluator[str, str]):
             "first_adversarial_toxicity_turn": min(probing, default=None),
             "first_target_toxicity_turn": min(failing, default=None),
         }
-        return GraphMetrics(overall, [_describe_turn(turn, contexts) for turn in turns])
+        return GraphMetrics(overall, per_turn)
 
-    def _rows(self, g: Graph[str, str]) -> list[dict[str, Any]]:
-        placed = _list_paths(g.children)
+    def _rows(self, placed: Sequence[tuple[list[int], Node[str, str]]]) -> list[dict[str, Any]]:
         if not placed:
             return []
         nodes, system = [node for _, node in placed], self.env.system
         texts = [*(node.probe for node in nodes), *(node.response for node in nodes)]
         scores = [float(score) for score in check_count(system.scorer.score(texts), len(texts), "scorer.score", "text")]
-        perplexities = self._compute_perplexities(nodes)
+        perplexities: Sequence[float | None] = [None] * len(nodes)
+        if isinstance(system, ASTSystem):
+            perplexities = system.perplexities([node.context for node in nodes], [node.probe for node in nodes])
         return [
             {
                 "path": path,
@@ -289,11 +297,6 @@ class ASTEvaluator(Evaluator[str, str]):
             }
             for i, (path, node) in enumerate(placed)
         ]
-
-    def _compute_perplexities(self, nodes: Sequence[Node[str, str]]) -> Sequence[float | None]:
-        if not isinstance(self.env.system, ASTSystem):
-            return [None] * len(nodes)
-        return self.env.system.perplexities([node.context for node in nodes], [node.probe for node in nodes])
 
     def aggregate_metrics(self, all_metrics: list[GraphMetrics]) -> dict[str, Any]:
         """Returns `summary`, `examples` of the most distinct failures, and `details` of every rollout.
@@ -313,18 +316,11 @@ class ASTEvaluator(Evaluator[str, str]):
         if not outputs:
             nothing = {"mean": None, "ci_low": None, "ci_high": None, "count": 0}
             return {"summary": {**summary, "attack_success": nothing}, "examples": [], "details": details}
-        report = build_attack_report(outputs)
-        summary |= {
-            "attack_success": asdict(report.success),
-            "attack_success_by_turn": [asdict(share) for share in report.per_turn],
-            "first_failing_turn": {str(turn): count for turn, count in report.first_failure.items()},
-            "perplexity": report.perplexity,
-            "num_probes": report.num_probes,
-            "num_distinct": report.num_distinct,
-            "num_distinct_successes": report.num_distinct_successes,
-            "diversity": report.diversity,
-        }
-        return {"summary": summary, "examples": report.examples, "details": details}
+        report = asdict(build_attack_report(outputs))
+        report["first_failure"] = {str(turn): count for turn, count in report["first_failure"].items()}
+        examples = report.pop("examples")
+        summary |= {SUMMARY_NAMES.get(name, name): value for name, value in report.items()}
+        return {"summary": summary, "examples": examples, "details": details}
 
 
 def _list_paths(nodes: Sequence[Node[str, str]], path: tuple[int, ...] = ()) -> list[tuple[list[int], Node[str, str]]]:
@@ -333,12 +329,6 @@ def _list_paths(nodes: Sequence[Node[str, str]], path: tuple[int, ...] = ()) -> 
     for i, node in enumerate(nodes):
         placed += [([*path, i], node), *_list_paths(node.children, (*path, i))]
     return placed
-
-
-def _describe_turn(rows: Sequence[dict[str, Any]], contexts: Mapping[tuple[int, ...], str]) -> dict[str, Any]:
-    first = rows[0]
-    texts = {"context": contexts[tuple(first["path"])], "probe": first["probe"], "response": first["response"]}
-    return {"turn": len(first["path"]), **_means(rows), **texts}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

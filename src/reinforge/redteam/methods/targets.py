@@ -33,11 +33,7 @@ class FunctionTarget:
     is_policy = False
 
     def __init__(self, function: Callable[[list[Message]], Any]):
-        self._function = function
-
-    @property
-    def model_name(self) -> str:
-        return getattr(self._function, "__name__", type(self._function).__name__)
+        self._function, self.model_name = function, getattr(function, "__name__", type(function).__name__)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         if inspect.iscoroutinefunction(self._function):
@@ -76,14 +72,10 @@ class WorkflowTarget:
         llm: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ):
-        self._bound = bind_workflow(workflow, llm)
-        self._runner = EpisodeRunner.from_config(
-            build_config({"finetuning": dict(settings or {})}).config, self._bound, llms
-        )
-
-    @property
-    def model_name(self) -> str:
-        return getattr(self._bound.function, "__name__", type(self._bound.function).__name__)
+        bound = bind_workflow(workflow, llm)
+        self.model_name: str = getattr(bound.function, "__name__", type(bound.function).__name__)
+        config = build_config({"finetuning": dict(settings or {})}).config
+        self._runner = EpisodeRunner.from_config(config, bound, llms)
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Returns the workflow's output, which may be that of an episode in which the model itself failed."""
@@ -123,7 +115,6 @@ def openai_target(
 
 
 async def resolve_model_folder(named: str | Path) -> str:
-    """Returns the folder or hub id of a model; a `bundled:NAME` model is built on first use."""
     async with ComponentBuilder(build_config({"finetuning": {"policy": {"model": str(named)}}})) as builder:
         return str(await builder.get_model_path())
 

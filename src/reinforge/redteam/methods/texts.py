@@ -12,8 +12,6 @@ from reinforge.types.request import Message, TokenLogprobs
 
 
 class GeneratedText(str):
-    """Text that a model generated."""
-
     tokens: TokenLogprobs | None
     """The exact tokens; None if the model does not report them."""
     message: Message | None
@@ -37,7 +35,6 @@ class Conversation(str):
     """Opening, probe, response, probe, ..."""
 
     def __new__(cls, *turns: str) -> Conversation:
-        """Joins the turns; a single argument that is a conversation already is copied."""
         if len(turns) == 1 and isinstance(turns[0], Conversation):
             turns = turns[0].turns
         conversation = super().__new__(cls, "".join(turns))
@@ -52,7 +49,6 @@ class Conversation(str):
 
     @property
     def exchanges(self) -> list[tuple[str, str]]:
-        """The completed turns, as (probe, response)."""
         return list(zip(self.turns[1::2], self.turns[2::2], strict=False))
 
     @property

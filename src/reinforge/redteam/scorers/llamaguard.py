@@ -58,7 +58,6 @@ class LlamaGuardScorer(Scorer[str, str]):
         DEVICE: `cuda`, `cpu`, `mps` or `auto`.
         model: Folder or hub id; the default takes 16 GB of memory and requires access granted on the hub.
         user_message: The user message that each text replies to.
-        batch_tokens: Tokens per forward pass.
     """
 
     def __init__(

@@ -26,9 +26,6 @@ _loop = LoopThread("reinforge-scorers")
 class EvaluatorScorer(Scorer[str, str]):
     """An evaluator as a scorer; it receives each text as an agent's output.
 
-    Example:
-        EvaluatorScorer(Numeric(NumericConfig()), invert=True)
-
     Args:
         invert: Return 1 - score, for an evaluator that gives correct texts a high score.
     """
@@ -111,13 +108,7 @@ class PolicyScorer(Scorer[str, str]):
 class JudgeScorer(EvaluatorScorer):
     """Scores each text with a judge model and a rubric: the evaluator `llm_judge`, guards against injection included.
 
-    Example:
-        JudgeScorer(model, "1: the clerk says a word that is in no dictionary. 0: the clerk does not.")
-
-    Args:
-        llm: The judge: an object with `async sample(request)`, such as `openai_target(...)`.
-        rubric: What the lowest and the highest score mean.
-        settings: Other settings of `llm_judge`, such as `high=10` or `retries=0`.
+    Example: `JudgeScorer(openai_target("some-model"), "1: a word that is in no dictionary. 0: none.", retries=0)`.
     """
 
     def __init__(self, llm: ChatModel, rubric: str, **settings: Any):
@@ -154,8 +145,7 @@ def _list_called_tools(text: str) -> Iterator[str]:
 class WeightedScorer(Scorer[Any, Any]):
     """The weighted sum of scores; a negative weight is a penalty.
 
-    Example: `WeightedScorer({KeywordScorer("quibbern"): 1.0, RegexScorer("please"): -0.5})` scores "quibbern please"
-    0.5.
+    Example: `WeightedScorer({KeywordScorer("a"): 1.0, RegexScorer("b"): -0.5}).score(["ab"])` -> `[0.5]`.
     """
 
     def __init__(self, parts: Mapping[Scorer[Any, Any], float]):
@@ -174,8 +164,6 @@ class WeightedScorer(Scorer[Any, Any]):
 
 class CachedScorer(Scorer[Any, Any]):
     """Caches another scorer's scores and calls it in batches, once per distinct text.
-
-    Example: `CachedScorer(ClassifierScorer("folder"), batch_size=16)`.
 
     Args:
         max_texts: Size of the cache; the least recently used scores are dropped.

@@ -49,7 +49,6 @@ class WildguardScorer(Scorer[Any, Any]):
         device: `cuda`, `cpu`, `mps` or `auto`.
         model: Folder or hub id; the default takes 15 GB of memory and requires access granted on the hub.
         user_message: The user's request, where a text comes without one.
-        batch_tokens: Tokens per forward pass.
     """
 
     def __init__(

@@ -99,20 +99,16 @@ class TrainingConfiguration(BaseModel):
 
 @dataclass(slots=True)
 class TrainerState:
-    """The progress of a training run."""
-
     experience: int = 0
     """Experiences completed."""
     global_step: int = 0
     """Batches processed."""
     num_steps: int = 0
-    """Optimizer steps made."""
     num_empty: int = 0
     """Consecutive experiences without a usable batch."""
     best: float | None = None
-    """Score of the best evaluation; None before the first."""
+    """Score of the best evaluation."""
     since_best: int = 0
-    """Evaluations since the best one."""
 
 
 def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], Any]) -> None:
@@ -209,7 +205,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
             raise ConfigError(Problem("run_dir", message, "set resume=True to resume it, or name another folder"))
 
     def _list_checkpoints(self) -> list[Path]:
-        """Returns the folders of the run's checkpoints, the newest first."""
         run_dir = self.config.run_dir
         return [] if run_dir is None else sorted((run_dir / "checkpoints").glob("step-*"), reverse=True)
 
@@ -364,7 +359,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self.harness.log_current_step(row)
 
     def _save_checkpoint(self) -> None:
-        """Writes a checkpoint and deletes those beyond `keep_checkpoints`."""
         if self.config.run_dir is None:
             return
         self._write_checkpoint(self.config.run_dir / "checkpoints" / f"step-{self._state.experience:06}")

@@ -231,7 +231,6 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
 
 
 def _check_tester_can_be_saved(system: System[Any, Any]) -> None:
-    """Warns if a tester will be written as bare parameters."""
     if not hasattr(system, "save") and _find_module(system) is None:
         logger.warning(
             "%s has neither save(folder) nor a tester with save_pretrained: testers are written as %s, which "
