@@ -32,7 +32,7 @@ def watch_command(run: str, output_dir: str) -> None:
     """
     from reinforge.runs.progress import default_progress
     from reinforge.runs.replay import JournalClock, RunReplay
-    from reinforge.trainer.resume import find_run
+    from reinforge.runs.run_folder import find_run
 
     folder = find_run(run, Path(output_dir))
     clock = JournalClock()
@@ -81,7 +81,7 @@ def report_command(run: str, output: Path | None, output_dir: str, as_json: bool
       reinforge report 20260101-120000-ab12 --output result.html
     """
     from reinforge.runs.page.page import write_page
-    from reinforge.trainer.resume import find_run
+    from reinforge.runs.run_folder import find_run
 
     path = write_page(find_run(run, Path(output_dir)), path=output)
     if as_json:
