@@ -35,7 +35,7 @@ def compare_command(first: str, second: str, output_dir: str, as_json: bool) -> 
       reinforge runs compare first-try last --json
     """
     from reinforge.runs.comparison import compare_runs
-    from reinforge.trainer.resume import find_run
+    from reinforge.runs.run_folder import find_run
 
     found = compare_runs(*(find_run(name, Path(output_dir)) for name in (first, second)))
     if as_json:

@@ -150,7 +150,8 @@ def find_run_to_resume(
 ) -> tuple[Path, Any]:
     """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own."""
     from reinforge.config.schema import FinetuneConfig
-    from reinforge.trainer.resume import find_run, load_run_config
+    from reinforge.runs.run_folder import find_run
+    from reinforge.trainer.resume import load_run_config
 
     output_dirs = [value for path, value in overrides if path == "finetuning.output_dir"]
     default = loaded.config.finetuning.output_dir if loaded is not None else FinetuneConfig().output_dir

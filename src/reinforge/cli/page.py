@@ -32,7 +32,7 @@ def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> No
       reinforge report 20260101-120000-ab12 --output result.html
     """
     from reinforge.runs.page.page import write_page
-    from reinforge.trainer.resume import find_run
+    from reinforge.runs.run_folder import find_run
 
     path = write_page(find_run(run, Path(output_dir)), path=output)
     if as_json:

@@ -13,10 +13,16 @@ from reinforge.cli.compare import compare_command
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
 from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.report import Command, exit_on_error
+from reinforge.errors import ConfigError, Problem, StorageError
+from reinforge.files import to_json
+from reinforge.runs import run_folder
+from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.removal import ensure_removable, find_partial_removals, remove_run
+from reinforge.runs.run_folder import RunOverview, RunRecord, find_run, format_local_time, format_size, read_overview
+from reinforge.runs.summary import summarize_killed_run
 
 if TYPE_CHECKING:
     from reinforge.runs.journal.verify import Verification
-    from reinforge.runs.run_folder import RunOverview, RunRecord
 
 DAMAGE = 4
 RESTART = "the run restarts from the beginning: no usable checkpoint is left"
@@ -51,11 +57,8 @@ def list_command(output_dir: str, as_json: bool) -> None:
       reinforge runs list
       reinforge runs list --output_dir runs --json
     """
-    from reinforge.runs.removal import find_partial_removals
-    from reinforge.runs.run_folder import read_runs
-
     folder = Path(output_dir)
-    runs, leftovers = read_runs(folder), find_partial_removals(folder)
+    runs, leftovers = run_folder.read_runs(folder), find_partial_removals(folder)
     if as_json:
         _print_json({"runs": [run.as_dict() for run in runs], "partially_removed": [str(path) for path in leftovers]})
         return
@@ -76,8 +79,6 @@ def list_command(output_dir: str, as_json: bool) -> None:
 
 
 def _build_row(run: RunOverview) -> tuple[str, ...]:
-    from reinforge.runs.run_folder import format_local_time, format_size
-
     return (
         run.folder.name,
         run.status,
@@ -124,10 +125,7 @@ def show_command(
         raise click.UsageError("--phase and --epoch need --episode N")
     if episode is not None and not episode.isdecimal() and (phase is not None or epoch is not None):
         raise click.UsageError("a key already names its phase and epoch: leave out --phase and --epoch")
-    from reinforge.errors import StorageError
     from reinforge.runs.episodes import find_episode, format_episode
-    from reinforge.runs.run_folder import read_overview
-    from reinforge.trainer.resume import find_run
 
     folder = find_run(run, Path(output_dir))
     if episode is not None:
@@ -148,11 +146,9 @@ def show_command(
 
 
 def _describe(run: RunOverview, record: RunRecord) -> dict[str, Any]:
-    from reinforge.runs.run_folder import format_utc
-
     data = record.as_dict()
     sessions = [
-        {**row, "started": format_utc(row["started_s"]), "ended_at": format_utc(row["ended_s"])}
+        {**row, "started": run_folder.format_utc(row["started_s"]), "ended_at": run_folder.format_utc(row["ended_s"])}
         for row in data["sessions"]
     ]
     summary = run.summary.as_dict() if run.summary is not None else None
@@ -162,8 +158,6 @@ def _describe(run: RunOverview, record: RunRecord) -> dict[str, Any]:
 
 def _print_run(run: RunOverview, record: RunRecord) -> None:
     from reinforge.runs.history import build_timeline
-    from reinforge.runs.run_folder import find_resume_point, format_local_time, format_size, read_config
-    from reinforge.runs.summary import summarize_killed_run
 
     head = run.summary.headline() if run.summary is not None else run.status
     say(f"{run.folder.name} {head}" + (f" ({run.owner})" if run.owner else ""))
@@ -175,7 +169,7 @@ def _print_run(run: RunOverview, record: RunRecord) -> None:
         say(f"  {'reason':<12}{run.reason}" if run.reason else f"  {'folder':<12}{run.folder}")
         say(f"  {'epochs':<12}{run.epochs}")
         say(f"  {'reward':<12}{_format_reward(run) or 'unknown: no validation has finished'}")
-        so_far = summarize_killed_run(run.folder, record.validations, read_config(run.folder))
+        so_far = summarize_killed_run(run.folder, record.validations, run_folder.read_config(run.folder))
         say(f"  {'best':<12}{so_far.describe_best()}")
     say("\nwhat happened")
     for at_s, text in build_timeline(record, is_running=run.owner is not None) or [(None, "nothing yet")]:
@@ -186,15 +180,12 @@ def _print_run(run: RunOverview, record: RunRecord) -> None:
     if not _checkpoints(run, record):
         say("  none: the backend does not save its weights, or the run stopped before its first checkpoint")
     if run.resume_command:
-        point = find_resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())
+        point = run_folder.find_resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())
         say(f"\nthe run resumes {point}" if point is not None else f"\n{RESTART}")
         say(f"resume with: {run.resume_command}")
 
 
 def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
-    from reinforge.runs.checkpoints import Checkpoints
-    from reinforge.runs.run_folder import measure_size
-
     names = Checkpoints(run.folder).names()
     base = record.validations[0].checkpoint if record.validations else None
     best = run.summary.checkpoint if run.summary is not None else None
@@ -205,7 +196,7 @@ def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
             "name": name,
             "version": versions.get(name),
             "roles": [role for role, named in roles.items() if named == name],
-            "num_bytes": measure_size(run.folder / name),
+            "num_bytes": run_folder.measure_size(run.folder / name),
         }
         for name in names
     ]
@@ -238,7 +229,6 @@ def transcripts_command(
     with exit_on_error(as_json=format == "json", debug=debug):
         from reinforge.errors import ConfigError, Problem
         from reinforge.runs.transcripts import format_transcripts, read_transcripts
-        from reinforge.trainer.resume import find_run
 
         folder = find_run(run, Path(output_dir))
         found = read_transcripts(folder, phase, epoch, limit)
@@ -265,7 +255,6 @@ def verify_command(run: str, output_dir: str, as_json: bool) -> None:
       reinforge runs verify last
     """
     from reinforge.runs.journal.verify import verify_run
-    from reinforge.trainer.resume import find_run
 
     found = verify_run(find_run(run, Path(output_dir)))
     if as_json:
@@ -313,9 +302,6 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool)
       reinforge runs rm 20260101-120000-ab12
       reinforge runs rm one two --yes
     """
-    from reinforge.errors import ConfigError, Problem
-    from reinforge.runs.removal import ensure_removable, remove_run
-
     folders = _find_folders(runs, Path(output_dir))
     for folder in folders:
         ensure_removable(folder)
@@ -333,10 +319,6 @@ def rm_command(runs: tuple[str, ...], yes: bool, output_dir: str, as_json: bool)
 
 def _find_folders(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
     """Returns the folders to remove, each once, including runs whose removal was interrupted; all in `output_dir`."""
-    from reinforge.errors import ConfigError, Problem
-    from reinforge.runs.removal import find_partial_removals
-    from reinforge.trainer.resume import find_run
-
     leftovers = {name: path for path in find_partial_removals(output_dir) for name in (path.name, str(path))}
     folders = [leftovers[run] if run in leftovers else find_run(run, output_dir) for run in runs]
     base = output_dir.expanduser().resolve()
@@ -349,18 +331,14 @@ def _find_folders(runs: tuple[str, ...], output_dir: Path) -> list[Path]:
 
 
 def _confirm(folders: list[Path]) -> None:
-    from reinforge.runs.run_folder import format_size, measure_size, read_overview
-
     for folder in folders:
         overview = read_overview(folder)
         can = ", resumable" if overview.resume_command else ""
-        say(f"  {folder}  {overview.status}{can}, {format_size(measure_size(folder))}")
+        say(f"  {folder}  {overview.status}{can}, {format_size(run_folder.measure_size(folder))}")
     if not click.confirm(f"remove {'these runs' if len(folders) > 1 else 'this run'} permanently?"):
         say("nothing was removed")
         raise SystemExit(0)
 
 
 def _print_json(value: Any) -> None:
-    from reinforge.files import to_json
-
     say_json(json.loads(to_json(value)))

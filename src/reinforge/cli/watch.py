@@ -32,7 +32,7 @@ def command(run: str, output_dir: str) -> None:
     """
     from reinforge.runs.progress import default_progress
     from reinforge.runs.replay import JournalClock, RunReplay
-    from reinforge.trainer.resume import find_run
+    from reinforge.runs.run_folder import find_run
 
     folder = find_run(run, Path(output_dir))
     clock = JournalClock()

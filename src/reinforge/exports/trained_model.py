@@ -16,11 +16,11 @@ from reinforge.engine.model.source import find_base_source, find_source
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import MANIFEST, find_damage
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.run_folder import is_in_use, read_config
+from reinforge.runs.run_folder import find_run, is_in_use, read_config
 from reinforge.runs.saved_model import SavedModel, find_model
 from reinforge.runs.summary import RunSummary, load_summary, summarize_killed_run
 from reinforge.trainer.provenance import LIBRARIES, Provenance
-from reinforge.trainer.resume import PROVENANCE, find_run
+from reinforge.trainer.resume import PROVENANCE
 
 RUN = "RUN"
 LICENCE = "license"

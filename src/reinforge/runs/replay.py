@@ -85,7 +85,7 @@ class RunReplay:
         """Shows a stage that has ended, and begins the next one where that is known."""
         if row.stage == GUARD:
             self._pass_epochs_on(row.epoch + 1)
-            event = GuardEvent.from_dict(row.data)
+            event = GuardEvent(**row.data)
             self._progress.note(f"warning: {event.text if row.epoch == BASELINE else event}")
             return
         epoch = None if row.epoch == BASELINE else row.epoch

@@ -255,9 +255,8 @@ class EpochMetrics:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Returns a row as its file holds it; every key that is not a field goes to `job`."""
-        own = {each.name for each in fields(cls)} - {"job"}
-        job = {name: value for name, value in row.items() if name not in own}
-        return cls(**{name: row[name] for name in own if name in row}, job=job)
+        own, job = _split_fields(cls, "job", row)
+        return cls(**own, job=job)
 
 
 def fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
@@ -311,18 +310,19 @@ class ValidationRow:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Returns a row of `validation_history.json`, or what a user's own `run_validation_evaluation` returned."""
-        own = {each.name for each in fields(cls)} - {"extra"}
-        found = {name: row[name] for name in own if row.get(name) is not None}
-        found["summaries"] = {name: _parse_summary(value) for name, value in found.get("summaries", {}).items()}
-        extra = {name: value for name, value in row.items() if name not in own}
-        return cls(**found, extra=extra)
+        own, extra = _split_fields(cls, "extra", row)
+        found = {name: value for name, value in own.items() if value is not None}
+        summaries = {
+            name: value if isinstance(value, MetricSummary) else MetricSummary(**value)
+            for name, value in found.pop("summaries", {}).items()
+        }
+        return cls(**found, summaries=summaries, extra=extra)
 
 
-def _parse_summary(value: MetricSummary | Mapping[str, Any]) -> MetricSummary:
-    if isinstance(value, MetricSummary):
-        return value
-    names = {each.name for each in fields(MetricSummary)}
-    return MetricSummary(**{name: each for name, each in value.items() if name in names})
+def _split_fields(cls: type[Any], rest: str, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what of a row are fields of a class, and what belongs to its field `rest`."""
+    names = {each.name for each in fields(cls)} - {rest}
+    return {name: row[name] for name in names & row.keys()}, {name: row[name] for name in row if name not in names}
 
 
 def choose_best_validation(validations: Sequence[ValidationRow], metric: str | None = None) -> ValidationRow | None:
@@ -373,11 +373,6 @@ class GuardEvent:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        names = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in names})
-
     def __str__(self) -> str:
         where = "before training" if self.epoch < 0 else f"epoch {self.epoch}"
         return f"{where}, guard {self.guard}: {self.text}"
@@ -388,6 +383,6 @@ def list_guard_events(stages: Iterable[StageRow]) -> list[GuardEvent]:
     found = {}
     for row in stages:
         if row.stage == GUARD:
-            event = GuardEvent.from_dict(row.data)
+            event = GuardEvent(**row.data)
             found[event.guard, event.epoch, event.action] = event
     return list(found.values())

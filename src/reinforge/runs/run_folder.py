@@ -19,7 +19,7 @@ from typing import Any
 import filelock
 import yaml
 
-from reinforge.errors import ReinforgeError, StorageError, describe_error
+from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError, describe_error, did_you_mean
 from reinforge.files import MAX_RECORD_BYTES, STAGED, TRASH, read_regular_file
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import LOCK, describe_owner
@@ -354,6 +354,25 @@ def find_run_folders(output_dir: Path) -> list[Path]:
 def list_runs(output_dir: Path) -> list[Path]:
     """Returns the run folders in a folder, the latest one last."""
     return sorted(find_run_folders(output_dir), key=_find_start_s)
+
+
+def find_run(name: str, output_dir: Path) -> Path:
+    """Returns the folder of a run by its name or folder; `last` is the one started last.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    output_dir = output_dir.expanduser()
+    runs = list_runs(output_dir)
+    if name == "last" and runs:
+        return runs[-1]
+    for folder in (Path(name).expanduser(), output_dir / name):
+        if (folder / "run.sqlite").is_file():
+            return folder
+    names = [run.name for run in runs]
+    there = f"the newest runs in {output_dir} are {', '.join(names[-5:])}" if names else f"{output_dir} has no runs"
+    message = f'there is no run "{name}"{did_you_mean(name, names)}'
+    raise ConfigError(Problem("", message, f"name a run or its folder; {there}"))
 
 
 def _find_start_s(folder: Path) -> float:

@@ -269,7 +269,7 @@ def load_summary(folder: Path) -> RunSummary:
             values[name] = MetricSummary(**values[name]) if values[name] else None
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
         values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
-        values["guards"] = [GuardEvent.from_dict(row) for row in values.get("guards", [])]
+        values["guards"] = [GuardEvent(**row) for row in values.get("guards", [])]
         values["policy_versions"] = [PolicyVersion.from_dict(row) for row in values["policy_versions"]]
         return RunSummary(folder=folder, **values)
 

@@ -21,9 +21,9 @@ from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.registry import Registry
 from reinforge.runs.notebook import NotebookProgress, find_display
 from reinforge.runs.progress import RunProgress, default_progress
+from reinforge.runs.run_folder import find_run
 from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.resume import find_run
 from reinforge.trainer.run import run_async, run_config
 from reinforge.trainer.shutdown import build_interruption, is_loop_running, run_interruptible
 

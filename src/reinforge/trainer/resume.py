@@ -17,7 +17,7 @@ from reinforge.config.blocks import TranscriptsConfig
 from reinforge.config.dump import Change, compare_configs, dump_data, name_stand_in
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
-from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.errors import ConfigError, Problem
 from reinforge.files import to_json
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import Registry
@@ -25,7 +25,7 @@ from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import REPAIR_NOTES, JournalReader
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.runs.run_folder import list_runs, read_config
+from reinforge.runs.run_folder import read_config
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance, is_own_run
 from reinforge.trainer.setup.reach import list_reach
@@ -33,7 +33,6 @@ from reinforge.types.evaluation import EvalInputItem
 
 logger = logging.getLogger(__name__)
 
-LAST = "last"
 SETTINGS_OF_ONE_CALL = {"finetuning.limits.max_minutes", "finetuning.limits.max_tokens", "finetuning.output_dir"}
 SETTINGS_OF_ONE_CALL |= {f"finetuning.transcripts.{name}" for name in TranscriptsConfig.model_fields}
 SETTINGS_OF_ONE_CALL |= {"finetuning.guards", "finetuning.trackers", "workflow.placement", "workflow.num_processes"}
@@ -48,21 +47,6 @@ MAX_LISTED_CHANGES = 10
 ALLOW = "--allow_config_change (in Python: allow_config_change=True)"
 PROVENANCE = "provenance"
 """The fact of a run that holds its `Provenance`."""
-
-
-def find_run(name: str, output_dir: Path) -> Path:
-    """Returns the folder of a run by its name or folder; `last` is the one started last."""
-    output_dir = output_dir.expanduser()
-    runs = list_runs(output_dir)
-    if name == LAST and runs:
-        return runs[-1]
-    for folder in (Path(name).expanduser(), output_dir / name):
-        if (folder / "run.sqlite").is_file():
-            return folder
-    names = [run.name for run in runs]
-    there = f"the newest runs in {output_dir} are {', '.join(names[-5:])}" if names else f"{output_dir} has no runs"
-    message = f'there is no run "{name}"{did_you_mean(name, names)}'
-    raise ConfigError(Problem("", message, f"name a run or its folder; {there}"))
 
 
 def load_run_config(

@@ -8,11 +8,10 @@ is to hold it for a moment, in which the run could not be resumed.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from reinforge.errors import ReinforgeError
 from reinforge.files import TRASH
@@ -33,7 +32,7 @@ from reinforge.view.episode_table import EpisodeTable
 CONFIG = "config.yml"
 CHANGING = (JOURNAL, f"{JOURNAL}-wal", "summary.json", CONFIG)
 """Files of which at least one changes with everything that a page shows."""
-MAX_TABLES, MAX_TOKENIZERS = 4, 4
+MAX_KEPT = 4
 """Runs whose lists of episodes, and whose tokenizers, are kept in memory."""
 
 T = TypeVar("T")
@@ -47,22 +46,16 @@ class _ReadRun:
     version: Version
     overview: RunOverview
     activity: str
+    config: dict[str, Any]
 
 
-class _Recent(OrderedDict[Path, T], Generic[T]):
-    """Keeps what was used last."""
-
-    def __init__(self, most: int):
-        super().__init__()
-        self._most = most
-
-    def find(self, folder: Path, make: Callable[[], T]) -> T:
-        if folder not in self:
-            self[folder] = make()
-        self.move_to_end(folder)
-        while len(self) > self._most:
-            self.popitem(last=False)
-        return self[folder]
+def _keep(kept: dict[Path, T], folder: Path, value: T) -> T:
+    """Puts a value behind those that were used before it, and drops the oldest ones."""
+    kept.pop(folder, None)
+    kept[folder] = value
+    while len(kept) > MAX_KEPT:
+        del kept[next(iter(kept))]
+    return value
 
 
 class RunLibrary:
@@ -71,10 +64,9 @@ class RunLibrary:
     def __init__(self, output_dir: Path):
         self.output_dir = output_dir.expanduser()
         self._runs: dict[Path, _ReadRun] = {}
-        self._configs: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._watched: dict[Path, tuple[float | None, RunReplay, StatusLine]] = {}
-        self._tables: _Recent[EpisodeTable] = _Recent(MAX_TABLES)
-        self._texts: _Recent[tuple[Version, TokenTexts]] = _Recent(MAX_TOKENIZERS)
+        self._tables: dict[Path, EpisodeTable] = {}
+        self._texts: dict[Path, tuple[Version, TokenTexts]] = {}
 
     def find_folder(self, name: str) -> Path | None:
         """Returns the folder of a run in the output folder; None: there is no run of that name."""
@@ -88,7 +80,7 @@ class RunLibrary:
 
     def list_overviews(self) -> list[RunOverview]:
         folders = find_run_folders(self.output_dir)
-        for kept in (self._runs, self._configs, self._watched):
+        for kept in (self._runs, self._watched):
             for gone in kept.keys() - set(folders):
                 del kept[gone]
         found = [self.read_overview(folder) for folder in folders]
@@ -102,11 +94,7 @@ class RunLibrary:
         return self._read(folder).activity
 
     def read_config(self, folder: Path) -> dict[str, Any]:
-        version = _measure_file(folder / CONFIG)
-        known = self._configs.get(folder)
-        if known is None or known[0] != version:
-            known = self._configs[folder] = (version, read_config(folder))
-        return known[1]
+        return self._read(folder).config
 
     def read_version(self, folder: Path) -> str:
         """Returns a text that changes whenever a page about the run would."""
@@ -125,18 +113,17 @@ class RunLibrary:
         return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
 
     def read_table(self, folder: Path) -> EpisodeTable:
-        table = self._tables.find(folder, lambda: EpisodeTable(folder))
+        table = _keep(self._tables, folder, self._tables.get(folder, EpisodeTable(folder)))
         table.update()
         return table
 
     def read_texts(self, folder: Path) -> TokenTexts:
         """Returns what splits the replies of a run into tokens; read again when the run has another checkpoint."""
         places = tuple(_measure_file(folder / name) for name in ("checkpoints", "model"))
-        version, texts = self._texts.find(folder, lambda: (("unread",), TokenTexts()))
-        if version != places:
-            texts = TokenTexts.find(folder, self.read_config(folder))
-            self._texts[folder] = (places, texts)
-        return texts
+        known = self._texts.get(folder)
+        if known is None or known[0] != places:
+            known = (places, TokenTexts.find(folder, self.read_config(folder)))
+        return _keep(self._texts, folder, known)[1]
 
     def _read(self, folder: Path) -> _ReadRun:
         version = self._measure(folder)
@@ -150,9 +137,9 @@ class RunLibrary:
             activity = ""
             self._watched.pop(folder, None)
         # the lock counts from now on as it was just found
-        found = _ReadRun((*version[: len(CHANGING)], overview.status == RUNNING), overview, activity)
-        self._runs[folder] = found
-        return found
+        version = (*version[: len(CHANGING)], overview.status == RUNNING)
+        self._runs[folder] = _ReadRun(version, overview, activity, read_config(folder))
+        return self._runs[folder]
 
     def _watch(self, run: RunOverview) -> str:
         sessions = run.record.sessions if run.record is not None else []

@@ -36,11 +36,6 @@ def test_what_a_users_validation_adds_is_kept():
     assert row.as_dict()["min_reward"] == 0.1
 
 
-def test_a_summary_of_a_later_version_is_read():
-    data = {**MetricSummary("wins", 0.5, 0.4, 0.6, 100, 2).as_dict(), "median": 0.5}
-    assert ValidationRow.from_dict({"epoch": 0, "summaries": {"wins": data}}).summaries["wins"].mean == 0.5
-
-
 def test_the_summarys_policy_versions_do_not_name_checkpoints():
     version = PolicyVersion(1, "abc", 4, "checkpoints/step-000001")
     assert version.as_dict() == {"version": 1, "fingerprint": "abc", "num_updates": 4}

@@ -1,4 +1,4 @@
-"""Supports under a grammar in the journal: bit masks come back as they were, and older records open."""
+"""Supports under a grammar in the journal: bit masks come back as they were."""
 
 import json
 
@@ -38,8 +38,7 @@ def test_the_masks_of_a_text_take_little_room():
     assert len(to_json(dump_tokens(make_tokens(*masks)))) < 4000
 
 
-def test_a_record_without_masks_is_as_before():
-    """The keys of a record of before, so that either version opens the other's."""
+def test_a_record_without_masks_has_no_keys_for_them():
     tokens = make_tokens(np.array([3, 5], np.int32))
     dumped = dump_tokens(tokens)
     assert dumped["supports"].keys() == {"counts", "token_ids"}

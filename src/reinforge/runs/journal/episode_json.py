@@ -103,7 +103,6 @@ def _dump_settings(request: ModelRequest) -> dict[str, Any]:
 
 
 def _parse_request(data: dict[str, Any], sampling: SamplingParams) -> ModelRequest:
-    """Returns the request of a call; settings that an older record lacks are the defaults."""
     given = {name: data[name] for name in _REQUEST if name in data}
     if isinstance(given.get("prompt"), list):
         given["prompt"] = tuple(given["prompt"])
@@ -117,8 +116,8 @@ def _parse_sampling(data: dict[str, Any]) -> SamplingParams:
         given["stop"] = tuple(given["stop"])
     if "logit_bias" in given:
         given["logit_bias"] = tuple((token, bias) for token, bias in given["logit_bias"])
-    filters = data["temperature"], data["top_p"], data["top_k"], data.get("min_p", 0.0)
-    return SamplingParams(*filters, seed=data.get("seed"), **given)
+    filters = data["temperature"], data["top_p"], data["top_k"], data["min_p"]
+    return SamplingParams(*filters, seed=data["seed"], **given)
 
 
 def _dump_reply(reply: ModelReply) -> dict[str, Any]:
@@ -161,13 +160,10 @@ def parse_call(data: dict[str, Any]) -> ModelCall:
 def _parse_reply(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     tokens = None
     if data["token_ids"] is not None:
-        names = ("prompt_token_ids", "token_ids", "logprobs", "policy_version", "finish_reason")
-        optional: dict[str, Any] = {
-            name: data[name] for name in ("restricted", "processed_logprobs", "supports") if name in data
-        }
-        defaults: dict[str, Any] = {"restricted": sampling.restricts_support, "supports": None}
-        sampled = {**{name: data[name] for name in names}, "temperature": sampling.temperature}
-        tokens = parse_tokens({**sampled, **defaults, **optional})
+        names = {"prompt_token_ids", "token_ids", "logprobs", "policy_version", "finish_reason", "restricted"}
+        names |= {"processed_logprobs", "supports"} & data.keys()
+        sampled = {name: data[name] for name in names}
+        tokens = parse_tokens({"supports": None, **sampled, "temperature": sampling.temperature})
     return ModelReply(
         data["reply"],
         data["finish_reason"],
@@ -196,7 +192,7 @@ def parse_tokens(data: dict[str, Any]) -> TokenLogprobs:
 
 
 def _dump_supports(supports: Supports) -> dict[str, Any]:
-    """Returns supports as base64 of deflated differences between neighbours, which are small in sorted sets."""
+    """Returns supports as base64 of deflated differences between neighbors, which are small in sorted sets."""
 
     def pack(numbers: NDArray[np.int32]) -> str:
         differences = np.diff(numbers, prepend=np.int32(0)).astype("<i4")
@@ -215,7 +211,7 @@ def _parse_supports(data: dict[str, Any]) -> Supports:
         return differences.cumsum(dtype=np.int32).tobytes()
 
     masks: tuple[bytes, ...] = ()
-    if "masks" in data:  # absent in older records
+    if "masks" in data:
         joined = zlib.decompress(base64.b64decode(data["masks"]))
         size = len(joined) // data["num_masks"]
         masks = tuple(joined[start : start + size] for start in range(0, len(joined), size))
