@@ -26,34 +26,20 @@ _MODULES = {
     "current_async_http_client": "reinforge.rollout.http.current",
 }
 
-__all__ = [
-    "ConfigError",
-    "EpisodeContext",
-    "PolicyFailure",
-    "ReinforgeError",
-    "RunSummary",
-    "__version__",
-    "current_async_http_client",
-    "current_async_openai",
-    "current_http_client",
-    "current_openai",
-    "export",
-    "finetune",
-]
+__all__ = ["__version__", *_MODULES]
 
 if TYPE_CHECKING:
-    from reinforge.errors import ConfigError, ReinforgeError
-    from reinforge.exports.api import export
-    from reinforge.rollout.context import EpisodeContext
-    from reinforge.rollout.http.current import (
-        current_async_http_client,
-        current_async_openai,
-        current_http_client,
-        current_openai,
-    )
-    from reinforge.rollout.workflow import PolicyFailure
-    from reinforge.runs.summary import RunSummary
-    from reinforge.trainer.api import finetune
+    from reinforge.errors import ConfigError as ConfigError
+    from reinforge.errors import ReinforgeError as ReinforgeError
+    from reinforge.exports.api import export as export
+    from reinforge.rollout.context import EpisodeContext as EpisodeContext
+    from reinforge.rollout.http.current import current_async_http_client as current_async_http_client
+    from reinforge.rollout.http.current import current_async_openai as current_async_openai
+    from reinforge.rollout.http.current import current_http_client as current_http_client
+    from reinforge.rollout.http.current import current_openai as current_openai
+    from reinforge.rollout.workflow import PolicyFailure as PolicyFailure
+    from reinforge.runs.summary import RunSummary as RunSummary
+    from reinforge.trainer.api import finetune as finetune
 
 
 def __getattr__(name: str) -> Any:

@@ -35,8 +35,9 @@ def iterate_fields(model: type[BaseModel], above: str = "") -> Iterator[FieldLin
     """Yields the keys of a class and of the blocks below it, in order."""
     for key, field in settable_keys(model).items():
         path = f"{above}{key}"
-        block, named = _find_block(field.annotation), _find_named_block(field.annotation)
-        listed = _find_listed_block(field.annotation)
+        block, origin = _find_block(field.annotation), get_origin(field.annotation)
+        named = _find_block(get_args(field.annotation)[1]) if origin is dict else None
+        listed = _find_block(get_args(field.annotation)[0]) if origin is list else None
         if block is None and named is None and listed is None:
             yield FieldLine(path, _format_kind(field), _format_default(field), field.description or "")
         if block is not None:
@@ -59,16 +60,6 @@ def _find_block(annotation: Any) -> type[BaseModel] | None:
         members = [member for member in get_args(annotation) if member is not type(None)]
         return _find_block(members[0]) if len(members) == 1 else None
     return None
-
-
-def _find_named_block(annotation: Any) -> type[BaseModel] | None:
-    """Returns the class of the blocks in a field that maps names to blocks."""
-    return _find_block(get_args(annotation)[1]) if get_origin(annotation) is dict else None
-
-
-def _find_listed_block(annotation: Any) -> type[BaseModel] | None:
-    """Returns the class of the blocks in a field that lists blocks."""
-    return _find_block(get_args(annotation)[0]) if get_origin(annotation) is list else None
 
 
 OR_NULL = " or null"

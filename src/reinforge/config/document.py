@@ -191,19 +191,11 @@ for _tag, _pattern, _first in RESOLVERS:
     _Loader.add_implicit_resolver(TAG + _tag, _pattern, _first)
 
 
-def _parse_int(text: str) -> int:
-    return int(text[2:], {"o": 8, "x": 16}[text[1]]) if text[:2] in ("0o", "0x") else int(text)
-
-
-def _parse_float(text: str) -> float:
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
 SCALARS: dict[str, Callable[[str], Any]] = {
     TAG + "null": lambda text: None,
     TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    TAG + "int": _parse_int,
-    TAG + "float": lambda text: _parse_float(text.lower()),
+    TAG + "int": lambda text: int(text, 0) if text[:2] in ("0o", "0x") else int(text),
+    TAG + "float": lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
     TAG + "str": str,
 }
 

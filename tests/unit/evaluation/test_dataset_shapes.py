@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.evaluation.datasets import JsonlDatasetConfig, RowDataset, file_dataset
+from reinforge.evaluation.datasets import FileDataset, JsonlDatasetConfig, RowDataset
 
 USER = {"role": "user", "content": "2+3?"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -121,15 +121,13 @@ def test_all_bad_rows_are_reported_together_and_in_order() -> None:
     assert [text.split(":")[0] for text in found] == ["row 2", "row 3", "row 5"]
 
 
-async def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from types import SimpleNamespace
-
+def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 2)
     caplog.set_level(logging.INFO, "reinforge")
     config = JsonlDatasetConfig(file_path=tmp_path / "d.jsonl")
-    async for loader in file_dataset(config, SimpleNamespace(project_root=tmp_path)):
-        loader.load()
-        assert loader.shape == "prompt/completion"
+    loader = FileDataset(config, tmp_path)
+    loader.load()
+    assert loader.shape == "prompt/completion"
     assert "d.jsonl: 2 rows of shape prompt/completion" in caplog.text
 
 
