@@ -46,6 +46,15 @@ async def commit(
     return checkpoint
 
 
+async def record_base(context: RunContext, adapter: TrainerAdapter) -> None:
+    """Saves the weights before any training."""
+    policy, state = context.policy, {"adopt": False, "trainer": None}
+    version = policy.version if policy is not None else None
+    checkpoint = await commit(context, adapter, BASELINE, state, version=version)
+    if policy is not None:
+        context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
+
+
 async def validate(trainer: Trainer, context: RunContext, epoch: int) -> ValidationRow:
     """Validates on `select` and records the result with the version of the weights.
 
