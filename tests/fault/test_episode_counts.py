@@ -22,7 +22,6 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import EpochCollector
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import Outcome
@@ -182,14 +181,14 @@ def test_every_episode_of_300_groups_is_accounted_for(kinds, rate, seed, curricu
 
 def test_missing_episodes_of_the_last_round_alone_are_too_few(monkeypatch):
     """Mutation check: the epoch needs a second round, in which other episodes fail."""
-    collect = EpochCollector.collect
+    collect = EpochTrainer._collect
 
-    def collect_afresh(collector, *arguments):
-        collector.num_missing = 0
-        return collect(collector, *arguments)
+    def collect_afresh(trainer, *arguments):
+        trainer._collector.num_missing = 0
+        return collect(trainer, *arguments)
 
     case = {"kinds": ["a tool"], "rate": 0.9, "seed": 1, "num_groups": 6, "curriculum_learning": {}}
     run_and_check(**case)
-    monkeypatch.setattr(EpochCollector, "collect", collect_afresh)
+    monkeypatch.setattr(EpochTrainer, "_collect", collect_afresh)
     with pytest.raises(AssertionError, match="missing episodes are not all counted"):
         run_and_check(**case)

@@ -215,7 +215,7 @@ class EpochTrainer(Trainer):
             algorithm = self.algorithm.for_epoch(epoch)
             self.needs_groups, self.has_signal = algorithm.needs_groups, algorithm.has_signal
             self.skip_reason = algorithm.skip_reason
-        collection = await self._collector.collect(epoch, run_id, self._collector.plan_first(epoch, run_id))
+        collection = await self._collect(epoch, run_id, self._collector.plan_first(epoch, run_id))
         if epoch == 0 or not self._reward_history:
             trains_on = "messages" if self._is_remote() else self.trainer_adapter.trains_on
             refuse_untrainable(collection, self.trajectory_builder, self.run_config, trains_on=trains_on)
@@ -252,6 +252,10 @@ class EpochTrainer(Trainer):
     def _compares_siblings(self, groups: Sequence[TrajectoryGroup]) -> bool:
         return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
 
+    async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
+        """Collects once; a trainer of several collections an epoch overrides it."""
+        return await self._collector.collect(epoch, run_id, meta)
+
     async def _refill(
         self, epoch: int, run_id: str, collection: TrajectoryCollection, chosen: TrajectoryCollection
     ) -> tuple[TrajectoryCollection, TrajectoryCollection]:
@@ -274,7 +278,7 @@ class EpochTrainer(Trainer):
             if not extra:
                 continue
             meta = {"epoch": epoch, "trainer_run_id": run_id, "example_ids": extra, "round": round_}
-            more = await self._collector.collect(epoch, run_id, meta)
+            more = await self._collect(epoch, run_id, meta)
             merged = [*collection.trajectories, *more.trajectories]
             collection = TrajectoryCollection(trajectories=merged, run_id=run_id, epoch=epoch)
             self.context.begin_stage("SELECT", epoch)

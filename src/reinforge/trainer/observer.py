@@ -31,13 +31,14 @@ class TrainerObserver:
         self._epoch: int | None = None
         builder, adapter = trainer.trajectory_builder, trainer.trainer_adapter
         self._builder = builder
-        for part, name, observe in (
+        calls: list[tuple[Any, str, Callable[..., Awaitable[Any]]]] = [
             (builder, "start_run", self._observe_start),
             (builder, "finalize", self._observe_finalize),
             (adapter, "submit", self._observe_submit),
             (adapter, "wait_until_complete", functools.partial(self._observe, "AWAIT")),
             (trainer, "run_validation_evaluation", self._observe_validation),
-        ):
+        ]
+        for part, name, observe in calls:
             method = getattr(part, name)
             setattr(part, name, functools.wraps(method)(functools.partial(observe, method)))
 
