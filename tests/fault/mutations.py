@@ -159,11 +159,6 @@ def compare_no_code():
     Provenance.find_changes = lambda before, now, project_root: []
 
 
-def record_no_provenance():
-    """Removes no safety: the run is one of an earlier release."""
-    Provenance.as_dict = lambda provenance: None
-
-
 def draw_without_the_seed():
     runner.stable_seed = lambda *names: random.getrandbits(32)
 

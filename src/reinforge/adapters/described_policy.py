@@ -12,24 +12,19 @@ class PolicyFacts(Protocol):
     """What never changes about a policy; attributes are those of `PolicyServer`."""
 
     @property
-    def model_name(self) -> str:
-        """The model's name."""
+    def model_name(self) -> str: ...
 
     @property
-    def chat_template(self) -> str | None:
-        """The tokenizer's template."""
+    def chat_template(self) -> str | None: ...
 
     @property
-    def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
+    def history(self) -> str: ...
 
     @property
-    def tolerance(self) -> float:
-        """Most nats by which sampler and learner may differ on one token."""
+    def tolerance(self) -> float: ...
 
     @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and reply together."""
+    def max_model_len(self) -> int: ...
 
 
 class DescribedPolicy(PolicyServer):

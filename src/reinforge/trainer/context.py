@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.blocks import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
@@ -20,7 +20,7 @@ from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.journal import RunJournal
-from reinforge.runs.progress import RunProgress
+from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.runs.transcripts import STAGES, write_transcripts
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -154,8 +154,21 @@ def _quote(value: object) -> str:
 
 
 @dataclass
+class _NoJournal:
+    """The journal of a trainer outside a run: whatever it is told, it does nothing."""
+
+    folder: Path
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@dataclass
 class RunContext:
-    """The journal, the progress display and the counters of one run."""
+    """The journal, the progress display and the counters of one run.
+
+    A trainer that is used outside a run has one, too, which keeps nothing: see `stand_in`.
+    """
 
     run_id: str
     journal: RunJournal
@@ -181,6 +194,7 @@ class RunContext:
     is_relative: bool = False  # True if the reward compares answers, so that the base model's own reward is constant
     agent: str = "the agent"  # the agent's function with its file and line
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
+    is_run: bool = True
     recalls: set[str] = field(default_factory=set)  # phases whose episodes are reused from the journal
     guards: GuardWatch | None = None
     last_progress_s: float = field(default_factory=time.monotonic)
@@ -194,6 +208,14 @@ class RunContext:
         self._clocks: set[asyncio.Timeout] = set()
         self._has_told_constant = False
         self._tallied: tuple[str, int | None] | None = None
+
+    @classmethod
+    def stand_in(cls, folder: Path) -> Self:
+        """Returns the context of a trainer outside a run: nothing limits it, and it records nothing."""
+        journal = cast(RunJournal, _NoJournal(folder))
+        context = cls("", journal, SilentProgress(), LimitsConfig(), is_run=False)
+        context.transcripts = TranscriptsConfig(save=False)
+        return context
 
     @property
     def folder(self) -> Path:
@@ -322,7 +344,7 @@ class RunContext:
 
     def restore_counters(self, counters: dict[str, Any]) -> None:
         self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
-        self.missing = ReasonCounts(counters.get("missing"))  # runs of older versions did not count them
+        self.missing = ReasonCounts(counters["missing"])
         self.wall_time_s = dict(counters["wall_time_s"])
         self._tokens_before = self.tokens["completion"]
 

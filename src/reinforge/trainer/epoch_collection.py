@@ -143,7 +143,7 @@ class EpochCollector:
         adapter: TrainerAdapter,
         config: FinetuneConfig,
         example_filter: ExampleFilter,
-        context: RunContext | None,
+        context: RunContext,
     ):
         self._builder, self._adapter, self._config = builder, adapter, config
         self._example_filter, self._context = example_filter, context
@@ -171,8 +171,7 @@ class EpochCollector:
         plan = builder.plan(epoch)
         ids = meta.get("example_ids") or (plan.example_ids if plan is not None else ())
         total = len(ids) * plan.episodes_per_example if plan is not None else None
-        if self._context is not None:
-            self._context.begin_stage("COLLECT", epoch, total)
+        self._context.begin_stage("COLLECT", epoch, total)
         if builder.evaluation is not None:
             builder.evaluation.epoch = epoch
         if self.early.started.pop(epoch, None) is None:
@@ -180,12 +179,10 @@ class EpochCollector:
         await self._begin_early(epoch, run_id)
         collection = await builder.finalize(name, meta)
         self._attach_tokens(collection)
-        if self._context is not None:
-            for note in builder.take_notes():
-                self._context.progress.note(note)
+        for note in builder.take_notes():
+            self._context.progress.note(note)
         num_missing = self._count_missing(epoch)
-        if self._context is not None:
-            self._context.end_stage({"trajectories": collection.num_trajectories, "missing": num_missing})
+        self._context.end_stage({"trajectories": collection.num_trajectories, "missing": num_missing})
         return self._drop_stale(collection)
 
     async def discard_early(self, run_id: str) -> None:
@@ -205,8 +202,7 @@ class EpochCollector:
         for later in self.early.list_due(epoch):
             choice = self.early.known.pop(later, None) or self._choose_examples(later)
             self.early.started[later] = choice
-            if self._context is not None:
-                self._context.expect_early(later)
+            self._context.expect_early(later)
             name = name_collection(run_id, later)
             await self._builder.start_run(name, build_meta(later, run_id, choice))
 

@@ -79,7 +79,7 @@ class EpochTrainer(Trainer):
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)
-        self.context: RunContext | None = None
+        self.context: RunContext = None  # type: ignore[assignment]  # a run sets it, or else `initialize`
         self.algorithm: Algorithm | None = kwargs.get("algorithm")
         self.needs_groups: bool = kwargs.get("needs_groups", True)
         self.has_signal: Callable[[TrajectoryGroup], bool] | None = kwargs.get("has_signal")
@@ -99,6 +99,7 @@ class EpochTrainer(Trainer):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Initializes both parts and checks that the backend can take a job."""
         await super().initialize(run_config)
+        self.context = self.context or RunContext.stand_in(run_config.output_dir)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
         self._collector = EpochCollector(
             self.trajectory_builder, self.trainer_adapter, run_config, self._example_filter, self.context
@@ -113,8 +114,8 @@ class EpochTrainer(Trainer):
             JobFailed: A job failed or was cancelled, or too many epochs in a row had nothing to train on.
             BudgetReached: A limit of time or tokens was reached, or a guard stops the run.
         """
-        self._run_id = self.context.run_id if self.context else f"run-{uuid.uuid4().hex[:8]}"
-        first = await self._resume(self.context, num_epochs) if self.context is not None else 0
+        self._run_id = self.context.run_id if self.context.is_run else f"run-{uuid.uuid4().hex[:8]}"
+        first = await self._resume(self.context, num_epochs) if self.context.is_run else 0
         self._collector.early.num_epochs = num_epochs
         try:
             for epoch in range(first, num_epochs):
@@ -124,8 +125,7 @@ class EpochTrainer(Trainer):
         return self._statuses
 
     async def _run_whole_epoch(self, epoch: int, num_epochs: int, run_id: str) -> None:
-        if self.context is not None:
-            self.context.check_budget()
+        self.context.check_budget()
         ref = await self.run_epoch(epoch, run_id)
         status = await self._await(epoch, ref) if ref is not None else None
         if status is None:
@@ -141,22 +141,22 @@ class EpochTrainer(Trainer):
         if status is not None:
             await self._adopt(epoch, status)
         config = self.trainer_config
-        if self.context is not None:
+        if self.context.is_run:
             keep_last, pin_every = getattr(config, "keep_last", 2), getattr(config, "pin_every", None)
             metric = self.run_config.gate.metric
             ends = {stage.last for stage in list_stages(self.run_config)}
             versions.drop_checkpoints(self.context, metric, keep_last=keep_last, pin_every=pin_every, stage_ends=ends)
         self.log_progress(epoch, self._reward_history[-1].as_dict())
         await self._validate_if_due(epoch, num_epochs)
-        if self.context is not None and self.context.guards is not None:
+        if self.context.guards is not None:
             is_last = epoch + 1 >= num_epochs
-            self.context.guards.check(self._reward_history, self._all_validations(), is_last=is_last)
+            self.context.guards.check(self._reward_history, self.context.validations, is_last=is_last)
 
     async def _commit(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Makes the epoch durable: now, or between checkpoints only if the run stops before the next job."""
         context = self.context
         self._prompts = pick_prompts(self._selection.kept)
-        if context is None:
+        if not context.is_run:
             return
         policy = self.trainer_adapter.policy()
         version = None if policy is None else policy.version + (status is not None)
@@ -195,8 +195,7 @@ class EpochTrainer(Trainer):
         included = set(state["curriculum"]["included_groups"])
         self._curriculum_state = {**state["curriculum"], "included_groups": included}
         self._example_filter.mean_rewards = dict(state["mean_rewards"])
-        prompts = state["prompts"]  # a list in runs from before adapters had names
-        self._prompts = prompts if isinstance(prompts, dict) else {"": prompts}
+        self._prompts = state["prompts"]
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
         self._collector.early.restore(state.get("early", {}))
         jobs = [job for job in context.journal.jobs() if job.epoch <= epoch and job.ref and job.status]
@@ -227,7 +226,7 @@ class EpochTrainer(Trainer):
                 epochs_before=self._num_identical_epochs,
                 temperature=None if self._is_remote() else self.run_config.sampling.temperature,
             )
-        self._stage("SELECT", epoch)
+        self.context.begin_stage("SELECT", epoch)
         chosen = self.apply_curriculum_learning(collection, epoch)
         collection, chosen = await self._refill(epoch, run_id, collection, chosen)
         if chosen.groups and (reason := self.skip_reason(chosen.groups)) is not None:
@@ -235,18 +234,15 @@ class EpochTrainer(Trainer):
             chosen = TrajectoryCollection(trajectories=[], run_id=run_id, epoch=epoch)
         self._reward_history.append(self._epoch_metrics(epoch, collection, chosen))
         in_stage = {} if (name := self._name_stage(epoch)) is None else {"stage": name}
-        self._end_stage({"kept": len(chosen.groups), "groups": len(collection.groups), **in_stage})
+        self.context.end_stage({"kept": len(chosen.groups), "groups": len(collection.groups), **in_stage})
         crash_point("batch.sealed")
         if not chosen.groups:
             return None
-        self._stage("SUBMIT", epoch)
+        self.context.begin_stage("SUBMIT", epoch)
         chosen = chosen.model_copy(update={"epoch": epoch, "run_id": run_id, "job_key": f"{run_id}/{epoch}"})
-        if self.context is None:
-            ref = await self.trainer_adapter.submit(chosen)
-        else:
-            ref = await versions.submit(self.context, self.trainer_adapter, epoch, chosen)
+        ref = await versions.submit(self.context, self.trainer_adapter, epoch, chosen)
         self._job_refs.append(ref)
-        self._end_stage({"job": ref.model_dump(mode="json")})
+        self.context.end_stage({"job": ref.model_dump(mode="json")})
         return ref
 
     def _is_remote(self) -> bool:
@@ -257,6 +253,7 @@ class EpochTrainer(Trainer):
         return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
+        """Collects once; a trainer of several collections an epoch overrides it."""
         return await self._collector.collect(epoch, run_id, meta)
 
     async def _refill(
@@ -284,7 +281,7 @@ class EpochTrainer(Trainer):
             more = await self._collect(epoch, run_id, meta)
             merged = [*collection.trajectories, *more.trajectories]
             collection = TrajectoryCollection(trajectories=merged, run_id=run_id, epoch=epoch)
-            self._stage("SELECT", epoch)
+            self.context.begin_stage("SELECT", epoch)
             chosen = self.apply_curriculum_learning(collection, epoch)
         return collection, chosen
 
@@ -324,10 +321,9 @@ class EpochTrainer(Trainer):
         return find_stage(self.run_config, epoch) is None or bool(self.trajectory_builder.example_rewards(groups))
 
     async def _await(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
-        self._stage("AWAIT", epoch)
+        self.context.begin_stage("AWAIT", epoch)
         status = await self.trainer_adapter.wait_until_complete(ref)
-        if self.context is not None:
-            self.context.journal.record_job(ref, status, f"{self._run_id}/{epoch}")
+        self.context.journal.record_job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(
                 f"the job of epoch {epoch} ended with status {status.status}: {status.message or 'no reason given'}"
@@ -337,7 +333,7 @@ class EpochTrainer(Trainer):
             k: v for k, v in reported.items() if isinstance(v, int | float) or k in ("skipped_episodes", "groups")
         }
         self._reward_history[-1].job.update(metrics)
-        self._end_stage(metrics)
+        self.context.end_stage(metrics)
         return status
 
     async def _adopt(self, epoch: int, status: TrainingJobStatus) -> None:
@@ -346,7 +342,7 @@ class EpochTrainer(Trainer):
         if policy is None:
             self._reward_history[-1].job["policy_version"] = None
             return
-        self._stage("ADOPT", epoch)
+        self.context.begin_stage("ADOPT", epoch)
         canary = await versions.adopt(self.context, policy, prompts=self._prompts, num_updates=status.num_updates)
         self._reward_history[-1].job.update(
             policy_version=canary.version,
@@ -354,9 +350,8 @@ class EpochTrainer(Trainer):
             canary_mean_difference=canary.mean_difference,
             canary_k3=canary.k3,
         )
-        if self.context is not None:
-            self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
-        self._end_stage({"version": canary.version, "fingerprint": canary.fingerprint})
+        self.context.tokens["trained"] += int((status.metadata or {}).get("num_tokens", 0))
+        self.context.end_stage({"version": canary.version, "fingerprint": canary.fingerprint})
 
     def _is_validation_due(self, epoch: int) -> bool:
         run = self.run_config.run_configuration
@@ -365,7 +360,7 @@ class EpochTrainer(Trainer):
         return (epoch + 1) % interval == 0 or (stage is not None and epoch == stage.last)
 
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
-        if self.context is not None and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
+        if self.context.is_run and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
             self._validation_history.append(await versions.validate(self, self.context, epoch))
             refuse_unscored(self._validation_history[-1], self.run_config.outcomes.max_missing)
 
@@ -374,10 +369,9 @@ class EpochTrainer(Trainer):
         reasons = explain_empty_selection(self._selection)
         logger.warning("epoch %d trained nothing: %s", epoch, reasons)
         where = f"epoch {epoch} trains nothing"
-        found = self.context.report_constant_reward(where) if self.context is not None else None
+        found = self.context.report_constant_reward(where)
         if self._num_empty >= self.run_config.limits.max_empty_updates:
-            run = self.context.folder if self.context is not None else self._run_id
-            command = find_episode_command(self._selection, str(run), epoch)
+            command = find_episode_command(self._selection, str(self.context.folder), epoch)
             raise build_empty_epochs_error(self._num_empty, reasons, found, command)
 
     def _epoch_metrics(
@@ -407,7 +401,7 @@ class EpochTrainer(Trainer):
             if self.curriculum_config.enabled
             else 1.0,
             job={"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {},
-            **(self.context.tally.summarize() if self.context is not None else {}),
+            **self.context.tally.summarize(),
         )
 
     def _name_stage(self, epoch: int) -> str | None:
@@ -434,44 +428,30 @@ class EpochTrainer(Trainer):
         Args:
             output_dir: Write here and draw the plot; None: the run folder, where the run draws the plot at its end.
         """
-        default = self.context.folder if self.context else self.run_config.output_dir
-        folder = Path(output_dir) if output_dir else default
+        folder = Path(output_dir) if output_dir else self.context.folder
         folder.mkdir(parents=True, exist_ok=True)
         if all(row.epoch != epoch for row in self._reward_history):  # called by the user, not by `run`
             self._reward_history.append(EpochMetrics.from_dict({**metrics, "epoch": epoch}))
         self._log_metrics_to_file(epoch, metrics, folder)
         if output_dir and can_draw_plots():
             self._create_reward_plot(epoch, folder)
-        if self.context is not None:
-            row = EpochMetrics.from_dict({**metrics, "epoch": epoch})
-            self.context.journal.record_metrics(row)
-            self.context.journal.export_epoch(epoch)
-            self.context.progress.epoch_done(row)
+        row = EpochMetrics.from_dict({**metrics, "epoch": epoch})
+        self.context.journal.record_metrics(row)
+        self.context.journal.export_epoch(epoch)
+        self.context.progress.epoch_done(row)
 
     def _log_metrics_to_file(self, epoch: int, metrics: dict[str, Any], output_dir: Path) -> None:
         append_line(output_dir / METRICS, {"epoch": epoch, **metrics})
         for name, value in (
             ("reward_history.json", [row.as_dict() for row in self._reward_history]),
-            ("validation_history.json", [row.as_dict() for row in self._all_validations()]),
+            ("validation_history.json", [row.as_dict() for row in self.context.validations]),
             ("curriculum_state.json", self.get_curriculum_state()),
         ):
             write_json(output_dir / name, value)
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
         history = [row for row in self._reward_history if row.epoch <= epoch]
-        draw_reward_plot(output_dir / "reward_plot.png", history, self._all_validations(), title=f"{self._run_id}")
-
-    def _all_validations(self) -> list[ValidationRow]:
-        """Returns the run's validations, the baseline included; outside a run those of this trainer."""
-        return self.context.validations if self.context else self._validation_history
-
-    def _stage(self, name: str, epoch: int, total: int | None = None) -> None:
-        if self.context is not None:
-            self.context.begin_stage(name, epoch, total)
-
-    def _end_stage(self, data: dict[str, Any]) -> None:
-        if self.context is not None:
-            self.context.end_stage(data)
+        draw_reward_plot(output_dir / "reward_plot.png", history, self.context.validations, title=f"{self._run_id}")
 
 
 @register_trainer(config_type=EpochTrainerConfig)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from reinforge.interfaces import Trainer
 from reinforge.trainer.context import RunContext
-from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.job import TrainingJobRef
 from reinforge.types.trajectory import TrajectoryCollection
 
+T = TypeVar("T")
 OTHER = "TRAINER"
 """The stage between the known calls."""
 
@@ -30,13 +31,14 @@ class TrainerObserver:
         self._epoch: int | None = None
         builder, adapter = trainer.trajectory_builder, trainer.trainer_adapter
         self._builder = builder
-        for part, name, observe in (
+        calls: list[tuple[Any, str, Callable[..., Awaitable[Any]]]] = [
             (builder, "start_run", self._observe_start),
             (builder, "finalize", self._observe_finalize),
             (adapter, "submit", self._observe_submit),
-            (adapter, "wait_until_complete", self._observe_wait),
+            (adapter, "wait_until_complete", functools.partial(self._observe, "AWAIT")),
             (trainer, "run_validation_evaluation", self._observe_validation),
-        ):
+        ]
+        for part, name, observe in calls:
             method = getattr(part, name)
             setattr(part, name, functools.wraps(method)(functools.partial(observe, method)))
 
@@ -63,22 +65,18 @@ class TrainerObserver:
             self.begin()
         return collection
 
+    async def _observe(self, stage: str, method: Callable[..., Awaitable[T]], *given: Any, **named: Any) -> T:
+        self.context.begin_stage(stage, self._epoch)
+        result = await method(*given, **named)
+        self.begin()
+        return result
+
     async def _observe_submit(
         self, method: Callable[..., Awaitable[TrainingJobRef]], *given: Any, **named: Any
     ) -> TrainingJobRef:
-        self.context.begin_stage("SUBMIT", self._epoch)
-        ref = await method(*given, **named)
+        ref = await self._observe("SUBMIT", method, *given, **named)
         self.num_jobs += 1
-        self.begin()
         return ref
-
-    async def _observe_wait(
-        self, method: Callable[..., Awaitable[TrainingJobStatus]], *given: Any, **named: Any
-    ) -> TrainingJobStatus:
-        self.context.begin_stage("AWAIT", self._epoch)
-        status = await method(*given, **named)
-        self.begin()
-        return status
 
     async def _observe_validation(
         self, method: Callable[..., Awaitable[dict[str, Any]]], epoch: int, *given: Any, **named: Any

@@ -168,22 +168,9 @@ def _adds_epochs(change: Change, last_stage: str | None) -> bool:
 
 
 def read_provenance(facts: Mapping[str, Any]) -> Provenance | None:
-    """Returns what a run was made of when it started; None: an earlier reinforge did not record it."""
+    """Returns what a run was made of when it started; None: it stopped during startup."""
     known = facts.get(PROVENANCE)
     return Provenance.from_dict(known) if isinstance(known, dict) else None
-
-
-def keep_provenance(context: RunContext, now: Provenance) -> Provenance:
-    """Returns what an unchanged run is made of, as recorded when it started; tells that an older run has no record."""
-    facts = context.journal.facts()
-    known = read_provenance(facts)
-    if known is not None:
-        return known.extended_by(now)
-    if "config_sha256" in facts:
-        text = "an earlier reinforge did not record code, files and versions: whether they have changed is not known"
-        logger.warning(text)
-        context.progress.note(text)
-    return now
 
 
 def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[EpochSnapshot | None, list[str]]:

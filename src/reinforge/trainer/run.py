@@ -249,7 +249,7 @@ class _Run:
         context.policy = self.parts.adapter.policy()
         self._require_policy()
         if self.options.resume is None or not await self._resume():
-            await self._record_base()
+            await versions.record_base(context, self.parts.adapter)
         start_guards(self.parts, context)
         start_trackers(self.loaded, self.parts, context)
         async with watch_progress(context, runner):
@@ -301,7 +301,8 @@ class _Run:
             allowed = self.options.allow_config_change
             changed = resume.refuse_changes(context.journal, text, data, made_of, root, allowed=allowed)
             if not changed:
-                made_of = resume.keep_provenance(context, made_of)
+                known = resume.read_provenance(context.journal.facts())
+                made_of = made_of if known is None else known.extended_by(made_of)
             else:
                 self._changed = True
                 context.journal.record_stage(versions.BASELINE, "CONFIG", {"changed": changed})
@@ -384,14 +385,6 @@ class _Run:
         context.journal.end_session(f"{summary.status}: {summary.reason}")
         context.journal.flush()
         return f"{summary.reason}\n{text}"
-
-    async def _record_base(self) -> None:
-        """Saves the weights before any training."""
-        policy, state = self.context.policy, {"adopt": False, "trainer": None}
-        version = policy.version if policy is not None else None
-        checkpoint = await versions.commit(self.context, self.parts.adapter, versions.BASELINE, state, version=version)
-        if policy is not None:
-            self.context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
 
     def _require_policy(self) -> None:
         """Raises a `ConfigError` if an entry of `llms` is the policy and the adapter serves none, or the other way."""

@@ -45,6 +45,15 @@ async def commit(
     return checkpoint
 
 
+async def record_base(context: RunContext, adapter: TrainerAdapter) -> None:
+    """Saves the weights before any training."""
+    policy, state = context.policy, {"adopt": False, "trainer": None}
+    version = policy.version if policy is not None else None
+    checkpoint = await commit(context, adapter, BASELINE, state, version=version)
+    if policy is not None:
+        context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
+
+
 async def validate(trainer: Trainer, context: RunContext, epoch: int) -> ValidationRow:
     """Validates on `select` and records the result with the version of the weights.
 
@@ -110,18 +119,17 @@ def drop_checkpoints(
 
 
 async def adopt(
-    context: RunContext | None, policy: PolicyServer, *, prompts: Prompts, num_updates: int | None
+    context: RunContext, policy: PolicyServer, *, prompts: Prompts, num_updates: int | None
 ) -> CanaryReport:
     """Publishes the weights of a finished job as the next version and checks that the agent is served them.
 
     Args:
-        context: The run; None: the previous weights are unknown and nothing is recorded.
         num_updates: Optimizer steps of the job; None: the backend does not report them.
 
     Raises:
         JobFailed: The canary failed.
     """
-    before = context.policy_versions[-1] if context is not None and context.policy_versions else None
+    before = context.policy_versions[-1] if context.policy_versions else None
     version = policy.version
     if before is None or version == before.version:  # otherwise the trainer has published already
         version += 1
@@ -129,7 +137,7 @@ async def adopt(
     await policy.publish(version)
     crash_point("publish.mid")
     report = await probe(policy, version, prompts, before.fingerprint if before else None)
-    if context is not None:
+    if context.is_run:
         checkpoint = context.checkpoints.name(version) if context.checkpoints.has(version) else None
         context.record_version(version, report.fingerprint, num_updates, checkpoint)
     return report

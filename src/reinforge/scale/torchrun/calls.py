@@ -107,7 +107,7 @@ class WorkerClient:
                 else:
                     future.set_exception(error)
         except (EOFError, OSError):
-            self._fail_calls(self._explain_end())
+            self._fail_calls(BackendUnavailable(f"{self._name} has ended; resume the run with --resume"))
         except Exception as cause:  # noqa: BLE001  unpickling runs the code of any class
             reason = f"{self._name} sent what cannot be read: {describe_error(cause)}"
             self._fail_calls(BackendUnavailable(f"{reason}; resume the run with --resume"))
@@ -118,9 +118,6 @@ class WorkerClient:
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
-
-    def _explain_end(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self._name} has ended; resume the run with --resume")
 
     def close(self) -> None:
         """Disconnects, after which the worker releases its engine."""

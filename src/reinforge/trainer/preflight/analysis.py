@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
-from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.config.schema import GateConfig
 from reinforge.evaluation.demonstrations import LABEL, detect_format
 from reinforge.evaluation.reasons import describe_failure, find_commonest_reason, find_missing_reason
 from reinforge.evaluation.shapes import LABELLED
@@ -50,7 +50,7 @@ async def preflight(
     noise = measure_noise(probe.scored_twice, groups, probe.rescored)
     lengths = measure_lengths(probe.records, probe.max_model_len)
     findings = _collect_findings(probe, groups, noise, lengths, options.num_samples)
-    share = findings.signal_by_size.get(probe.size.group_size) if probe.compares_siblings else None
+    share = findings.signal_by_size.get(probe.size.group_size) if probe.parts.algorithm.needs_groups else None
     growth = compute_growth(curriculum, len(probe.timings.epochs), probe.size.num_epochs)
     predicted = predict_time(probe.size, probe.timings, signal_share=share, growth=growth)
     if others := [stage.name for stage in list_stages(probe.config)[1:]]:
@@ -184,7 +184,7 @@ def _collect_findings(
         signal_share=measure_signal_share(groups, least),
         signal_by_size={size: share for size, share in predicted.items() if share is not None},
         group_size=probe.size.group_size,
-        algorithm=_name_algorithm(probe.config),
+        algorithm="grpo" if probe.config.algorithm is None else str(probe.config.algorithm.static_type),
         noise_share=noise.share,
         noise=noise.deviation,
         max_missing=probe.config.outcomes.max_missing,
@@ -192,10 +192,6 @@ def _collect_findings(
         has_labels=rows.shape == LABELLED or (rows.is_rewardable and rows.reward_key == LABEL),
         has_answers=all(item.expected_output_obj is not None for item in train),
     )
-
-
-def _name_algorithm(config: FinetuneConfig) -> str:
-    return str(config.algorithm.static_type) if config.algorithm is not None else "grpo"
 
 
 def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> list[list[float]]:
@@ -226,7 +222,7 @@ def _predict_all_costs(probe: Probe, options: PreflightOptions) -> list[ModelCos
 
 
 def _collect_notes(probe: Probe, total_s: float) -> list[str]:
-    notes, limits = [], probe.limits
+    notes, limits = [], probe.config.limits
     if probe.failure:
         notes.append(f"the probe of training failed, as the run would: {probe.failure}")
     if not probe.trains_here:

@@ -201,14 +201,13 @@ def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None,
         signal_share: Expected share of groups with signal, where the probed epochs are smaller than the run's.
         growth: Mean share of the groups that the curriculum trains on, as a multiple of the first epochs' share.
     """
-    per_select, per_episode = timings.select_episode_s, timings.episode_s
+    per_select = timings.select_episode_s
     verdict_s = size.num_confirmed * per_select + 2 * timings.load_s
-    in_epochs = _predict_epochs(size, timings, signal_share, growth)
     return PredictedTime(
         [
             TimePart("start", timings.start_s, "packages, data, model and the first checkpoint, measured"),
             TimePart("baseline", size.num_select * per_select, _describe_episodes(size.num_select, per_select)),
-            *(in_epochs or _predict_untrained(size, per_episode)),
+            *_predict_epochs(size, timings, signal_share, growth),
             TimePart(
                 "validate",
                 size.num_validations * size.num_select * per_select,
@@ -221,55 +220,38 @@ def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None,
 
 
 def _predict_epochs(size: RunSize, timings: Timings, signal_share: float | None, growth: float) -> list[TimePart]:
-    """Returns the parts inside the epochs; empty: no epoch was trained, so they are not known."""
-    probed = [epoch for epoch in timings.epochs if epoch.num_kept]
-    if not probed:
-        return []
-    epochs = size.num_epochs
+    """Returns the parts inside the epochs; that of training is unknown if no epoch was trained."""
+    epochs, probed = size.num_epochs, timings.epochs
+    collected = size.examples_per_epoch * size.group_size
+    of_agent = f"{epochs:,} epochs x {_describe_episodes(collected, timings.episode_s)}"
+    trained = next((epoch for epoch in probed if epoch.num_kept), None)
+    if trained is None:
+        collect = TimePart("collect", epochs * collected * timings.episode_s, of_agent)
+        return [collect, TimePart("train", None, "no training step was measured")]
     if timings.is_whole:
-        collect_s, train_s, publish_s = (
-            _extend([getattr(epoch, name) for epoch in timings.epochs], epochs)
-            for name in ("collect_s", "train_s", "publish_s")
-        )
-        measured = f"{epochs:,} epochs; {len(timings.epochs)} measured, "
-        reasons = [
-            f"{measured}{_mean([epoch.num_episodes for epoch in timings.epochs]):,.0f} episodes each",
-            f"{measured}{_mean([epoch.num_kept for epoch in timings.epochs]):,.0f} groups trained, with checkpoints",
-        ]
-        return _name_parts(collect_s, train_s * growth, publish_s, reasons)
-    (epoch,) = probed[:1]
-    groups = size.examples_per_epoch * size.groups_per_example
-    share = epoch.num_kept / max(1, epoch.num_groups) if signal_share is None else signal_share
-    job = timings.job or JobTime(0.0, max(0.0, epoch.train_s - timings.save_s) / epoch.num_kept)
-    trained = groups * share * growth
-    collected = size.examples_per_epoch * size.group_size
-    collect_s = (
-        collected * timings.episode_s if size.group_size else epoch.collect_s * groups / max(1, epoch.num_groups)
-    )
-    what = _describe_episodes(collected, timings.episode_s) if size.group_size else f"{groups:,} groups of rows"
-    reasons = [
-        f"{epochs:,} epochs x {what}",
-        f"{epochs:,} epochs x {trained:,.0f} groups of {1000 * job.group_s:,.0f} ms, and a checkpoint",
-    ]
-    train_s = epochs * (job.fixed_s + trained * job.group_s + timings.save_s)
-    return _name_parts(epochs * collect_s, train_s, epochs * epoch.publish_s, reasons)
-
-
-def _name_parts(collect_s: float, train_s: float, publish_s: float, reasons: Sequence[str]) -> list[TimePart]:
+        measured = f"{epochs:,} epochs; {len(probed)} measured, "
+        collect_s = _extend([epoch.collect_s for epoch in probed], epochs)
+        train_s = _extend([epoch.train_s for epoch in probed], epochs) * growth
+        publish_s = _extend([epoch.publish_s for epoch in probed], epochs)
+        collected_by = f"{measured}{_mean([epoch.num_episodes for epoch in probed]):,.0f} episodes each"
+        num_kept = _mean([epoch.num_kept for epoch in probed])
+        trained_by = f"{measured}{num_kept:,.0f} groups trained, with checkpoints"
+    else:
+        groups = size.examples_per_epoch * size.groups_per_example
+        share = trained.num_kept / max(1, trained.num_groups) if signal_share is None else signal_share
+        job = timings.job or JobTime(0.0, max(0.0, trained.train_s - timings.save_s) / trained.num_kept)
+        num_trained = groups * share * growth
+        by_row = trained.collect_s * groups / max(1, trained.num_groups)
+        collect_s = epochs * (collected * timings.episode_s if size.group_size else by_row)
+        train_s = epochs * (job.fixed_s + num_trained * job.group_s + timings.save_s)
+        publish_s = epochs * trained.publish_s
+        collected_by = of_agent if size.group_size else f"{epochs:,} epochs x {groups:,} groups of rows"
+        each_ms = 1000 * job.group_s
+        trained_by = f"{epochs:,} epochs x {num_trained:,.0f} groups of {each_ms:,.0f} ms, and a checkpoint"
     return [
-        TimePart("collect", collect_s, reasons[0]),
-        TimePart("train", train_s, reasons[1]),
+        TimePart("collect", collect_s, collected_by),
+        TimePart("train", train_s, trained_by),
         TimePart("publish", publish_s, "new weights served and checked, files of the epoch"),
-    ]
-
-
-def _predict_untrained(size: RunSize, per_episode: float) -> list[TimePart]:
-    """Returns the parts inside the epochs where no training could be measured."""
-    collected = size.examples_per_epoch * size.group_size
-    reason = f"{size.num_epochs:,} epochs x {_describe_episodes(collected, per_episode)}"
-    return [
-        TimePart("collect", size.num_epochs * collected * per_episode, reason),
-        TimePart("train", None, "no training step was measured"),
     ]
 
 

@@ -113,14 +113,6 @@ class Probe:
     def config(self) -> FinetuneConfig:
         return self.parts.config
 
-    @property
-    def limits(self) -> LimitsConfig:
-        return self.parts.config.limits
-
-    @property
-    def compares_siblings(self) -> bool:
-        return self.parts.algorithm.needs_groups
-
     def group_rewards(self) -> list[list[float]]:
         """Returns the rewards of each example's episodes; those that the environment failed are left out."""
         groups: dict[str, list[float]] = defaultdict(list)
@@ -194,7 +186,10 @@ class _Prober:
             if uses_policy:
                 await parts.adapter.initialize(self.config)
         context.policy = parts.adapter.policy() if self.trains_here or uses_policy else None
-        save_s = await self._save_base() if self.trains_here else 0.0
+        before_s = time.monotonic()
+        if self.trains_here:
+            await versions.record_base(context, parts.adapter)
+        save_s = time.monotonic() - before_s if self.trains_here else 0.0
         self.clock.stop()
         start_s = time.monotonic() - started
         self.plan = parts.trajectory_builder.plan(0)
@@ -219,22 +214,8 @@ class _Prober:
         report = self.evaluation.report("train", 0, records)
         found = Probe(parts, size, report, records, twice, why_not, usage, timings, self.trains_here, failure)
         found.max_model_len = getattr(context.policy, "max_model_len", None)
-        found.memory = self._measure_memory()
+        found.memory = parts.adapter.measure_memory() if isinstance(parts.adapter, LocalAdapter) else None
         return found
-
-    def _measure_memory(self) -> MemoryUse | None:
-        adapter = self.parts.adapter
-        return adapter.measure_memory() if isinstance(adapter, LocalAdapter) else None
-
-    async def _save_base(self) -> float:
-        """Writes the checkpoint of the base model, as a run does first; returns the seconds."""
-        started, policy = time.monotonic(), self.context.policy
-        version = policy.version if policy is not None else None
-        state = {"adopt": False, "trainer": None}
-        checkpoint = await versions.commit(self.context, self.parts.adapter, BASELINE, state, version=version)
-        if policy is not None:
-            self.context.record_version(policy.version, await policy.fingerprint(), 0, checkpoint)
-        return time.monotonic() - started
 
     def _measure_size(self) -> RunSize:
         config, splits, plan = self.config, self.parts.splits, self.plan

@@ -33,6 +33,7 @@ CHECKPOINTS_KEPT = 3
 BYTES_PER_WEIGHT = 4
 """Of a model that was loaded from a GGUF file: quantized weights become float32."""
 
+OUTPUT_DIR = "finetuning.output_dir"
 DRY = "-dry"
 """Suffix of a folder that holds only a resolved configuration."""
 
@@ -119,10 +120,15 @@ async def check_config(
             )
             report.notes += [event.text for event in warnings]
     if (obstacle := find_obstacle(Path(loaded.config.finetuning.output_dir))) is not None:
-        report.problems.append(_report_obstacle(loaded, obstacle))
-    report.disk = _measure_disk(loaded, free_bytes)
-    if report.disk.needed is not None and report.disk.free < report.disk.needed:
-        report.problems.append(_report_full_disk(loaded, report.disk))
+        message = f"cannot make a run folder in {loaded.config.finetuning.output_dir}: {obstacle}"
+        fix = "choose a folder that you can write to: -o finetuning.output_dir FOLDER"
+        report.problems.append(Problem(OUTPUT_DIR, message, fix, loaded.locate(OUTPUT_DIR)))
+    report.disk = disk = _measure_disk(loaded, free_bytes)
+    if disk.needed is not None and disk.free < disk.needed:
+        needed = f"the checkpoints need {disk.needed / 2**30:.1f} GiB"
+        message = f"{disk.folder} has {disk.free / 2**30:.1f} GiB free, but {needed}"
+        fix = "free some space, or choose a folder on another disk"
+        report.problems.append(Problem(OUTPUT_DIR, message, fix, loaded.locate(OUTPUT_DIR)))
     if report.ok:
         report.settings = effective_settings(parts)
     return report
@@ -204,17 +210,3 @@ def _count_copies(policy: PolicyConfig) -> int:
     """
     moments = policy.optimizer.num_moments
     return 1 + moments if policy.dtype != "bfloat16" else 1 + 2 * (1 + moments)
-
-
-def _report_obstacle(loaded: LoadedConfig, obstacle: str) -> Problem:
-    path = "finetuning.output_dir"
-    message = f"cannot make a run folder in {loaded.config.finetuning.output_dir}: {obstacle}"
-    fix = "choose a folder that you can write to: -o finetuning.output_dir FOLDER"
-    return Problem(path, message, fix, loaded.locate(path))
-
-
-def _report_full_disk(loaded: LoadedConfig, disk: DiskSpace) -> Problem:
-    path = "finetuning.output_dir"
-    needed = (disk.needed or 0) / 2**30
-    message = f"{disk.folder} has {disk.free / 2**30:.1f} GiB free, but the checkpoints need {needed:.1f} GiB"
-    return Problem(path, message, "free some space, or choose a folder on another disk", loaded.locate(path))
