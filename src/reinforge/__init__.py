@@ -20,10 +20,10 @@ _MODULES = {
     "ReinforgeError": "reinforge.errors",
     "ConfigError": "reinforge.errors",
     "RunSummary": "reinforge.runs.summary",
-    "current_openai": "reinforge.rollout.http.current",
-    "current_async_openai": "reinforge.rollout.http.current",
-    "current_http_client": "reinforge.rollout.http.current",
-    "current_async_http_client": "reinforge.rollout.http.current",
+    "current_openai": "reinforge.rollout.context",
+    "current_async_openai": "reinforge.rollout.context",
+    "current_http_client": "reinforge.rollout.context",
+    "current_async_http_client": "reinforge.rollout.context",
 }
 
 __all__ = [
@@ -44,8 +44,8 @@ __all__ = [
 if TYPE_CHECKING:
     from reinforge.errors import ConfigError, ReinforgeError
     from reinforge.exports.api import export
-    from reinforge.rollout.context import EpisodeContext
-    from reinforge.rollout.http.current import (
+    from reinforge.rollout.context import (
+        EpisodeContext,
         current_async_http_client,
         current_async_openai,
         current_http_client,

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
-from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.http.access import read_body
 from reinforge.rollout.http.exchange import decode_body, encode_body
 from reinforge.serving.api_error import ApiError
 from reinforge.serving.limits import ServerLimits

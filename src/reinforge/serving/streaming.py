@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead
-from reinforge.dialects.events import encode_event
+from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead, encode_event
 from reinforge.errors import ReinforgeError
 from reinforge.rollout.capture import derive_call_seed
 from reinforge.rollout.http.exchange import EVENT_STREAM, Dialect, build_error_body, describe_failure
@@ -70,8 +69,7 @@ class ReplyStream:
                     writer = self._dialect.open_events(self._call, head)
                 await self._write(writer.write(part))
         completion = caller.finish(prepared, [replies[index] for index in range(prepared.num_choices)])
-        events = self._dialect.write_events(completion, self._call) if writer is None else writer.finish(completion)
-        await self._write_all(events)
+        await self._write_all((writer or self._dialect.open_events(self._call)).finish(completion))
 
     async def _write_all(self, events: Iterator[bytes]) -> None:
         pieces = bytearray()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reinforge.errors import Problem
 from reinforge.types.evaluation import EvalInputItem
@@ -28,6 +28,8 @@ class BoundWorkflow:
     llm: str | None
     is_async: bool
     share_environment_seed: bool = True
+    is_isolated: ClassVar[bool] = False
+    """True if its episodes run in worker processes."""
 
     @property
     def source(self) -> str:

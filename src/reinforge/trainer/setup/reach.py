@@ -24,12 +24,12 @@ from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
 from reinforge.rollout.models.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint
-from reinforge.rollout.workflows.command import CommandWorkflowConfig, find_folder, find_program
-from reinforge.rollout.workflows.mcp_server import MCPServerConfig
 from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
 BUNDLED = "bundled:"
+RUN_PROGRAMS = ("reinforge.rollout.workflows.command", "reinforge.rollout.workflows.mcp_server")
+"""The modules whose blocks run a `command`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
     """Yields the programs of command workflows and of MCP servers."""
     for path, model in iterate_models(loaded.config):
         command = getattr(model, "command", None)
-        if isinstance(model, CommandWorkflowConfig | MCPServerConfig) and command:
+        if type(model).__module__ in RUN_PROGRAMS and command:
             written = shlex.join(read_command(loaded.placeholders, path, command))
             container = getattr(model, "container", None)
             yield NamedCommand(format_path(path), written, _find_file(model, loaded.project_root, container))
@@ -175,6 +175,8 @@ def read_command(placeholders: Mapping[KeyPath, str], path: KeyPath, command: Se
 def _find_file(model: Any, root: Path, container: Any) -> str:
     if container is not None:
         return f"in {container.image}"
+    from reinforge.rollout.workflows.command import find_folder, find_program
+
     try:
         return find_program(model.command[:1], find_folder(getattr(model, "cwd", None), root))
     except ConfigError:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneRunConfig
 from reinforge.errors import Problem
-from reinforge.rollout.workflows.http_workflow import HTTPWorkflowConfig, validate_agent_url
-from reinforge.rollout.workflows.json_path import validate_json_path
+from reinforge.registry import load_named
 
 PATH = "finetuning.run_configuration"
 DEFAULTS = FinetuneRunConfig()
+HTTP = "http"
+WORKFLOW = "reinforge.rollout.workflows.http_workflow:HTTPWorkflowConfig"
+CHECKS = {
+    "endpoint": "reinforge.rollout.workflows.http_workflow:validate_agent_url",
+    "result_json_path": "reinforge.rollout.workflows.templates:validate_json_path",
+}
+"""What checks the value of a flag; imported for a run that sets it."""
 
 
 def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Problem]:
@@ -19,17 +25,17 @@ def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Probl
         run: The settings of the call.
     """
     problems = []
-    for name, check in (("endpoint", validate_agent_url), ("result_json_path", validate_json_path)):
+    for name, check in CHECKS.items():
         value = getattr(run, name)
         try:
-            if value is not None:
-                check(value)
+            if value != getattr(DEFAULTS, name):
+                load_named(check)(value)
         except ValueError as error:
             problems.append(Problem(f"{PATH}.{name}", str(error)))
     if run.endpoint_timeout <= 0:
         message = f"expected a number of seconds > 0, found {run.endpoint_timeout}"
         problems.append(Problem(f"{PATH}.endpoint_timeout", message))
-    if not problems and run.endpoint is None and not isinstance(workflow, HTTPWorkflowConfig):
+    if not problems and run.endpoint is None and getattr(workflow, "static_type", None) != HTTP:
         for name in ("endpoint_timeout", "result_json_path"):
             if getattr(run, name) != getattr(DEFAULTS, name):
                 message = f"--{name} is about a deployed agent, but the agent of this run is not one"
@@ -51,7 +57,7 @@ def use_remote_workflow(loaded: LoadedConfig) -> None:
     if run is None or find_remote_problems(run, config.workflow):
         return
     given = config.workflow
-    if run.endpoint is None and not isinstance(given, HTTPWorkflowConfig):
+    if run.endpoint is None and given.static_type != HTTP:
         return
     changes = {"url": run.endpoint} if run.endpoint is not None else {}
     if run.result_json_path != DEFAULTS.result_json_path:
@@ -59,11 +65,11 @@ def use_remote_workflow(loaded: LoadedConfig) -> None:
     limits, has_timeout = config.finetuning.limits, run.endpoint_timeout != DEFAULTS.endpoint_timeout
     if has_timeout or (run.endpoint is not None and "episode_timeout_s" not in limits.model_fields_set):
         limits.episode_timeout_s = float(run.endpoint_timeout)
-    if isinstance(given, HTTPWorkflowConfig):
+    if given.static_type == HTTP:
         config.workflow = given.model_copy(update=changes)
         return
     llm, share = getattr(given, "llm", None), getattr(given, "share_environment_seed", True)
-    config.workflow = HTTPWorkflowConfig(llm=llm, share_environment_seed=share, **changes)
-    loaded.types["workflow",] = str(HTTPWorkflowConfig.static_type)
+    config.workflow = load_named(WORKFLOW)(llm=llm, share_environment_seed=share, **changes)
+    loaded.types["workflow",] = HTTP
     for path in [path for path in loaded.placeholders if path[0] == "workflow"]:
         del loaded.placeholders[path]

@@ -40,7 +40,7 @@ from reinforge.protocols.sessions.wire import (
     StatusAnswer,
     WeightsAnswer,
 )
-from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.http.access import read_body
 from reinforge.rollout.isolation.worker_protocol import dump_error
 from reinforge.serving.api_error import ApiError
 from reinforge.serving.base_models import BaseModels, TrainingHost, find_bases
