@@ -20,10 +20,10 @@ _MODULES = {
     "ReinforgeError": "reinforge.errors",
     "ConfigError": "reinforge.errors",
     "RunSummary": "reinforge.runs.summary",
-    "current_openai": "reinforge.rollout.http.current",
-    "current_async_openai": "reinforge.rollout.http.current",
-    "current_http_client": "reinforge.rollout.http.current",
-    "current_async_http_client": "reinforge.rollout.http.current",
+    "current_openai": "reinforge.rollout.context",
+    "current_async_openai": "reinforge.rollout.context",
+    "current_http_client": "reinforge.rollout.context",
+    "current_async_http_client": "reinforge.rollout.context",
 }
 
 __all__ = ["__version__", *_MODULES]
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from reinforge.errors import ReinforgeError as ReinforgeError
     from reinforge.exports.api import export as export
     from reinforge.rollout.context import EpisodeContext as EpisodeContext
-    from reinforge.rollout.http.current import current_async_http_client as current_async_http_client
-    from reinforge.rollout.http.current import current_async_openai as current_async_openai
-    from reinforge.rollout.http.current import current_http_client as current_http_client
-    from reinforge.rollout.http.current import current_openai as current_openai
+    from reinforge.rollout.context import current_async_http_client as current_async_http_client
+    from reinforge.rollout.context import current_async_openai as current_async_openai
+    from reinforge.rollout.context import current_http_client as current_http_client
+    from reinforge.rollout.context import current_openai as current_openai
     from reinforge.rollout.workflow import PolicyFailure as PolicyFailure
     from reinforge.runs.summary import RunSummary as RunSummary
     from reinforge.trainer.api import finetune as finetune

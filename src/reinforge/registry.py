@@ -62,7 +62,7 @@ BUILTINS = {
     "llm": {
         "rollout.models.llms": "policy",
         "rollout.models.local_llm": "local",
-        "rollout.models.openai_llm": "openai",
+        "rollout.models.openai_client": "openai",
     },
     "model": {
         "tasks.debate.starter": "debate",

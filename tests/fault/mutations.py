@@ -25,7 +25,7 @@ from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.protocols.openai.service import JOBS, FineTuningService
 from reinforge.rollout import runner
-from reinforge.rollout.isolation import containment, processes, transport
+from reinforge.rollout.isolation import containment, processes, worker_pool
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import loop, resume, run, shutdown, versions
@@ -265,7 +265,7 @@ def wait_for_every_thread():
 
 def let_workers_live():
     """The processes of agents ignore the end of the run."""
-    transport.PROGRAM = transport.PROGRAM.replace("main(", "import os; os.killpg = print; main(")
+    worker_pool.PROGRAM = worker_pool.PROGRAM.replace("main(", "import os; os.killpg = print; main(")
 
 
 def leave_processes_behind():

@@ -10,7 +10,7 @@ import zstandard
 from reinforge.errors import RecordError, StorageError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.rollout import runner as runner_module
-from reinforge.rollout.recording import drop_unrecordable
+from reinforge.rollout.ending import drop_unrecordable
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.runs.episodes import find_episode
 from reinforge.runs.journal.journal import RunJournal

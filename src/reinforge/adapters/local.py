@@ -56,10 +56,8 @@ def check_teachers(algorithm: Algorithm, run_config: FinetuneConfig, policy: Pol
     """Returns the problem of each teacher in this process whose files show that it has other tokens."""
     problems = []
     for path, teacher in find_teachers(algorithm, run_config):
-        from reinforge.rollout.models.local_llm import LocalLLM  # for a teacher alone
-
-        if isinstance(teacher, LocalLLM):
-            own, other = (read_vocabulary(each) for each in (policy, teacher.policy))
+        if (theirs := getattr(teacher, "policy", None)) is not None:  # of a model in this process
+            own, other = read_vocabulary(policy), read_vocabulary(theirs)
             difference = find_token_difference(own, other) if own is not None and other is not None else None
             if difference is not None:
                 message = f"the teacher {teacher.model_name} has another tokenizer than the policy: {difference}"

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from reinforge.dialects.events import split_text
-from reinforge.dialects.reply_deltas import find_rest
+from reinforge.dialects.chat_call import find_rest, split_text
 from reinforge.dialects.reply_tokens import ReplyTokens, read_tokens
 
 _TEXTS = ("reasoning_content", "content", "refusal")
@@ -30,14 +29,11 @@ Chunk = dict[str, Any]
 
 @dataclass(slots=True)
 class SentChoice:
-    """What the client has of one choice."""
-
     texts: dict[str, str] = field(default_factory=dict)
     num_tokens: int = 0
 
 
 def build_head(completion: Mapping[str, Any], *, include_usage: bool) -> Chunk:
-    """Returns the fields that all chunks of a completion share."""
     names = ("id", "created", "model", "model_version")
     head = {name: completion[name] for name in names if name in completion} | {"object": "chat.completion.chunk"}
     return {**head, "usage": None} if include_usage else head
@@ -57,55 +53,42 @@ def split_completion(
             chunks where they are set.
         token_texts: Texts of the first choice's tokens, at which its text is split; without them, and without
             log-probs, a text is split at its words.
-        include_usage: Whether the last chunk holds the token counts, as `stream_options` says.
     """
     head, sent = build_head(completion, include_usage=include_usage), sent or {}
     first = {"prompt_token_ids": list(ids)} if (ids := completion.get("prompt_token_ids")) and not sent else {}
     for number, choice in enumerate(completion["choices"]):
-        if (known := sent.get(choice["index"])) is not None:
-            parts = _split_rest(choice, known)
-        else:
-            parts = _split_choice(choice, token_texts if number == 0 else ())
-        for part in parts:
+        for part in _split_choice(choice, () if number else token_texts, sent.get(choice["index"])):
             yield {**head, **first, "choices": [part]}
             first = {}
     if include_usage:
         yield {**head, "choices": [], "usage": dict(completion["usage"])}
 
 
-def _split_choice(choice: Mapping[str, Any], token_texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    message, tokens = choice["message"], _ChunkTokens(choice, token_texts)
+def _split_choice(
+    choice: Mapping[str, Any], token_texts: Sequence[str], sent: SentChoice | None
+) -> Iterator[dict[str, Any]]:
+    message = choice["message"]
+    tokens = _ChunkTokens(choice, token_texts, 0 if sent is None else sent.num_tokens)
     base = {"index": choice["index"], "finish_reason": None, "logprobs": None}
-    yield {**base, "delta": {"role": message["role"], "content": ""}}
+    if sent is None:
+        yield {**base, "delta": {"role": message["role"], "content": ""}}
     for name in _TEXTS:
-        if text := message.get(name):
+        text = message.get(name) or ""
+        if sent is not None:
+            if rest := find_rest(text, sent.texts.get(name, "")):
+                yield {**base, "delta": {name: rest}}
+        elif text:
             for piece, end in tokens.split(text):
                 yield {**base, "delta": {name: piece}, **tokens.take(end)}
     for index, call in enumerate(message.get("tool_calls") or ()):
         for delta in _split_call(index, call):
             yield {**base, "delta": {"tool_calls": [delta]}}
-    yield {**base, "delta": {}, **tokens.take(None), **_end(choice)}
-
-
-def _end(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the last chunk of a choice says; of a served model also the version of its weights."""
-    return {name: choice[name] for name in ("finish_reason", "model_version") if name in choice}
-
-
-def _split_rest(choice: Mapping[str, Any], sent: SentChoice) -> Iterator[dict[str, Any]]:
-    message, tokens = choice["message"], _ChunkTokens(choice, (), sent.num_tokens)
-    base = {"index": choice["index"], "finish_reason": None, "logprobs": None}
-    for name in _TEXTS:
-        if rest := find_rest(message.get(name), sent.texts.get(name, "")):
-            yield {**base, "delta": {name: rest}}
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        for delta in _split_call(index, call):
-            yield {**base, "delta": {"tool_calls": [delta]}}
-    yield {**base, "delta": {}, **tokens.take(None), **_end(choice)}
+    # of a served model also the version of its weights
+    ending = {name: choice[name] for name in ("finish_reason", "model_version") if name in choice}
+    yield {**base, "delta": {}, **tokens.take(None), **ending}
 
 
 def _split_call(index: int, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the deltas of one tool call: its id and name, then its arguments."""
     function = call.get("function")
     if not isinstance(function, Mapping):  # another service's kind of call
         yield {**call, "index": index}

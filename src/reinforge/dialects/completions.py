@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reinforge.dialects.chat_call import ChatCall, ReplyHead
-from reinforge.dialects.events import DONE, encode_event, split_text
+from reinforge.dialects.chat_call import DONE, ChatCall, ReplyHead, encode_event, find_rest, split_text
 from reinforge.dialects.fields import Fields, describe, keep_given, read_stop
-from reinforge.dialects.reply_deltas import find_rest
 from reinforge.dialects.reply_tokens import ReplyTokens, read_tokens
 from reinforge.types.request import ReplyDelta
 
@@ -32,11 +30,6 @@ _REFUSED = {
 
 
 def read_request(body: Mapping[str, Any]) -> ChatCall:
-    """Returns the call that a body asks for.
-
-    Raises:
-        BadRequest: A field is wrong, or asks for something that no reply can honour.
-    """
     fields = Fields(body)
     fields.check_names(_READ | _IGNORED | set(_REFUSED) | {"best_of"})
     fields.refuse(_REFUSED)
@@ -97,16 +90,12 @@ def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any
     return {**_write_head(completion), "choices": choices, "usage": dict(completion["usage"])}
 
 
-def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    return _write_rest(completion, call, {})
-
-
 class CompletionEvents:
     """Writes the events of a completion while its replies are sampled; log-probs and ids come with the last one."""
 
-    def __init__(self, call: ChatCall, head: ReplyHead):
+    def __init__(self, call: ChatCall, head: ReplyHead | None = None):
         self._call, self._sent = call, dict[int, str]()
-        self._head = _write_head(head.build_completion())
+        self._head = {} if head is None else _write_head(head.build_completion())
 
     def write(self, delta: ReplyDelta) -> bytes:
         if not delta.content:
@@ -115,29 +104,21 @@ class CompletionEvents:
         return _encode_piece(self._head, delta.index, delta.content)
 
     def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        yield from _write_rest(completion, self._call, self._sent)
-
-
-def open_events(call: ChatCall, head: ReplyHead) -> CompletionEvents:
-    return CompletionEvents(call, head)
+        head = _write_head(completion)
+        for choice in completion["choices"]:
+            whole = _write_choice(choice, self._call)
+            text, reason = whole.pop("text"), whole.pop("finish_reason")
+            for piece in split_text(find_rest(text, self._sent.get(whole["index"], ""))):
+                yield _encode_piece(head, whole["index"], piece)
+            yield encode_event({**head, "choices": [{**whole, "text": "", "finish_reason": reason}]})
+        if self._call.options.get("include_usage"):
+            yield encode_event({**head, "choices": [], "usage": dict(completion["usage"])})
+        yield DONE
 
 
 def _encode_piece(head: Mapping[str, Any], index: int, text: str) -> bytes:
     part = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
     return encode_event({**head, "choices": [part]})
-
-
-def _write_rest(completion: Mapping[str, Any], call: ChatCall, sent: Mapping[int, str]) -> Iterator[bytes]:
-    head = _write_head(completion)
-    for choice in completion["choices"]:
-        whole = _write_choice(choice, call)
-        text, reason = whole.pop("text"), whole.pop("finish_reason")
-        for piece in split_text(find_rest(text, sent.get(whole["index"], ""))):
-            yield _encode_piece(head, whole["index"], piece)
-        yield encode_event({**head, "choices": [{**whole, "text": "", "finish_reason": reason}]})
-    if call.options.get("include_usage"):
-        yield encode_event({**head, "choices": [], "usage": dict(completion["usage"])})
-    yield DONE
 
 
 def _write_head(completion: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,3 +157,6 @@ def _write_logprobs(tokens: ReplyTokens) -> dict[str, Any]:
         "top_logprobs": tops or [{} for _ in tokens.texts],
         "text_offset": offsets,
     }
+
+
+open_events = CompletionEvents

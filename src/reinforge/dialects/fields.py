@@ -9,7 +9,7 @@ fields.number("seed")     None
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from reinforge.dialects.chat_call import BadRequest
@@ -39,7 +39,6 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def bad(self, name: str, message: str) -> BadRequest:
-        """Returns the error of a field, to raise."""
         path = self.at(name)
         return BadRequest(f"{path}: {message}", path)
 
@@ -57,7 +56,6 @@ class Fields:
         return self._read(name, bool, "true or false")
 
     def integer(self, name: str, *, least: int | None = None) -> int | None:
-        """Returns a whole number of at least `least`."""
         found = self.value.get(name)
         if isinstance(found, float) and found.is_integer() and abs(found) < 1e15:  # 16.0, as JavaScript may write it
             found = int(found)
@@ -88,7 +86,6 @@ class Fields:
         return [Fields(each, f"{self.at(name)}[{index}]") for index, each in enumerate(self.items(name) or ())]
 
     def require(self, name: str, value: T | None) -> T:
-        """Returns what was read of a field that must be there."""
         if value is None:
             raise self.bad(name, "this field is required")
         return value
@@ -153,3 +150,28 @@ def read_schema(fields: Fields, name: str) -> dict[str, Any] | None:
     if properties is not None and not isinstance(properties, dict):
         raise found.bad("properties", f"expected an object, found {describe(properties)}")
     return dict(found.value)
+
+
+def read_function(tool: Fields, schema: str) -> dict[str, Any]:
+    """Returns a tool in the form of chat completions; `schema` is the field of its arguments' schema."""
+    function = keep_given(
+        name=tool.require("name", tool.text("name")),
+        description=tool.text("description"),
+        parameters=read_schema(tool, schema),
+        strict=tool.flag("strict"),
+    )
+    return {"type": "function", "function": function}
+
+
+def read_texts(fields: Fields, name: str, read_part: Callable[[Fields], str], parts: str) -> list[str]:
+    """Returns the strings of a field that is a string or a list of parts; one empty string for an absent field."""
+    found = fields.value.get(name)
+    if found is None or isinstance(found, str):
+        return [found or ""]
+    if not isinstance(found, list):
+        raise fields.bad(name, f"expected a text or a list of {parts}, found {describe(found)}")
+    return [read_part(part) for part in fields.objects(name)]
+
+
+def join_texts(texts: list[str]) -> str | list[dict[str, Any]]:
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]

@@ -2,7 +2,7 @@
 
     {"model": "m", "messages": [...], "stream": true}   ->  create(messages=[...]), its reply sent in pieces
 
-Fields are read by type here; what they mean, and which of them can be honoured, `create` decides. `return_token_ids`
+Fields are read by type here; what they mean, and which of them can be honored, `create` decides. `return_token_ids`
 adds `prompt_token_ids` and `choices[i].token_ids` to the response, and `return_tokens_as_token_ids` writes a token of
 the log-probs as `token_id:ID`, as vLLM does.
 """
@@ -10,11 +10,11 @@ the log-probs as `token_id:ID`, as vLLM does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead
+from reinforge.dialects.chat_call import DONE, BadRequest, ChatCall, ReplyHead, encode_event
 from reinforge.dialects.chunks import SentChoice, build_head, split_completion
-from reinforge.dialects.events import DONE, encode_event
 from reinforge.dialects.fields import Fields, describe, read_schema, read_stop
 from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.types.request import ReplyDelta, TokenLogprobs
@@ -25,7 +25,6 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 
 def read_request(body: Mapping[str, Any]) -> ChatCall:
-    """Returns the call that a body asks for."""
     fields = Fields(body)
     arguments: dict[str, Any] = {}
     for name, value in fields.value.items():
@@ -44,10 +43,6 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
     if given["tokens_as_ids"] and arguments.get("top_logprobs"):
         raise fields.bad("return_tokens_as_token_ids", "top_logprobs are texts: leave one of the two out")
     return ChatCall(arguments, fields.text("model") or "", stream=bool(fields.flag("stream")), options=given)
-
-
-def _read_count(fields: Fields, name: str) -> Any:
-    return fields.integer(name, least=1)
 
 
 def _read_object(fields: Fields, name: str) -> Any:
@@ -109,7 +104,7 @@ _READERS: dict[str, Callable[[Fields, str], Any]] = {
     "tools": _read_tools,
     "tool_choice": _read_tool_choice,
     "stop": read_stop,
-    **dict.fromkeys(("n", "max_tokens", "max_completion_tokens"), _read_count),
+    **dict.fromkeys(("n", "max_tokens", "max_completion_tokens"), partial(Fields.integer, least=1)),
     **dict.fromkeys(("seed", "top_k", "top_logprobs"), Fields.integer),
     **dict.fromkeys(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty"), Fields.number),
     **dict.fromkeys(("logprobs", "parallel_tool_calls", "store"), Fields.flag),
@@ -120,30 +115,20 @@ _READERS: dict[str, Callable[[Fields, str], Any]] = {
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
     usage = dict(completion["usage"])  # plain objects are written as JSON in a fifth of the time
-    choices = _write_choices(completion, call)
-    return {**completion, **_write_prompt(completion, call), "choices": choices, "usage": usage}
-
-
-def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    return _write_chunks(completion, call, {})
-
-
-def _write_chunks(completion: Mapping[str, Any], call: ChatCall, sent: Mapping[int, SentChoice]) -> Iterator[bytes]:
-    written = write_answer(completion, call)
-    tokens = read_tokens(completion["choices"][0])
-    texts, usage = () if tokens is None else tokens.texts, call.options.get("include_usage", False)
-    for chunk in split_completion(written, token_texts=texts, include_usage=usage, sent=sent):
-        yield encode_event(chunk)
-    yield DONE
+    tokens = read_tokens(completion["choices"][0]) if call.options.get("return_token_ids") else None
+    prompt = {} if tokens is None else {"prompt_token_ids": list(tokens.prompt_token_ids)}
+    return {**completion, **prompt, "choices": _write_choices(completion, call), "usage": usage}
 
 
 class ChatEvents:
-    def __init__(self, call: ChatCall, head: ReplyHead):
+    def __init__(self, call: ChatCall, head: ReplyHead | None = None):
         self._call, self._sent = call, dict[int, SentChoice]()
         self._include_usage = call.options.get("include_usage", False)
-        self._head = build_head(head.build_completion(), include_usage=self._include_usage)
-        with_ids = call.options.get("return_token_ids") and head.prompt_token_ids
-        self._first = {"prompt_token_ids": list(head.prompt_token_ids)} if with_ids else {}
+        self._head, self._first = dict[str, Any](), dict[str, Any]()
+        if head is not None:
+            self._head = build_head(head.build_completion(), include_usage=self._include_usage)
+            with_ids = call.options.get("return_token_ids") and head.prompt_token_ids
+            self._first = {"prompt_token_ids": list(head.prompt_token_ids)} if with_ids else {}
         self._waiting: dict[int, list[TokenLogprobs]] = {}
 
     def write(self, delta: ReplyDelta) -> bytes:
@@ -182,21 +167,16 @@ class ChatEvents:
         return taken
 
     def finish(self, completion: Mapping[str, Any]) -> Iterator[bytes]:
-        yield from _write_chunks(completion, self._call, self._sent)
-
-
-def open_events(call: ChatCall, head: ReplyHead) -> ChatEvents:
-    return ChatEvents(call, head)
+        written, tokens = write_answer(completion, self._call), read_tokens(completion["choices"][0])
+        texts = () if tokens is None else tokens.texts
+        for chunk in split_completion(written, token_texts=texts, include_usage=self._include_usage, sent=self._sent):
+            yield encode_event(chunk)
+        yield DONE
 
 
 def write_error(error: BadRequest) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def _write_prompt(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    tokens = read_tokens(completion["choices"][0]) if call.options.get("return_token_ids") else None
-    return {} if tokens is None else {"prompt_token_ids": list(tokens.prompt_token_ids)}
 
 
 def _write_choices(completion: Mapping[str, Any], call: ChatCall) -> list[dict[str, Any]]:
@@ -212,3 +192,6 @@ def _write_choices(completion: Mapping[str, Any], call: ChatCall) -> list[dict[s
             written["token_ids"] = list(tokens.token_ids)
         choices.append(written)
     return choices
+
+
+open_events = ChatEvents

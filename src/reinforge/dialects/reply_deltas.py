@@ -4,7 +4,7 @@ r"""Splits a reply that is still being sampled into reasoning and text, by the m
     => reasoning "2+", "3"; content "5"; the call itself is sent once it is whole
 
 A text is held back while it may be the beginning of a tag or a call. What is left at the end of the reply, the finished
-message has; `find_rest` says which part of it was not sent yet.
+message has.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class ReplyPart(enum.Enum):
 
 
 class DeltaReader:
-    """Reads the pieces of one reply."""
-
     def __init__(self, request: ModelRequest, chat_template: str | None):
         is_raw = request.prompt is not None
         family = None if is_raw else find_family(chat_template)
@@ -101,17 +99,3 @@ class DeltaReader:
             text = text.rstrip()
         self._held = self._held[len(text) :]
         return text
-
-
-def find_rest(whole: str | None, sent: str) -> str:
-    """Returns the part of a finished text that was not sent yet.
-
-    White space at the beginning counts for nothing, since a reply with calls is sent without it.
-
-    Example: `find_rest("Hello", "Hel")` -> "lo"; `find_rest("Hello", " Hel")` -> "lo".
-    """
-    whole = whole or ""
-    if whole.startswith(sent):
-        return whole[len(sent) :]
-    whole, sent = whole.lstrip(), sent.lstrip()
-    return whole[len(sent) :] if whole.startswith(sent) else ""

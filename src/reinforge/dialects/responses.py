@@ -11,14 +11,13 @@ Nothing is stored: the client sends the whole conversation with each call, which
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from reinforge.dialects.chat_call import ChatCall, ReplyHead
-from reinforge.dialects.fields import Fields, keep_given, read_schema
-from reinforge.dialects.response_events import ResponseEvents
-from reinforge.dialects.response_input import read_input
-from reinforge.dialects.response_output import build_response
+from reinforge.dialects.chat_call import ChatCall
+from reinforge.dialects.fields import Fields, describe, join_texts, keep_given, read_function, read_texts
+from reinforge.dialects.response_events import ResponseEvents, build_response
+from reinforge.types.request import Message
 
 _READ = {"model", "input", "instructions", "tools", "tool_choice", "text", "temperature", "top_p", "top_logprobs",
          "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "stream", "metadata"}  # fmt: skip
@@ -34,15 +33,13 @@ _REFUSED = {
     "moderation": "there is no moderation; leave it out",
 }
 _INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
+_ROLES = ("user", "system", "developer", "assistant")
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text",
+          "reasoning_text": "text"}  # fmt: skip
 _TOOL_FIELDS = {"type", "name", "description", "parameters", "strict", "defer_loading"}
 
 
 def read_request(body: Mapping[str, Any]) -> ChatCall:
-    """Returns the call that a body asks for.
-
-    Raises:
-        BadRequest: A field is wrong, or asks for something that no reply can honour.
-    """
     fields = Fields(body)
     fields.refuse(_REFUSED)
     fields.check_names(_READ | _IGNORED | set(_REFUSED))
@@ -65,25 +62,13 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
         max_completion_tokens=fields.integer("max_output_tokens", least=1),
-        reasoning_effort=_read_effort(fields),
+        reasoning_effort=None if (reasoning := fields.nested("reasoning")) is None else reasoning.text("effort"),
         logprobs=with_logprobs or None,
         top_logprobs=(fields.integer("top_logprobs", least=0) or None) if with_logprobs else None,
     )
     options = {"body": dict(body), "logprobs": with_logprobs}
     model = fields.require("model", fields.text("model"))
     return ChatCall(arguments, model, stream=bool(fields.flag("stream")), options=options)
-
-
-def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
-    return build_response(completion, call)
-
-
-def write_events(completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-    return ResponseEvents(call).finish(completion)
-
-
-def open_events(call: ChatCall, head: ReplyHead) -> ResponseEvents:
-    return ResponseEvents(call, head)
 
 
 def _read_include(fields: Fields) -> list[str]:
@@ -100,13 +85,7 @@ def _read_tool(tool: Fields) -> dict[str, Any]:
         message = f'expected "function", found "{kind[:40]}": tools that run on OpenAI\'s servers are not there'
         raise tool.bad("type", f"{message}; give the agent a function of its own")
     tool.check_names(_TOOL_FIELDS)
-    function = keep_given(
-        name=tool.require("name", tool.text("name")),
-        description=tool.text("description"),
-        parameters=read_schema(tool, "parameters"),
-        strict=tool.flag("strict"),
-    )
-    return {"type": "function", "function": function}
+    return read_function(tool, "parameters")
 
 
 def _read_tool_choice(fields: Fields) -> str | dict[str, Any] | None:
@@ -137,6 +116,104 @@ def _read_format(fields: Fields) -> dict[str, Any] | None:
     return {"type": kind} if kind == "json_object" else None
 
 
-def _read_effort(fields: Fields) -> str | None:
-    reasoning = fields.nested("reasoning")
-    return None if reasoning is None else reasoning.text("effort")
+def read_input(fields: Fields) -> list[Message]:
+    found = fields.value.get("input")
+    if found is None:
+        return []
+    if isinstance(found, str):
+        return [{"role": "user", "content": found}]
+    if not isinstance(found, list):
+        raise fields.bad("input", f"expected a text or a list of items, found {describe(found)}")
+    items = _Conversation()
+    for item in fields.objects("input"):
+        items.add(item)
+    return items.finish()
+
+
+class _Conversation:
+    """Messages so far; reasoning, a message and function calls in a row are one assistant message."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._reply: Message | None = None
+
+    def add(self, item: Fields) -> None:
+        match item.text("type") or "message":
+            case "message":
+                self._add_message(item)
+            case "reasoning":
+                self._add_reasoning(item)
+            case "function_call":
+                self._add_call(item)
+            case "function_call_output":
+                self._end_reply()
+                content = read_text(item, "output")
+                call_id = item.require("call_id", item.text("call_id"))
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            case "item_reference":
+                raise item.bad("type", "items are not stored; send the item itself")
+            case other:
+                known = "message, reasoning, function_call, function_call_output"
+                raise item.bad("type", f"items of the type {describe(other)} are not known here; allowed: {known}")
+
+    def finish(self) -> list[Message]:
+        self._end_reply()
+        return self.messages
+
+    def _end_reply(self) -> None:
+        if self._reply is not None:
+            self.messages.append(self._reply)
+        self._reply = None
+
+    def _continue_reply(self) -> Message:
+        if self._reply is None:
+            self._reply = {"role": "assistant", "content": None}
+        return self._reply
+
+    def _add_message(self, item: Fields) -> None:
+        role = item.require("role", item.choice("role", _ROLES))
+        content = read_text(item, "content")
+        if role != "assistant":
+            self._end_reply()
+            self.messages.append({"role": role, "content": content})
+            return
+        if self._reply is not None and (self._reply["content"] is not None or "tool_calls" in self._reply):
+            self._end_reply()
+        self._continue_reply()["content"] = content
+
+    def _add_reasoning(self, item: Fields) -> None:
+        self._end_reply()  # reasoning comes first in a reply
+        content = read_text(item, "content" if item.value.get("content") else "summary")
+        reply = self._continue_reply()
+        if content:
+            reply["reasoning_content"] = content
+
+    def _add_call(self, item: Fields) -> None:
+        function = {
+            "name": item.require("name", item.text("name")),
+            "arguments": item.require("arguments", item.text("arguments")),
+        }
+        call_id = item.require("call_id", item.text("call_id"))
+        calls = self._continue_reply().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+
+def read_text(item: Fields, name: str) -> str | list[dict[str, Any]]:
+    """Returns the text of a field that is a text or a list of parts; several parts stay parts, in the form of a chat.
+
+    Example: `[{"type": "input_text", "text": "a"}]` -> "a".
+    """
+    texts = read_texts(item, name, _read_part, "parts")
+    is_one = item.value.get("role") == "assistant" or item.value.get("type") == "reasoning"
+    return "".join(texts) if is_one else join_texts(texts)
+
+
+def _read_part(part: Fields) -> str:
+    kind = part.text("type") or "input_text"
+    if (field := _TEXTS.get(kind)) is None:
+        raise part.bad("type", f"{describe(kind)} is not known here; the model takes text only")
+    return part.require(field, part.text(field))
+
+
+write_answer = build_response
+open_events = ResponseEvents

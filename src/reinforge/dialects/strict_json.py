@@ -24,11 +24,7 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 def decode_json(text: str) -> Any:
-    """Returns the value of a JSON text.
-
-    Raises:
-        ValueError: The text is not JSON, or exceeds a limit; the message says which.
-    """
+    """Returns the value of a JSON text."""
     value, end = decode_json_prefix(text, 0)
     if rest := text[end:].lstrip():
         raise ValueError(f"text after the JSON value: {rest[:40]!r}")
@@ -39,9 +35,6 @@ def decode_json_prefix(text: str, start: int) -> tuple[Any, int]:
     """Returns the JSON value that begins at `start`, after white space, and the position behind it.
 
     Example: `decode_json_prefix('{"a": 1}; {}', 0)` -> `({"a": 1}, 8)`.
-
-    Raises:
-        ValueError: There is no JSON value, or it exceeds a limit; the message says which.
     """
     if len(text) > MAX_JSON_CHARS:
         raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")

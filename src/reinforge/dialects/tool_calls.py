@@ -11,11 +11,12 @@ it instead, the episode is the policy's failure, with the reason that `find_bad_
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reinforge.dialects.answer_grammar import build_answer_grammar
 from reinforge.dialects.families.detection import (
     find_family,
     find_thinking,
@@ -24,28 +25,20 @@ from reinforge.dialects.families.detection import (
     opens_thinking,
     split_thinking,
 )
-from reinforge.dialects.families.family import Family, ParsedReply, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Family,
+    GrammarText,
+    ParsedReply,
+    ToolFormat,
+    ToolSchemas,
+    build_arguments_schema,
+    dump,
+)
 from reinforge.dialects.strict_json import decode_json
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest
 
-__all__ = [
-    "ParsedReply",
-    "ToolFormat",
-    "build_tool_grammar",
-    "detect_tool_format",
-    "find_bad_call",
-    "parse_reply",
-    "parse_tool_calls",
-    "prepare_request",
-    "read_tool_calls",
-    "write_calls",
-]
-
 
 def detect_tool_format(chat_template: str) -> ToolFormat | None:
-    """Returns the tool format of a chat template, or None if it does not support tools."""
     family = find_family(chat_template)
     return None if family is None else family.tool_format
 
@@ -55,9 +48,6 @@ def parse_reply(reply: ModelReply, request: ModelRequest, chat_template: str | N
 
     Calls are read if the request has tools that the reply may call. What cannot be parsed stays text; `failure` says
     why.
-
-    Args:
-        reply: The model's reply; `raw_text` has the special tokens that mark calls.
     """
     if request.prompt is not None or not isinstance(reply.message.get("content"), str):
         return reply
@@ -111,11 +101,6 @@ def parse_tool_calls(text: str, tool_format: ToolFormat, call_id: str) -> Messag
 def read_tool_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> ParsedReply:
-    """Returns the text and the tool calls of a reply.
-
-    Args:
-        tools: Function definitions, which say whether a value without quotes is a number or a text; None: unknown.
-    """
     return _read(get_family(tool_format), text, ToolSchemas.from_tools(tools))
 
 
@@ -137,9 +122,6 @@ def prepare_request(request: ModelRequest, chat_template: str | None) -> ModelRe
 
     A template that ignores `tool_calls` would show the model empty replies; there the calls become text, in the
     family's own format.
-
-    Raises:
-        ValueError: This model family cannot be made to follow `tool_choice`.
     """
     if request.prompt is not None:
         return request
@@ -241,3 +223,70 @@ def find_bad_call(message: Message) -> str | None:
         except ValueError as error:
             return f"the model wrote arguments of the tool {str(name)[:80]!r} that cannot be parsed: {error}"
     return None
+
+
+_ESCAPED = re.compile(r"\\.|/|\n", re.DOTALL)
+
+
+def build_answer_grammar(request: ModelRequest, chat_template: str | None) -> Grammar | None:
+    """Returns what a reply must match, if its text must match the request's grammar.
+
+    A model that thinks may do so before, and one that is offered tools may call them instead:
+
+        text                    the format
+        a model that thinks     (reasoning)? the format
+        tools to choose from    (reasoning)? (calls | the format)
+    """
+    answer, given = request.grammar, request.template_kwargs
+    family = find_family(chat_template)
+    may_call = bool(request.tools) and request.tool_choice == "auto" and family is not None
+    tags = find_thinking(chat_template) if may_think(chat_template, given) else None
+    is_forced = request.tool_choice not in ("auto", "none")
+    if answer is None or is_forced or not (may_call or tags):
+        return answer
+    grammar, schema = GrammarText(), json.loads(answer.text) if answer.kind == "json_schema" else None
+    schemas = ToolSchemas.from_tools(request.tools or ())
+    if may_call and family is not None and family.tool_format is ToolFormat.LLAMA3 and isinstance(schema, dict):
+        start = grammar.json(_add_calls(schema, schemas))  # its calls are JSON, too, so nothing tells them apart
+    else:
+        start = _write_answer(grammar, answer, schema)
+        if may_call and family is not None:
+            calls = family.write_required(
+                grammar, schemas, parallel=request.parallel_tool_calls, opens_thinking=False, thinks=False
+            )
+            start = f"({calls} | {start})"
+    if tags is not None:
+        rest = f"{grammar.until(tags.end)} SPACE"
+        is_open = opens_thinking(chat_template, given)
+        start = f"{rest if is_open else f'({grammar.marker(tags.start)} {rest})?'} {start}"
+    return Grammar("lark", grammar.build(start))
+
+
+def _write_answer(grammar: GrammarText, answer: Grammar, schema: Any) -> str:
+    if answer.kind == "lark":
+        return grammar.lark(answer.text)
+    return _write_regex(answer.text) if answer.kind == "regex" else grammar.json({} if schema is True else schema)
+
+
+def _add_calls(schema: dict[str, Any], tools: ToolSchemas) -> dict[str, Any]:
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": build_arguments_schema(parameters)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for name, parameters in tools.parameters.items()
+    ]
+    definitions: dict[str, Any]  # stay at the top, where references to them begin
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return {"anyOf": [*calls, {name: each for name, each in schema.items() if name not in definitions}], **definitions}
+
+
+def _write_regex(pattern: str) -> str:
+    r"""Returns a regular expression between slashes.
+
+    Example: `a/b\/c` -> `/a\/b\/c/`.
+    """
+    escaped = _ESCAPED.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern)
+    return f"/{escaped}/"

@@ -25,8 +25,7 @@ from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
-from reinforge.rollout.history import add_continued_turn
-from reinforge.rollout.own_replies import restore_replies
+from reinforge.rollout.history import add_continued_turn, restore_replies
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
@@ -136,7 +135,6 @@ class Capture:
             raise CaptureError("the episode has ended; its model handle can no longer be used")
 
     def _match_request(self, messages: Sequence[Message]) -> None:
-        """Selects the choices of earlier calls that a new request contains."""
         for call in self._undecided:
             prompt = call.request.messages
             extends = list(messages[: len(prompt)]) == prompt
@@ -223,11 +221,6 @@ class AsyncLLM:
         raise build_missing(self, "the model handle", name, ("chat.completions", "model_name"))
 
     async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
-        """Makes one call and records it.
-
-        Raises:
-            InvalidCall: An argument would change the reply and cannot be honoured.
-        """
         n = read_num_choices(arguments)
         call = self._capture.begin_call(self.model, self._build_request(messages, arguments))
         del messages, arguments  # the request has copies, and the wait may be long

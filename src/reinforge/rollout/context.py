@@ -6,6 +6,7 @@ that an agent starts itself does not, and `threading.Thread(target=contextvars.c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import CaptureError
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.http.endpoint import NO_EPISODE, EpisodeEndpoint
 from reinforge.types.episode import ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
@@ -24,11 +24,16 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
     from reinforge.rollout.gateway import EpisodeGateway
+    from reinforge.rollout.http.endpoint import EpisodeEndpoint
+
+NO_EPISODE = (
+    "clients of get_llm and of reinforge.current_..., and Context.get(), work inside an episode only, and this code "
+    "runs in none; a thread that the agent starts itself needs a copy of the episode's context: "
+    "threading.Thread(target=contextvars.copy_context().run, args=(work,))"
+)
 
 
 class EpisodeModels(Protocol):
-    """The models of one episode."""
-
     def create_handle(self, name: str) -> Any:
         """Returns the model handle of an entry of `llms`."""
 
@@ -82,13 +87,11 @@ class EpisodeContext:
         """Marks a turn with a `step_reward` or a `TTCEventData`.
 
         Args:
-            step_reward: Reward of the turn.
             call_id: The `id` of the turn's completion; None: the latest turn.
         """
         self._capture.mark(data, step_reward=step_reward, call_id=call_id)
 
     def llm(self, name: str) -> AsyncLLM:
-        """Returns the model handle of another entry of `llms`."""
         llm: AsyncLLM = self._models.create_handle(name)
         return llm
 
@@ -114,15 +117,11 @@ class EpisodeContext:
         Raises:
             ConfigError: The package is not installed.
         """
-        from reinforge.rollout.http.clients import build_openai
-
-        return build_openai(lambda: self.endpoint, options)
+        return _build_client("openai", lambda: self.endpoint, options)
 
     def async_openai(self, **options: Any) -> AsyncOpenAI:
         """Returns the async client of the `openai` package, like `openai`; it works in any event loop."""
-        from reinforge.rollout.http.clients import build_async_openai
-
-        return build_async_openai(lambda: self.endpoint, options)
+        return _build_client("async_openai", lambda: self.endpoint, options)
 
     def http_client(self, library: str | None = None, **options: Any) -> Any:
         """Returns an `httpx` client whose requests this episode answers, whatever their host.
@@ -133,15 +132,11 @@ class EpisodeContext:
             library: `httpx` or `httpx2`; None: the one that the installed `openai` package uses.
             options: Other arguments of the library's `Client`.
         """
-        from reinforge.rollout.http.clients import build_http_client
-
-        return build_http_client(lambda: self.endpoint, library, options)
+        return _build_client("http_client", lambda: self.endpoint, library, options)
 
     def async_http_client(self, library: str | None = None, **options: Any) -> Any:
         """Returns an `httpx.AsyncClient`, like `http_client`."""
-        from reinforge.rollout.http.clients import build_async_http_client
-
-        return build_async_http_client(lambda: self.endpoint, library, options)
+        return _build_client("async_http_client", lambda: self.endpoint, library, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +150,43 @@ CURRENT_EPISODE: ContextVar[RunningEpisode] = ContextVar("reinforge_episode")
 
 
 def get_episode() -> RunningEpisode:
-    """Returns the episode that the caller runs in."""
     try:
         return CURRENT_EPISODE.get()
     except LookupError:
         raise CaptureError(NO_EPISODE) from None
+
+
+def _build_client(kind: str, find: Callable[[], EpisodeEndpoint], *arguments: Any) -> Any:
+    from reinforge.rollout.http import clients
+
+    return getattr(clients, f"build_{kind}")(find, *arguments)
+
+
+def current_openai(**options: Any) -> OpenAI:
+    """Returns a client of the `openai` package that an agent may build once, before any episode.
+
+    Each call is a model call of the episode in which it is made; see `EpisodeContext.openai`.
+
+        client = reinforge.current_openai()
+
+        def agent(item, llm, context):
+            reply = client.chat.completions.create(model="agent", messages=[...])
+    """
+    return _build_client("openai", _find_current, options)
+
+
+def current_async_openai(**options: Any) -> AsyncOpenAI:
+    return _build_client("async_openai", _find_current, options)
+
+
+def current_http_client(library: str | None = None, **options: Any) -> Any:
+    """Returns an `httpx.Client` that an agent may build once; the episode in which a request is made answers it."""
+    return _build_client("http_client", _find_current, library, options)
+
+
+def current_async_http_client(library: str | None = None, **options: Any) -> Any:
+    return _build_client("async_http_client", _find_current, library, options)
+
+
+def _find_current() -> EpisodeEndpoint:
+    return get_episode().context.endpoint

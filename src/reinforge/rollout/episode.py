@@ -39,7 +39,6 @@ def extract_text(content: Any) -> str:
 
 
 def build_episode_item(message: Message, **fields: Any) -> EpisodeItem:
-    """Returns a message as an episode item; everything but role and text goes into the metadata."""
     extra = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
     content = message.get("content")
     if not isinstance(content, str) and content is not None:
@@ -64,9 +63,6 @@ def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[
 
     A call whose prompt starts with the previous call's conversation adds only its new messages; any other prompt is
     added in full. Messages that repeat within a conversation are kept, since whole conversations are compared.
-
-    Args:
-        targets: For each call, whether its reply is trained.
     """
     items: list[EpisodeItem] = []
     previous: list[Message] = []
@@ -183,7 +179,6 @@ def build_trajectory(
     """Returns one trained policy's view of a finished episode.
 
     Args:
-        targets: For each call, whether its reply is trained.
         chosen: For each call, whether it is part of the view; None: all are.
         group_id: The group in which rewards are compared; None: the example's id.
         model_group: The adapter that is trained on it; None: the only policy.
@@ -212,9 +207,6 @@ def select_calls(record: EpisodeRecord, chosen: Sequence[bool]) -> EpisodeRecord
     """Returns a copy of the episode with only the chosen calls and their marks, and the marks before the first call.
 
     Example: calls A, B, A with a mark after each, both A chosen -> calls A, A and the first and the third mark.
-
-    Args:
-        chosen: For each call, whether it is kept.
     """
     numbers = {call.call_id: number for number, call in enumerate(record.calls, 1)}
     new_numbers = [sum(chosen[:count]) for count in range(len(record.calls) + 1)]
@@ -267,7 +259,6 @@ def build_steps(record: EpisodeRecord) -> list[IntermediateStep]:
 
 
 def build_invocation_node(functions: tuple[str, ...]) -> InvocationNode:
-    """Returns the innermost of the open function scopes, given from the outside in."""
     name = functions[-1] if functions else WORKFLOW
     parent = functions[-2] if len(functions) > 1 else (WORKFLOW if functions else None)
     return InvocationNode(function_id="/".join(functions) or WORKFLOW, function_name=name, parent_name=parent)

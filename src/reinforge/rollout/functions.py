@@ -34,7 +34,6 @@ from reinforge.interfaces import Builder
 from reinforge.registry import Factory, TypedConfig, register_workflow
 from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode, get_episode
 from reinforge.rollout.episode import build_invocation_node
-from reinforge.rollout.langchain_client import build_chat_model
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.steps import (
     IntermediateStepCategory,
@@ -92,7 +91,6 @@ class FunctionInfo:
         return cls(fn, description=description or inspect.getdoc(fn), input_schema=input_schema)
 
     def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        """Runs one episode, in the thread that the run gives to a plain workflow."""
         token = CURRENT_EPISODE.set(RunningEpisode(item, context))
         try:
             output = self._call(item.input_obj)
@@ -202,7 +200,6 @@ class EpisodeLLM:
         return self
 
     def create(self, **arguments: Any) -> Any:
-        """Makes one model call in the running episode."""
         call = functools.partial(self.create_blocking, **arguments)
         try:
             asyncio.get_running_loop()
@@ -211,12 +208,10 @@ class EpisodeLLM:
         return asyncio.to_thread(call)
 
     def create_blocking(self, **arguments: Any) -> Any:
-        """Makes one model call in the running episode, also in an `async def`, whose event loop it holds up."""
         return get_episode().context.llm(self.name).chat.completions.create(**arguments)
 
 
 def build_client(name: str, wrapper_type: str) -> Any:
-    """Returns the client of an entry of `llms` for a framework."""
     call = f'get_llm("{name}", wrapper_type="{wrapper_type}")'
     own = (
         f'use wrapper_type="{LLMFrameworkEnum.OPENAI}" (OpenAI\'s chat.completions.create), or write the workflow as '
@@ -228,12 +223,12 @@ def build_client(name: str, wrapper_type: str) -> Any:
         raise ConfigError(Problem("", f"{call}: there is no {wrapper_type} client for a model here", own))
     if importlib.util.find_spec("langchain_core") is None:
         raise ConfigError(Problem("", f"{call}: LangChain is not installed", f"pip install langchain-core, or {own}"))
+    from reinforge.rollout.langchain_client import build_chat_model
+
     return build_chat_model(name, EpisodeLLM(name).create_blocking)
 
 
 class _StepSink:
-    """`Context.get().intermediate_step_manager`."""
-
     def push_intermediate_step(self, payload: IntermediateStepPayload) -> None:
         """Records the end of a step as a mark of the episode; starts and chunks are not recorded.
 

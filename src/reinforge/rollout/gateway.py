@@ -29,8 +29,7 @@ from aiohttp.web_request import BaseRequest
 
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import CaptureError
-from reinforge.rollout.http.access import LOOPBACK, read_key
-from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.http.access import LOOPBACK, read_body, read_key
 from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
 from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, build_error_response
 from reinforge.rollout.http.gateway_door import GatewayDoor

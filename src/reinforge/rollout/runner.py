@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import Config
@@ -19,19 +19,18 @@ from reinforge.errors import ConfigError, Problem, RecordError
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.context import EpisodeContext
-from reinforge.rollout.ending import record_ending
-from reinforge.rollout.http.endpoint import EpisodeEndpoint
-from reinforge.rollout.isolation.agent_call import call_agent, enter_agent
-from reinforge.rollout.isolation.containment import Abandoned, ContainedTask, Settled, TimeLimit
-from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow
-from reinforge.rollout.isolation.worker_pool import SharedWorkerEnded
-from reinforge.rollout.recording import drop_unrecordable, fail_unrecordable
+from reinforge.rollout.ending import drop_unrecordable, fail_unrecordable, record_ending
+from reinforge.rollout.isolation.containment import Abandoned, ContainedTask, Settled, SharedWorkerEnded, TimeLimit
 from reinforge.rollout.slots import EpisodeSlots
+from reinforge.rollout.workflow import call_agent, enter_agent
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import SamplingParams
 from reinforge.types.seeding import stable_seed
 from reinforge.types.workflow import BoundWorkflow
+
+if TYPE_CHECKING:
+    from reinforge.rollout.http.endpoint import EpisodeEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,6 @@ class EpisodeRunner:
     """Runs a workflow on examples.
 
     Args:
-        limits: The episode's timeout.
         max_concurrency: Maximum number of episodes in flight, over all calls of `run`.
 
     Attributes:
@@ -162,7 +160,8 @@ class EpisodeRunner:
         return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks, self._warned)
 
     def open_endpoint(self, capture: Capture, loop: asyncio.AbstractEventLoop) -> EpisodeEndpoint:
-        """Returns what answers the HTTP requests of an episode, in a loop."""
+        from reinforge.rollout.http.endpoint import EpisodeEndpoint  # most agents need none
+
         return EpisodeEndpoint(
             lambda name: self.create_handle(name, capture, None),
             self.main_llm,
@@ -174,8 +173,6 @@ class EpisodeRunner:
 
 
 class EpisodeBatch:
-    """The episodes of one call of `EpisodeRunner.run`; see there."""
-
     def __init__(
         self,
         runner: EpisodeRunner,
@@ -192,11 +189,6 @@ class EpisodeBatch:
         self._num_running, self._is_cancelled, self._is_ending = 0, False, False
 
     async def run(self) -> list[EpisodeRecord]:
-        """Runs and scores the episodes and returns them in their order.
-
-        Raises:
-            CancelledError: It was cancelled, or the code that scores or records an episode raised that.
-        """
         try:
             await self._run_all()
             return [self._records[place] for place in range(len(self._episodes))]
@@ -228,13 +220,12 @@ class EpisodeBatch:
         if self._is_ending:
             return  # nothing would end it
         workflow = self.runner.workflow
-        if workflow.is_async and not isinstance(workflow, IsolatedWorkflow):
+        if workflow.is_async and not workflow.is_isolated:
             attempt.start()
         else:
             self._create_task(self._run_elsewhere(attempt))
 
     def end(self, attempt: Attempt) -> None:
-        """Records an attempt that has ended in this process, in a task: scoring takes time."""
         work = self._finish(attempt, attempt)
         try:
             self._create_task(work)
@@ -358,18 +349,15 @@ class Attempt(ContainedTask[Any]):
         self.batch.end(self)
 
     async def run_elsewhere(self) -> Any:
-        """Returns what an agent in a thread or a worker returns.
-
-        Raises:
-            SharedWorkerEnded: The worker has ended; the attempt can run again.
-        """
         runner, context = self.batch.runner, self._build_context()
         llm, timeout_s = self.create_handle(runner.main_llm), runner.limits.episode_timeout_s
         workflow = runner.workflow
-        if isinstance(workflow, IsolatedWorkflow):
+        if workflow.is_isolated:
+            from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow
+
             names = {name: each.model_name for name, each in runner.llms.items()}
             episode = Episode(self.item, llm, names, context, self.capture)
-            return await workflow.run_episode(episode, timeout_s, self.num_ends)
+            return await cast(IsolatedWorkflow, workflow).run_episode(episode, timeout_s, self.num_ends)
         return await call_agent(workflow, self.item, llm, context, timeout_s)
 
     def build_record(self, ended: Settled[Any]) -> EpisodeRecord:

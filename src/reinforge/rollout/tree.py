@@ -114,6 +114,7 @@ def groups_from_tree(
 
 
 def _build_siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[float]) -> list[Trajectory]:
+    depth = 0 if not node.name or node.name.startswith("root") else node.name.count(".") + 1
     path = [build_episode_item(message, trained=False) for message in node.messages]
     group_id = f"{record.key.example_id}/{record.key.generation}/{node.name}"
     return [
@@ -121,7 +122,7 @@ def _build_siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[floa
             episode=[*path, build_episode_item(call.reply.message, logprobs=call.training_source)],
             reward=value,
             shaped_rewards=None,
-            metadata={"node": node.name, "depth": _compute_depth(node), "call_id": call.call_id},
+            metadata={"node": node.name, "depth": depth, "call_id": call.call_id},
             group_id=group_id if node.adapter is None else f"{group_id}/{node.adapter}",
             episode_id=str(record.key),
             agent=None,
@@ -130,10 +131,6 @@ def _build_siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[floa
         )
         for call, value in zip(node.calls, values, strict=True)
     ]
-
-
-def _compute_depth(node: TreeNode) -> int:
-    return 0 if not node.name or node.name.startswith("root") else node.name.count(".") + 1
 
 
 def _find_parents(node: TreeNode, replies: dict[str, list[tuple[TreeNode, int]]]) -> list[tuple[TreeNode, int]]:

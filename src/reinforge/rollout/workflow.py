@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,8 +15,10 @@ from reinforge.errors import ConfigError
 from reinforge.errors import PolicyFailure as PolicyFailure
 from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
-from reinforge.rollout.isolation.isolated_agent import open_isolated
-from reinforge.rollout.isolation.worker_pool import Isolation
+from reinforge.rollout.context import CURRENT_EPISODE, EpisodeContext, RunningEpisode
+from reinforge.rollout.isolation.containment import Abandoned, Isolation, run_contained
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
 
 
@@ -77,9 +80,10 @@ class PythonWorkflowConfig(WorkflowConfig, name="python"):
 
 @register_workflow(config_type=PythonWorkflowConfig)
 async def python_workflow(config: PythonWorkflowConfig, builder: Builder) -> AsyncIterator[BoundWorkflow]:
-    """Yields the user's function as a workflow."""
     function, share_seed = config.function, config.share_environment_seed
     if config.isolation == "process":
+        from reinforge.rollout.isolation.isolated_agent import open_isolated
+
         opened = open_isolated(function, builder.project_root, config.llm, share_environment_seed=share_seed)
         async with opened as workflow:
             yield workflow
@@ -87,3 +91,32 @@ async def python_workflow(config: PythonWorkflowConfig, builder: Builder) -> Asy
     if isinstance(function, str):
         function = import_object(function, builder.project_root, path="function")
     yield bind_workflow(function, config.llm, share_environment_seed=share_seed)
+
+
+def enter_agent(workflow: BoundWorkflow, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
+    CURRENT_EPISODE.set(RunningEpisode(item, context))
+    return workflow.function(item, llm, context)
+
+
+async def call_agent(
+    workflow: BoundWorkflow, item: EvalInputItem, llm: Any, context: EpisodeContext, timeout_s: float | None
+) -> Any:
+    """Returns what the agent returns: an async one runs in a task of its own, a plain one in a daemon thread."""
+    if workflow.is_async:
+        return await run_contained(lambda: enter_agent(workflow, item, llm, context), timeout_s)
+    finished = False
+
+    def work() -> Any:
+        nonlocal finished
+        try:
+            return enter_agent(workflow, item, llm, context)
+        finally:
+            finished = True
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await run_in_daemon_thread(work, f"episode-{context.example_id}")
+    except TimeoutError:
+        if not finished:
+            raise Abandoned from None
+        raise

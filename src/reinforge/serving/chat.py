@@ -16,8 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead
-from reinforge.dialects.events import encode_event
+from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead, encode_event
 from reinforge.errors import ReinforgeError
 from reinforge.rollout.capture import derive_call_seed, sample_choices
 from reinforge.rollout.handle.arguments import CallArguments, read_arguments
@@ -133,8 +132,7 @@ class ReplyStream:
                     writer = self._dialect.open_events(self._call, head)
                 await self._write(writer.write(part))
         completion = caller.finish(prepared, [replies[index] for index in range(prepared.num_choices)])
-        events = self._dialect.write_events(completion, self._call) if writer is None else writer.finish(completion)
-        await self._write_all(events)
+        await self._write_all((writer or self._dialect.open_events(self._call)).finish(completion))
 
     async def _write_all(self, events: Iterator[bytes]) -> None:
         pieces = bytearray()

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from reinforge.dialects.chat_call import BadRequest
-from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.http.access import read_body
 from reinforge.rollout.http.exchange import decode_body, encode_body
 
 

@@ -34,7 +34,7 @@ from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate
 from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
 from reinforge.files import to_json
-from reinforge.rollout.isolation import worker_pool as isolation
+from reinforge.rollout.isolation.containment import IMPORTED_FILES
 from reinforge.version import __version__
 
 KEY_FILE = "run-seal.key"
@@ -208,7 +208,7 @@ def _map_packages() -> Mapping[str, list[str]]:
 def _list_imported_files(root: Path) -> Iterator[Path]:
     below = os.path.join(root, "")
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
-    for file in [*files, *isolation.FILES]:  # some thousand, of which few are the project's: paths as text are quick
+    for file in [*files, *IMPORTED_FILES]:  # some thousand, of which few are the project's: paths as text are quick
         if not isinstance(file, str) or not os.path.isabs(file) or not (place := _resolve(file)).startswith(below):
             continue
         if is_own_file(path := Path(place), root):

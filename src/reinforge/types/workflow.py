@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reinforge.errors import Problem
 from reinforge.types.evaluation import EvalInputItem
@@ -21,6 +21,7 @@ class BoundWorkflow:
     llm: str | None  # entry of `llms` passed as `llm`; None: the only entry, or the only one that is trained
     is_async: bool  # True if calling it returns an awaitable
     share_environment_seed: bool = True  # True if siblings run with the same environment seed
+    is_isolated: ClassVar[bool] = False  # True if its episodes run in worker processes
 
     @property
     def source(self) -> str:

@@ -102,7 +102,7 @@ def test_tools_take_the_form_of_chat_completions(choice, expected):
         ({"temperature": "high"}, 'temperature: expected a number, found "high"'),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body, named):
+def test_what_cannot_be_honored_is_refused_by_name(body, named):
     with pytest.raises(BadRequest, match=named):
         read(**body)
 
@@ -130,7 +130,7 @@ def test_the_reason_why_a_reply_ended(completion, stops, expected):
 
 
 def test_every_event_is_one_of_the_official_clients_and_the_deltas_join_to_the_message():
-    events = read_events(anthropic.write_events(CALLING, read(stream=True)))
+    events = read_events(anthropic.open_events(read(stream=True)).finish(CALLING))
     for event in events:
         assert EVENT.validate_python(event).type == event["type"]
     kinds = [event["type"] for event in events]

@@ -50,7 +50,7 @@ def test_a_prompt_may_be_token_ids(prompt):
         ({"max_tokens": 10**400}, None),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body, named):
+def test_what_cannot_be_honored_is_refused_by_name(body, named):
     if named is None:
         assert read(**body).arguments["max_tokens"] == 10**400  # a limit of the model's, which `create` knows
         return
@@ -82,7 +82,7 @@ def test_the_answer_is_a_text_completion_with_the_older_form_of_log_probs():
 
 def test_a_stream_joins_to_the_text_and_ends_with_its_reason_and_its_usage():
     call = read(stream=True, stream_options={"include_usage": True})
-    *chunks, usage, done = read_events(completions.write_events(completes(reason="length"), call))
+    *chunks, usage, done = read_events(completions.open_events(call).finish(completes(reason="length")))
     assert call.stream
     assert done == "[DONE]"
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Let me add."

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reinforge.dialects.reply_deltas import DeltaReader, find_rest
+from reinforge.dialects.chat_call import find_rest
+from reinforge.dialects.reply_deltas import DeltaReader
 from reinforge.dialects.tool_calls import parse_reply
 from reinforge.types.request import ModelReply, ModelRequest, ReplyPiece, TokenLogprobs
 

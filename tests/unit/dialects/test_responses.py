@@ -106,7 +106,7 @@ def test_tools_and_formats_take_the_form_of_chat_completions():
         ({"model": None}, "model: this field is required"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body, named):
+def test_what_cannot_be_honored_is_refused_by_name(body, named):
     with pytest.raises(BadRequest, match=named):
         read(**body)
 
@@ -132,7 +132,7 @@ def test_a_reply_that_is_cut_is_incomplete():
 
 
 def test_every_event_is_one_of_the_official_clients_and_the_deltas_join_to_the_response():
-    events = read_events(responses.write_events(CALLING, read(stream=True)))
+    events = read_events(responses.open_events(read(stream=True)).finish(CALLING))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
         assert EVENT.validate_python(event).type == event["type"]

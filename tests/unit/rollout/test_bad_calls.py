@@ -4,14 +4,9 @@ import json
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.runner import EpisodeRunner
-from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome
-from tests.doubles import Scored, examples
+from tests.episodes import collect, make_evaluation, make_runner
 
 BAD = '{"a": ' + "[" * 2000 + "]" * 2000 + "}"
 
@@ -37,18 +32,7 @@ async def ask(llm, n=1):
 
 async def outcome_of(workflow, model):
     """Returns outcome, reason and number of recorded calls of one episode."""
-    runner = EpisodeRunner(
-        bind_workflow(workflow),
-        {"agent": model},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=1,
-        max_concurrency=1,
-    )
-    splits, scored = {"train": examples(1), "select": []}, {"reward": Scored(lambda item: 1.0)}
-    evaluation = DatasetEvaluation(runner, splits, scored, reward_metric="reward", outcomes=runner.outcomes)
-    (record,) = await evaluation.collect([EpisodeKey("collect", 0, "0", 0)])
+    [record] = await collect(make_evaluation(make_runner(workflow, llms={"agent": model})))
     return record.outcome, record.reason, len(record.calls)
 
 

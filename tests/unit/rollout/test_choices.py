@@ -7,22 +7,20 @@ import json
 import pytest
 
 from reinforge.algorithms.samples import count_tokens_of_other_choices, samples_from_groups
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ContextOverflow
-from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import to_json
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import build_steps, build_trajectory
 from reinforge.rollout.models.llms import PolicyLLM
-from reinforge.rollout.runner import EpisodeRunner
-from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.rollout.workflow import PolicyFailure
 from reinforge.runs.journal.episode_json import dump_episode, parse_episode
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import Outcome, TrajectoryGroup
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.doubles import PolicyModel, ScriptedPolicy
+from tests.episodes import collect, make_evaluation, make_runner
 
 ASKED = [{"role": "user", "content": "say something"}]
 
@@ -39,18 +37,7 @@ def by_seed(request):
 
 async def episode(workflow, policy, sampling=None):
     """Runs one episode and returns its record."""
-    runner = EpisodeRunner(
-        bind_workflow(workflow),
-        {"agent": PolicyModel(policy)},
-        sampling=sampling or SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=1,
-        max_concurrency=4,
-    )
-    splits, scored = {"train": examples(1), "select": []}, {"reward": Scored(lambda item: 1.0)}
-    evaluation = DatasetEvaluation(runner, splits, scored, reward_metric="reward", outcomes=runner.outcomes)
-    (record,) = await evaluation.collect([EpisodeKey("collect", 0, "0", 0)])
+    [record] = await collect(make_evaluation(make_runner(workflow, policy, sampling=sampling)))
     return record
 
 

@@ -11,42 +11,23 @@ import openai
 import pytest
 
 import reinforge
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow, MessagesRejected
-from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.episode import build_episode_items
 from reinforge.rollout.http import clients, endpoint, exchange
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.trajectory import Outcome
 from tests.calculator import ANSWER_IDS, CALL_IDS, TOOLS, CalculatorPolicy, async_solve, solve
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.doubles import PolicyModel, ScriptedPolicy, examples
+from tests.episodes import collect, make_evaluation, make_runner
 
 QUESTION = [{"role": "user", "content": "2 + 3?"}]
 
 
 async def run(workflow, policy=None, *, count=1, timeout=20.0, others=None, retries=0):
     llms = {"agent": PolicyModel(policy or CalculatorPolicy()), **(others or {})}
-    runner = EpisodeRunner(
-        bind_workflow(workflow, "agent"),
-        llms,
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(episode_timeout_s=timeout),
-        outcomes=OutcomesConfig(retries=retries),
-        run_seed=1,
-        max_concurrency=8,
-    )
-    evaluation = DatasetEvaluation(
-        runner,
-        {"train": examples(count), "select": []},
-        {"reward": Scored(lambda item: 1.0)},
-        reward_metric="reward",
-        outcomes=runner.outcomes,
-    )
-    ids = evaluation.example_ids("train")
-    return await evaluation.collect([EpisodeKey("collect", 0, i, 0) for i in ids])
+    runner = make_runner(bind_workflow(workflow, "agent"), llms=llms, timeout_s=timeout, retries=retries)
+    return await collect(make_evaluation(runner, examples(count)))
 
 
 def check_episode(record):

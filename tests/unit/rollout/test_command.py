@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.rollout.workflows import command, program, program_guard
+from reinforge.rollout.workflows import command, program
 from reinforge.rollout.workflows.container import Container
 from reinforge.rollout.workflows.program import ProgramLimits
 from reinforge.types.trajectory import Outcome
@@ -23,7 +23,7 @@ PYTHON = sys.executable
 @pytest.fixture(autouse=True)
 def _no_guard(monkeypatch):
     """Whatever an episode leaves behind stays visible: at the end of a run the guard would kill it."""
-    monkeypatch.setattr(program_guard, "GUARD", "import sys; sys.stdin.buffer.read()")
+    monkeypatch.setattr(program, "GUARD", "import sys; sys.stdin.buffer.read()")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from reinforge.rollout.capture import AsyncLLM, Capture
+from reinforge.rollout.handle.chat import normalize_message
 from reinforge.rollout.handle.completion import build_completion
-from reinforge.rollout.handle.messages import normalize_message
 from reinforge.types.request import ModelReply, TokenLogprobs
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

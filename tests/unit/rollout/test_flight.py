@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 
-from reinforge.config.schema import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import InvalidCall, StorageError
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.isolation.containment import (
@@ -22,11 +21,11 @@ from reinforge.rollout.isolation.containment import (
     TimeLimit,
     create_loop,
 )
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, ScriptedPolicy, examples
+from tests.episodes import make_runner
 from tests.virtual_clock import run_virtually
 
 EPOCH = 4711
@@ -61,15 +60,7 @@ def skip(record):
 
 
 def runner_of(workflow, policy=None, *, timeout_s=10.0, concurrency=2):
-    return EpisodeRunner(
-        bind_workflow(workflow),
-        {"agent": PolicyModel(policy or ScriptedPolicy())},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(episode_timeout_s=timeout_s),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=1,
-        max_concurrency=concurrency,
-    )
+    return make_runner(workflow, policy, timeout_s=timeout_s, concurrency=concurrency)
 
 
 def episodes_of(count):

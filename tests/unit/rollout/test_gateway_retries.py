@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from reinforge.rollout import gateway as server
 from reinforge.rollout.gateway import Gateway
-from reinforge.rollout.http import gateway_door, sent_replies
+from reinforge.rollout.http import gateway_door
 from reinforge.rollout.http.exchange import EndpointResponse
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
@@ -240,7 +240,7 @@ async def test_an_official_client_that_lost_the_response_trains_one_call(door, e
 
 @pytest.mark.parametrize("call", CLIENTS)
 async def test_without_the_record_of_replies_it_trains_two(door, episode, monkeypatch, call):
-    monkeypatch.setattr(sent_replies.SentReplies, "find", lambda self, digest, headers: None)
+    monkeypatch.setattr(gateway_door.SentReplies, "find", lambda self, digest, headers: None)
     assert await call_through_proxy(call, door, monkeypatch) == "reply 1"
     assert episode.replies == ["reply 0", "reply 1"]
 
@@ -260,22 +260,22 @@ def is_kept(replies, number):
 )
 async def test_the_oldest_replies_are_dropped(monkeypatch, size, bounds, kept):
     for name, value in bounds.items():
-        monkeypatch.setattr(sent_replies, name, value)
-    replies = sent_replies.SentReplies()
+        monkeypatch.setattr(gateway_door, name, value)
+    replies = gateway_door.SentReplies()
     for number in range(5):
         response = asyncio.Future()
-        replies.add(sent_replies.SentReply(b"%d" % number, response))
+        replies.add(gateway_door.SentReply(b"%d" % number, response))
         response.set_result(EndpointResponse(200, {}, b"x" * size))
         await asyncio.sleep(0)
     assert [is_kept(replies, number) for number in range(5)] == kept
 
 
 async def test_a_request_that_is_being_answered_is_never_dropped(monkeypatch):
-    monkeypatch.setattr(sent_replies, "MAX_REPLIES", 2)
-    replies = sent_replies.SentReplies()
+    monkeypatch.setattr(gateway_door, "MAX_REPLIES", 2)
+    replies = gateway_door.SentReplies()
     for number in range(5):
         response = asyncio.Future()
-        replies.add(sent_replies.SentReply(b"%d" % number, response))
+        replies.add(gateway_door.SentReply(b"%d" % number, response))
         if number:
             response.set_result(EndpointResponse(200, {}, b"x"))
         await asyncio.sleep(0)

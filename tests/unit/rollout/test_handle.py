@@ -1,4 +1,4 @@
-"""The model handle takes what OpenAI's client takes: idioms of its users, and each argument honoured or refused."""
+"""The model handle takes what OpenAI's client takes: idioms of its users, and each argument honored or refused."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ async def test_so_is_a_neutral_field_of_extra_body(item):
     assert await request_of(extra_body=dict([item])) == await request_of()
 
 
-HONOURED = [
+HONORED = [
     ({"frequency_penalty": 0.5, "presence_penalty": -1}, "sampling.frequency_penalty", 0.5),
     ({"frequency_penalty": 0.5, "presence_penalty": -1}, "sampling.presence_penalty", -1),
     ({"logit_bias": {"11": -100, "9": 0, 5: 1.5}}, "sampling.logit_bias", ((5, 1.5), (11, -100))),
@@ -306,7 +306,7 @@ HONOURED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "path", "expected"), HONOURED)
+@pytest.mark.parametrize(("arguments", "path", "expected"), HONORED)
 @pytest.mark.parametrize("is_policy", [True, False])
 async def test_an_argument_that_changes_what_is_sampled_reaches_the_sampler(arguments, path, expected, is_policy):
     found = await request_of(is_policy=is_policy, sampling=SamplingParams(), **arguments)
@@ -423,7 +423,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "param", "message"), REFUSED)
-async def test_what_cannot_be_honoured_is_refused_by_name_before_anything_is_sampled(arguments, param, message):
+async def test_what_cannot_be_honored_is_refused_by_name_before_anything_is_sampled(arguments, param, message):
     llm, capture, model = handle()
     with pytest.raises(InvalidCall, match=message) as caught:
         await llm.chat.completions.create(**{"messages": ASKED, **arguments})

@@ -4,14 +4,13 @@ import textwrap
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.rollout.isolation.isolated_agent import open_isolated
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.trajectory import Outcome
 from tests.calculator import ANSWER_IDS, CALL_IDS, CalculatorPolicy
-from tests.doubles import PolicyModel, ScriptedPolicy, examples
+from tests.doubles import ScriptedPolicy, examples
+from tests.episodes import make_runner
 
 AGENTS = """
 import asyncio
@@ -61,15 +60,7 @@ async def score(record):
 
 async def run(folder, agent, policy, count=1):
     async with open_isolated(f"agents:{agent}", folder, None, share_environment_seed=True) as workflow:
-        runner = EpisodeRunner(
-            workflow,
-            {"agent": PolicyModel(policy)},
-            sampling=SamplingConfig(),
-            limits=LimitsConfig(episode_timeout_s=60.0),
-            outcomes=OutcomesConfig(retries=0),
-            run_seed=1,
-            max_concurrency=1,
-        )
+        runner = make_runner(workflow, policy, concurrency=1)
         episodes = [(EpisodeKey("collect", 0, item.id, 0), item) for item in examples(count)]
         return await runner.run(episodes, score, lambda record: None)
 

@@ -8,17 +8,14 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow
-from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.isolation import transport
+from reinforge.rollout.isolation import worker_pool
 from reinforge.rollout.isolation.isolated_agent import open_isolated
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.steps import TTCEventData
 from reinforge.types.trajectory import Outcome
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.doubles import ScriptedPolicy, examples
+from tests.episodes import collect, make_evaluation, make_runner
 
 AGENTS = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -165,27 +162,8 @@ def evaluation_of(
     items = examples(max(1, len(kinds)))
     for item, kind in zip(items, kinds, strict=False):
         item.input_obj = kind
-    runner = EpisodeRunner(
-        workflow,
-        {"agent": PolicyModel(ScriptedPolicy(script))},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(episode_timeout_s=timeout_s),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=1,
-        max_concurrency=concurrency,
-    )
-    return DatasetEvaluation(
-        runner,
-        {"train": items, "select": []},
-        {"reward": Scored(lambda item: 1.0)},
-        reward_metric="reward",
-        outcomes=runner.outcomes,
-    )
-
-
-async def collect(evaluation, generations=1):
-    ids = evaluation.example_ids("train")
-    return await evaluation.collect([EpisodeKey("collect", 0, id_, g) for id_ in ids for g in range(generations)])
+    runner = make_runner(workflow, ScriptedPolicy(script), timeout_s=timeout_s, concurrency=concurrency)
+    return make_evaluation(runner, items)
 
 
 @asynccontextmanager
@@ -328,7 +306,7 @@ async def test_a_process_that_hangs_is_killed_with_everything_that_it_has_starte
 async def test_a_process_group_that_is_not_killed_is_left_behind(agents, monkeypatch):
     """Mutation check."""
     before = sleepers()
-    monkeypatch.setattr(transport, "kill_group", lambda leader: os.kill(leader, 9))
+    monkeypatch.setattr(worker_pool, "kill_group", lambda leader: os.kill(leader, 9))
     async with isolated(agents, "attack") as workflow:
         await collect(evaluation_of(workflow, kinds=["children"], timeout_s=1.0))
     for left in (found := sleepers() - before):

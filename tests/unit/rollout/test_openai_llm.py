@@ -25,10 +25,9 @@ from reinforge.config.loader import build_config, load_config
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, InvalidCall
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.models import openai_config, openai_http
-from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_client import OpenAIChat, openai_llm
 from reinforge.rollout.models.openai_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
 from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse_retry_after
-from reinforge.rollout.models.openai_llm import openai_llm
 from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, Step, cut, fails, page, says, slow
 

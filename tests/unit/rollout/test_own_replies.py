@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from reinforge.rollout import capture, own_replies
+from reinforge.rollout import capture, history
 from reinforge.rollout.capture import AsyncLLM
-from reinforge.rollout.own_replies import restore_replies
+from reinforge.rollout.history import restore_replies
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest
 from tests.calculator import TOOLS, CalculatorPolicy
@@ -67,7 +67,7 @@ def count_parsed(num_turns, monkeypatch):
     texts = []
     parse = json.loads
     with monkeypatch.context() as patch:
-        patch.setattr(own_replies.json, "loads", lambda text: texts.append(text) or parse(text))
+        patch.setattr(history.json, "loads", lambda text: texts.append(text) or parse(text))
         assert restore_replies(sent, [call_of(reply) for reply in replies]) == replies
     return len(texts)
 

@@ -12,10 +12,10 @@ import pytest
 RUN = """
 import asyncio, json, os, sys
 from pathlib import Path
-from reinforge.rollout.workflows import program_guard
+from reinforge.rollout.workflows import program
 from reinforge.rollout.workflows.program import ProgramLimits, ProgramWatch, run_program
 
-program_guard.GUARD = {guard} or program_guard.GUARD
+program.GUARD = {guard} or program.GUARD
 AGENT = '''
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -25,7 +25,7 @@ child.wait()
 '''
 
 async def main():
-    guard = program_guard.ProgramGuard()
+    guard = program.ProgramGuard()
     async with guard.open(), ProgramWatch().open() as watch, guard.open_folder() as folder:
         env = {{**os.environ, **guard.environment()}}
         command = [sys.executable, "-c", AGENT]

@@ -5,14 +5,11 @@ import time
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, MessagesRejected
-from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.trajectory import Outcome
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.doubles import ScriptedPolicy, examples
+from tests.episodes import collect, make_evaluation, make_runner
 
 
 async def ask(item, llm, context):
@@ -23,27 +20,8 @@ async def ask(item, llm, context):
 def evaluation_of(
     workflow, policy=None, *, timeout=5.0, retries=0, score=lambda item: 1.0, concurrency=8, count=4, **kw
 ):
-    runner = EpisodeRunner(
-        bind_workflow(workflow, **kw),
-        {"agent": PolicyModel(policy or ScriptedPolicy())},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(episode_timeout_s=timeout),
-        outcomes=OutcomesConfig(retries=retries, policy_error=-0.5),
-        run_seed=1,
-        max_concurrency=concurrency,
-    )
-    return DatasetEvaluation(
-        runner,
-        {"train": examples(count), "select": []},
-        {"reward": Scored(score)},
-        reward_metric="reward",
-        outcomes=runner.outcomes,
-    )
-
-
-async def collect(evaluation, generations=1):
-    ids = evaluation.example_ids("train")
-    return await evaluation.collect([EpisodeKey("collect", 0, i, g) for i in ids for g in range(generations)])
+    settings = {"timeout_s": timeout, "retries": retries, "concurrency": concurrency, "policy_error": -0.5}
+    return make_evaluation(make_runner(bind_workflow(workflow, **kw), policy, **settings), examples(count), score)
 
 
 async def test_a_call_is_recorded_exactly():

@@ -3,19 +3,19 @@
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.blocks import OutcomesConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.episode import build_adapter_trajectories, build_trajectory, select_calls
 from reinforge.rollout.models.llms import PolicyLLM, PolicyLLMConfig, find_adapters
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.episodes import make_runner
 
 POLICIES = {"planner": "a", "worker": "b", "helper": "b"}
 
@@ -127,15 +127,8 @@ async def plan_and_work(item, llm, context):
 async def test_the_group_builder_makes_a_group_for_each_example_and_adapter():
     config = FinetuneConfig(reward_function={"name": "reward"})
     planner, worker = (ScriptedPolicy(lambda request, who=who: f"{who} {request.sampling.seed % 7}") for who in "pw")
-    runner = EpisodeRunner(
-        bind_workflow(plan_and_work, "planner"),
-        {"planner": PolicyModel(planner), "worker": PolicyModel(worker)},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=0,
-        max_concurrency=8,
-    )
+    llms = {"planner": PolicyModel(planner), "worker": PolicyModel(worker)}
+    runner = make_runner(bind_workflow(plan_and_work, "planner"), llms=llms, seed=0)
     settings = GroupTrajectoryBuilderConfig(num_generations=3)
     builder = GroupTrajectoryBuilder(settings, {"planner": "a", "worker": "b"})
     builder.evaluation = DatasetEvaluation(

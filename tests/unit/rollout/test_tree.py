@@ -3,13 +3,11 @@
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import CaptureError
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.tree import build_tree, groups_from_tree
-from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey
-from tests.doubles import PolicyModel, ScriptedPolicy, examples
+from tests.doubles import ScriptedPolicy, examples
+from tests.episodes import make_runner
 
 
 def user(text):
@@ -58,15 +56,7 @@ async def run(workflow, phase="collect"):
     async def score(record):
         record.reward = 0.0
 
-    runner = EpisodeRunner(
-        bind_workflow(workflow),
-        {"agent": PolicyModel(ScriptedPolicy(NextReply()))},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=0,
-        max_concurrency=4,
-    )
+    runner = make_runner(workflow, ScriptedPolicy(NextReply()), seed=0, concurrency=4)
     (record,) = await runner.run([(EpisodeKey(phase, 0, "7", 2), examples(1)[0])], score, lambda record: None)
     return record
 

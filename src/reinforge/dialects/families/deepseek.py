@@ -12,10 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText, quote
-from reinforge.dialects.families.hermes import build_arguments_schema
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ToolFormat,
+    ToolSchemas,
+    build_arguments_schema,
+    dump,
+    quote,
+)
 from reinforge.dialects.strict_json import decode_json_prefix
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -37,9 +44,6 @@ class DeepSeek(Family):
 
     def __init__(self, *, blocks: bool = False):
         self.blocks = blocks
-
-    def matches(self, chat_template: str) -> bool:
-        return _CALLS in chat_template and ("```json" in chat_template) is self.blocks
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
         start = text.find(_CALLS)

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from reinforge.dialects.families.deepseek import DeepSeek
 from reinforge.dialects.families.family import THINK, Family, ThinkingTags, ToolFormat
-from reinforge.dialects.families.gemma import FUNCTION_GEMMA, GEMMA_4
-from reinforge.dialects.families.harmony import Harmony
-from reinforge.dialects.families.hermes import Hermes
-from reinforge.dialects.families.json_list import Granite
-from reinforge.dialects.families.llama import Llama3
-from reinforge.dialects.families.mistral import Mistral
-from reinforge.dialects.families.pythonic import LFM2, Pythonic
-from reinforge.dialects.families.tagged import GLM, QwenXML
+from reinforge.registry import load_named
 
-FAMILIES: tuple[Family, ...] = (
-    Harmony(),
-    DeepSeek(),
-    DeepSeek(blocks=True),
-    GEMMA_4,
-    FUNCTION_GEMMA,
-    LFM2(),
-    Mistral(),
-    Mistral(lists=True),
-    Granite(),
-    GLM(),
-    QwenXML(),
-    Hermes(),
-    Pythonic(),
-    Llama3(),
+
+class KnownFamily(NamedTuple):
+    """A family, which is imported for its own templates alone."""
+
+    tool_format: ToolFormat
+    name: str
+    """Module and class."""
+    options: dict[str, Any]
+    matches: Callable[[str], bool]
+    """Returns True if a chat template is this family's."""
+
+
+_DEEPSEEK, _MISTRAL = "<｜tool▁calls▁begin｜>", "[TOOL_CALLS]"
+FAMILIES = (
+    KnownFamily(ToolFormat.HARMONY, "harmony:Harmony", {}, lambda t: "<|channel|>" in t and "<|start|>" in t),
+    KnownFamily(ToolFormat.DEEPSEEK, "deepseek:DeepSeek", {}, lambda t: _DEEPSEEK in t and "```json" not in t),
+    KnownFamily(ToolFormat.DEEPSEEK, "deepseek:DeepSeek", {"blocks": True}, lambda t: _DEEPSEEK in t),
+    KnownFamily(ToolFormat.GEMMA, "gemma:Gemma", {}, lambda t: "<|tool_call>" in t),
+    KnownFamily(
+        ToolFormat.FUNCTION_GEMMA, "gemma:Gemma", {"is_function": True}, lambda t: "<start_function_call>" in t
+    ),
+    KnownFamily(
+        ToolFormat.LFM2,
+        "python_calls:LFM2",
+        {},
+        lambda t: "<|tool_call_start|>" in t or "<|tool_list_start|>" in t,
+    ),
+    KnownFamily(ToolFormat.MISTRAL, "mistral:Mistral", {}, lambda t: _MISTRAL in t and "[ARGS]" in t),
+    KnownFamily(ToolFormat.MISTRAL, "mistral:Mistral", {"lists": True}, lambda t: _MISTRAL in t),
+    KnownFamily(ToolFormat.GRANITE, "hermes:Granite", {}, lambda t: "<|tool_call|>" in t or "<|/tool|>" in t),
+    KnownFamily(ToolFormat.GLM, "tagged:GLM", {}, lambda t: "<arg_key>" in t),
+    KnownFamily(ToolFormat.QWEN_XML, "tagged:QwenXML", {}, lambda t: "<function=" in t and "<parameter=" in t),
+    KnownFamily(ToolFormat.HERMES, "hermes:Hermes", {}, lambda t: "<tool_call>" in t),
+    KnownFamily(
+        ToolFormat.PYTHONIC,
+        "python_calls:Pythonic",
+        {},
+        lambda t: "tool_code" in t or re.search(r"\[\w+\(\w+=", t) is not None,
+    ),
+    KnownFamily(
+        ToolFormat.LLAMA3,
+        "llama:Llama3",
+        {},
+        lambda t: "<|python_tag|>" in t or ("tools" in t and '"parameters"' in t),
+    ),
 )
 """All families. The first that matches a template is its family, so the tags of several come last."""
 
@@ -41,16 +63,23 @@ _SWITCHES = ("enable_thinking", "thinking")
 """Names under which agents switch thinking off in `chat_template_kwargs`."""
 
 
+@functools.cache
+def _load_family(index: int) -> Family:
+    known = FAMILIES[index]
+    family: Family = load_named(f"reinforge.dialects.families.{known.name}")(**known.options)
+    return family
+
+
 @functools.lru_cache(64)
 def find_family(chat_template: str | None) -> Family | None:
     """Returns the family of a chat template; None: it shows no known format of tool calls."""
-    if not chat_template:
-        return None
-    return next((family for family in FAMILIES if family.matches(chat_template)), None)
+    matching = (i for i, known in enumerate(FAMILIES) if chat_template and known.matches(chat_template))
+    index = next(matching, None)
+    return None if index is None else _load_family(index)
 
 
 def get_family(tool_format: ToolFormat) -> Family:
-    return next(family for family in FAMILIES if family.tool_format is tool_format)
+    return _load_family(next(i for i, known in enumerate(FAMILIES) if known.tool_format is tool_format))
 
 
 @functools.lru_cache(64)

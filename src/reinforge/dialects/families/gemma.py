@@ -12,11 +12,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ThinkingTags, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText, quote
-from reinforge.dialects.families.hermes import skip_closing
-from reinforge.dialects.families.pythonic import write_separated
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ThinkingTags,
+    ToolFormat,
+    ToolSchemas,
+    dump,
+    quote,
+    read_marked,
+    skip_closing,
+    write_separated,
+)
 from reinforge.dialects.strict_json import MAX_JSON_CHARS, MAX_JSON_DEPTH, decode_json
 
 _NAME = re.compile(r"\s*+call:([^\s{]++)\s*+\{")
@@ -27,33 +36,29 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Gemma(Family):
-    """Texts between quotes that are tokens.
+    """Strings between quotes that are tokens; with `is_function` the tokens of FunctionGemma."""
 
-    Args:
-        string: What stands before and after a text.
-    """
+    tool_format = ToolFormat.GEMMA
+    start = "<|tool_call>"
+    end, string = "<tool_call|>", '<|"|>'
+    thinking: ThinkingTags | None = ThinkingTags("<|channel>thought", "<channel|>")
 
-    def __init__(
-        self, tool_format: ToolFormat, start: str, end: str, string: str, thinking: ThinkingTags | None = None
-    ):
-        self.tool_format, self.start, self.end = tool_format, start, end  # type: ignore[misc]
-        self.string, self.thinking = string, thinking
-
-    def matches(self, chat_template: str) -> bool:
-        return str(self.start) in chat_template
+    def __init__(self, *, is_function: bool = False):
+        if is_function:
+            self.tool_format, self.thinking = ToolFormat.FUNCTION_GEMMA, None  # type: ignore[misc]
+            self.start, self.end, self.string = "<start_function_call>", "<end_function_call>", "<escape>"  # type: ignore[misc]
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        content: list[str] = []
-        calls: list[Call] = []
-        position, reader = 0, GemmaArguments(text, self.string)
-        while (start := text.find(str(self.start), position)) >= 0:
-            content.append(text[position:start])
-            name = _NAME.match(text, start + len(str(self.start)))
+        reader = GemmaArguments(text, self.string)
+
+        def read_one(begin: int) -> tuple[list[Call], int]:
+            name = _NAME.match(text, begin)
             if name is None:
                 raise ValueError("a tool call without a name")
-            calls.append((name[1], reader.read_object(name.end(), 1)))
-            position = skip_closing(text, reader.position, self.end)
-        return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
+            call = name[1], reader.read_object(name.end(), 1)
+            return [call], skip_closing(text, reader.position, self.end)
+
+        return read_marked(text, self.start, read_one)
 
     def write(self, calls: Sequence[Call]) -> str:
         return "".join(f"{self.start}call:{name}{self._write_value(arguments)}{self.end}" for name, arguments in calls)
@@ -74,7 +79,7 @@ class Gemma(Family):
             for name, schema in tools.parameters.items()
         ]
         call = f"{grammar.rule(' | '.join(calls))} {grammar.marker(self.end)}"
-        return f"{call} ({grammar.marker(str(self.start))} {call})*" if parallel else call
+        return f"{call} ({grammar.marker(self.start)} {call})*" if parallel else call
 
     def _write_object(self, grammar: GrammarText, schema: Any, root: Any, path: str, depth: int = 0) -> str:
         required, properties = schema.get("required") or (), schema.get("properties") or {}
@@ -180,9 +185,3 @@ class GemmaArguments:
     def _expect(self, mark: str) -> None:
         if not self._skip(mark):
             raise ValueError(f"expected {mark!r}, found {self.text[self.position : self.position + 40]!r}")
-
-
-GEMMA_4 = Gemma(
-    ToolFormat.GEMMA, "<|tool_call>", "<tool_call|>", '<|"|>', ThinkingTags("<|channel>thought", "<channel|>")
-)
-FUNCTION_GEMMA = Gemma(ToolFormat.FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>", "<escape>")

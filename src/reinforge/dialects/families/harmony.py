@@ -11,10 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText, quote
-from reinforge.dialects.families.hermes import build_arguments_schema
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ToolFormat,
+    ToolSchemas,
+    build_arguments_schema,
+    dump,
+    quote,
+)
 from reinforge.dialects.strict_json import decode_json_prefix
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -28,9 +35,6 @@ class Harmony(Family):
     tool_format = ToolFormat.HARMONY
     thinking = None
     reads_channels = True
-
-    def matches(self, chat_template: str) -> bool:
-        return _CHANNEL in chat_template and _START in chat_template
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
         """Returns the messages by channel; a reply without channels is text."""
@@ -86,7 +90,6 @@ class Harmony(Family):
         return f"{self._write_analysis(grammar)} {self._write_channel(grammar, 'final')} {grammar.text()}"
 
     def write_at_most_one(self, grammar: GrammarText, tools: ToolSchemas) -> str | None:
-        """Returns None: a turn of this family has one call at most."""
         return None
 
     def _write_channel(self, grammar: GrammarText, name: str) -> str:

@@ -1,8 +1,14 @@
-"""Hermes, Qwen2.5, Qwen3, Granite 4, SmolLM3: JSON between tags, any number of times.
+"""Calls in JSON.
 
-<tool_call>
-{"name": "add", "arguments": {"a": 1}}
-</tool_call>
+Hermes, Qwen2.5, Qwen3, Granite 4, SmolLM3: between tags, any number of times:
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1}}
+    </tool_call>
+
+Granite 3 and Phi-4: a list after a token, which Granite closes with the end of its turn:
+    <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]
+    <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>
+    functools[{"name": "add", "arguments": {"a": 1}}]
 """
 
 from __future__ import annotations
@@ -10,32 +16,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText, quote
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ToolFormat,
+    ToolSchemas,
+    build_arguments_schema,
+    dump,
+    quote,
+    read_marked,
+    skip_closing,
+)
 from reinforge.dialects.strict_json import decode_json_prefix
 
 _START, _END = "<tool_call>", "</tool_call>"
+_LIST, _LIST_END, _FUNCTOOLS = "<|tool_call|>", "<|/tool_call|>", "functools["
+_RESPONSE = ("<response>", "</response>")
 
 
 class Hermes(Family):
     tool_format = ToolFormat.HERMES
     start = _START
 
-    def matches(self, chat_template: str) -> bool:
-        return _START in chat_template
-
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
         """Returns the calls; the last closing tag may be missing, since the end token may have cut it off."""
-        content: list[str] = []
-        calls: list[Call] = []
-        position = 0
-        while (start := text.find(_START, position)) >= 0:
-            content.append(text[position:start])
-            value, position = decode_json_prefix(text, start + len(_START))
-            calls += read_calls(value, "arguments")
-            position = skip_closing(text, position, _END)
-        return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
+
+        def read_one(begin: int) -> tuple[list[Call], int]:
+            value, position = decode_json_prefix(text, begin)
+            return read_calls(value, "arguments"), skip_closing(text, position, _END)
+
+        return read_marked(text, _START, read_one)
 
     def write(self, calls: Sequence[Call]) -> str:
         return "\n".join(
@@ -48,21 +60,6 @@ class Hermes(Family):
         end, one = grammar.marker(_END), f'"\\n"? {call} "\\n"?'
         more = f' ("\\n"? {grammar.marker(_START)} {one} {end})*' if parallel else ""
         return f"{one} {end}{more}"
-
-
-def skip_closing(text: str, position: int, closing: str) -> int:
-    """Returns the place behind a closing tag, which the text's end may have cut off.
-
-    Raises:
-        ValueError: Something else follows.
-    """
-    while position < len(text) and text[position].isspace():
-        position += 1
-    if text.startswith(closing, position):
-        return position + len(closing)
-    if closing.startswith(text[position:]):
-        return len(text)
-    raise ValueError(f"text after the JSON value: {text[position : position + 40]!r}")
 
 
 def read_calls(value: Any, key: str) -> list[Call]:
@@ -81,7 +78,6 @@ def read_call(value: Any, key: str) -> Call:
 
 
 def write_json_call(grammar: GrammarText, tools: ToolSchemas, key: str) -> str:
-    """Adds a rule for a call of one of the tools as a JSON object and returns its name."""
     calls = []
     for name, schema in tools.parameters.items():
         before = f'{{"name": {dump(name)}, {dump(key)}: '
@@ -89,5 +85,36 @@ def write_json_call(grammar: GrammarText, tools: ToolSchemas, key: str) -> str:
     return grammar.rule(" | ".join(calls))
 
 
-def build_arguments_schema(schema: Any) -> dict[str, Any]:
-    return {**schema, "type": "object"}
+def write_json_list(grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    call = write_json_call(grammar, tools, "arguments")
+    more = f' (", " {call})*' if parallel else ""
+    return f'"[" {call}{more} "]"'
+
+
+class Granite(Family):
+    tool_format = ToolFormat.GRANITE
+    start = _LIST
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        body = text.strip()
+        if body.startswith(_FUNCTOOLS):
+            value, position = decode_json_prefix(body, len(_FUNCTOOLS) - 1)
+            skip_closing(body, position, _LIST_END)
+            return ParsedReply("", read_calls(value, "arguments"))
+
+        def read_list(begin: int) -> tuple[list[Call], int]:
+            value, position = decode_json_prefix(text, begin)
+            if text.startswith("<|/", position):
+                position = skip_closing(text, position, _LIST_END)
+            return read_calls(value, "arguments"), position
+
+        parsed = read_marked(text, _LIST, read_list)
+        if not parsed.calls and body.startswith(_RESPONSE[0]):  # Granite 3.3, behind its reasoning
+            return ParsedReply(body.removeprefix(_RESPONSE[0]).removesuffix(_RESPONSE[1]).strip())
+        return parsed
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return f"{_LIST}{dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        return write_json_list(grammar, tools, parallel=parallel)

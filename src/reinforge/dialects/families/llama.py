@@ -10,11 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText
+from reinforge.dialects.families.family import Call, Family, GrammarText, ParsedReply, ToolFormat, ToolSchemas, dump
 from reinforge.dialects.families.hermes import read_call, write_json_call
 from reinforge.dialects.families.python_calls import PythonCalls
-from reinforge.dialects.families.tools import ToolSchemas, dump
 from reinforge.dialects.strict_json import decode_json_prefix
 
 _TAG = "<|python_tag|>"
@@ -23,9 +21,6 @@ _BUILT_IN = re.compile(r"\w[\w-]*+\.call\(")
 
 class Llama3(Family):
     tool_format = ToolFormat.LLAMA3
-
-    def matches(self, chat_template: str) -> bool:
-        return _TAG in chat_template or ("tools" in chat_template and '"parameters"' in chat_template)
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
         """Returns the calls; without the token, only a reply that is nothing but calls has any."""
@@ -55,5 +50,4 @@ class Llama3(Family):
 
 
 def _begins_with_call(body: str) -> bool:
-    """Returns True for `{"name": ...`, which other JSON answers do not begin with."""
     return body.startswith("{") and body[1:].lstrip().startswith('"name"')

@@ -9,10 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ThinkingTags, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText, quote
-from reinforge.dialects.families.hermes import build_arguments_schema, read_calls, write_json_call
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ThinkingTags,
+    ToolFormat,
+    ToolSchemas,
+    build_arguments_schema,
+    dump,
+    quote,
+)
+from reinforge.dialects.families.hermes import read_calls, write_json_list
 from reinforge.dialects.strict_json import decode_json_prefix
 
 _START, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -34,9 +43,6 @@ class Mistral(Family):
 
     def __init__(self, *, lists: bool = False):
         self.lists = lists
-
-    def matches(self, chat_template: str) -> bool:
-        return _START in chat_template and (_ARGS in chat_template) is not self.lists
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
         start = text.find(_START)
@@ -78,9 +84,7 @@ class Mistral(Family):
 
     def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
         if self.lists:
-            call = write_json_call(grammar, tools, "arguments")
-            more = f' (", " {call})*' if parallel else ""
-            return f'" "? "[" {call}{more} "]"'
+            return f'" "? {write_json_list(grammar, tools, parallel=parallel)}'
         calls = [
             f"{quote(name)} {grammar.marker(_ARGS)} {grammar.json(build_arguments_schema(schema))}"
             for name, schema in tools.parameters.items()

@@ -1,15 +1,33 @@
-r"""Reads calls in Python's syntax: `f(a=1, b="x", c=[True, None])`, with JSON's words and escapes as well.
+r"""Calls in Python's syntax: `f(a=1, b="x", c=[True, None])`, with JSON's words and escapes as well.
+
+LFM2 writes them between tokens; Gemma 3 and Llama 3.2 as the whole reply, Gemma 3 also in a code block:
+    <|tool_call_start|>[add(a=1, b=2), look(at="sky")]<|tool_call_end|>
+    [add(a=1, b=2)]
 
 No text is ever run, or given to Python's own parser, whose cost and failures hostile text decides.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from reinforge.dialects.families.family import Call
-from reinforge.dialects.strict_json import MAX_JSON_CHARS, MAX_JSON_DEPTH, decode_json
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ToolFormat,
+    ToolSchemas,
+    quote,
+    read_marked,
+    skip_closing,
+    write_separated,
+)
+from reinforge.dialects.families.hermes import read_calls
+from reinforge.dialects.strict_json import MAX_JSON_CHARS, MAX_JSON_DEPTH, decode_json, decode_json_prefix
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*+")
 _NUMBER = re.compile(r"-?\d[\d.eE+\-]*+")
@@ -139,11 +157,7 @@ class PythonCalls:
 
 
 def decode_escapes(text: str) -> str:
-    r"""Returns a text with Python's and JSON's escapes replaced; an unknown one stays as it is.
-
-    Raises:
-        ValueError: It has half of a surrogate pair.
-    """
+    r"""Returns a text with Python's and JSON's escapes replaced; an unknown one stays as it is."""
 
     def replace(found: re.Match[str]) -> str:
         escape = found[1]
@@ -162,3 +176,89 @@ def decode_escapes(text: str) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         raise ValueError("a lone surrogate") from None
+
+
+_CALL = re.compile(r"\[\s*+[^\W\d][\w.\-]*+\(")
+_JSON = re.compile(r"\s*+\[?\s*+\{")
+_FENCE = re.compile(r"```(?:tool_code|python)?[^\S\n]*+\n(.*?)\n?```", re.DOTALL)
+
+
+class Pythonic(Family):
+    tool_format = ToolFormat.PYTHONIC
+    thinking = None
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        """Returns the calls of a list; a reply that begins like one is no text."""
+        body = text.strip()
+        if body.startswith("```") and (found := _FENCE.fullmatch(body)):
+            body = found[1].strip()
+            body = body if body.startswith("[") else f"[{body}]"
+        if not _CALL.match(body):
+            return ParsedReply(text)
+        parser = PythonCalls(body)
+        calls = parser.read_list(0)
+        if rest := body[parser.position :].strip():
+            raise ValueError(f"text after the list of calls: {rest[:40]!r}")
+        return ParsedReply("", calls)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return write_python_calls(calls)
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        return write_python_list(grammar, tools, parallel=parallel)
+
+
+class LFM2(Family):
+    """A Python list of calls between tokens; JSON, which the model also writes, is read as well."""
+
+    tool_format = ToolFormat.LFM2
+    start = "<|tool_call_start|>"
+    end = "<|tool_call_end|>"
+
+    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+        """Returns the calls; the last closing token may be missing."""
+
+        def read_one(begin: int) -> tuple[list[Call], int]:
+            if _JSON.match(text, begin):
+                value, position = decode_json_prefix(text, begin)
+                calls = read_calls(value, "arguments")
+            else:
+                parser = PythonCalls(text)
+                calls, position = parser.read_list(begin), parser.position
+            return calls, skip_closing(text, position, self.end)
+
+        return read_marked(text, self.start, read_one)
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return f"{self.start}{write_python_calls(calls)}{self.end}"
+
+    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+        return f"{write_python_list(grammar, tools, parallel=parallel)} {grammar.marker(self.end)}"
+
+
+def write_python_calls(calls: Sequence[Call]) -> str:
+    written = (f"{name}({', '.join(f'{k}={write_value(v)}' for k, v in given.items())})" for name, given in calls)
+    return f"[{', '.join(written)}]"
+
+
+def write_value(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(write_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{write_value(str(k))}: {write_value(v)}' for k, v in value.items())}}}"
+    return repr(value)
+
+
+def write_python_list(grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    calls = []
+    for name in tools.parameters:
+        written = []
+        for key, schema, required in tools.list_properties(name):
+            value = '("True" | "False")' if tools.find_types(name, key) == {"boolean"} else grammar.json(schema)
+            written.append((f"{quote(key + '=')} {value}", required))
+        calls.append(f"{quote(name + '(')} {write_separated(grammar, written, ', ')} {quote(')')}")
+    call = grammar.rule(" | ".join(calls))
+    more = f' (", " {call})*' if parallel else ""
+    return f'"[" {call}{more} "]"'

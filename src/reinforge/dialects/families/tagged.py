@@ -19,9 +19,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from reinforge.dialects.families.family import Call, Family, ParsedReply, ToolFormat
-from reinforge.dialects.families.grammar import GrammarText, quote
-from reinforge.dialects.families.tools import ToolSchemas, dump
+from reinforge.dialects.families.family import (
+    Call,
+    Family,
+    GrammarText,
+    ParsedReply,
+    ToolFormat,
+    ToolSchemas,
+    dump,
+    quote,
+)
 from reinforge.dialects.strict_json import MAX_JSON_CHARS
 
 _START, _END = "<tool_call>", "</tool_call>"
@@ -80,7 +87,6 @@ class Tagged(Family):
         """Returns the place of the next call, or -1."""
 
     def _write_value(self, grammar: GrammarText, tools: ToolSchemas, name: str, key: str, schema: Any, end: str) -> str:
-        """Returns the rule of a value and what ends it."""
         types = tools.find_types(name, key)
         if isinstance(schema.get("enum"), list) and types == {"string"}:
             return f"({' | '.join(quote(str(each)) for each in schema['enum'])}) {grammar.marker(end)}"
@@ -93,9 +99,6 @@ class QwenXML(Tagged):
     tool_format = ToolFormat.QWEN_XML
     call, parameter, value_end, call_end = _QWEN_CALL, _QWEN_PARAMETER, _QWEN_VALUE_END, _QWEN_END
     call_starts = (_START, "<function=")
-
-    def matches(self, chat_template: str) -> bool:
-        return "<function=" in chat_template and "<parameter=" in chat_template
 
     def find_call(self, text: str, position: int) -> int:
         """Returns the place of the next call, whose outer tag the model sometimes leaves out."""
@@ -126,9 +129,6 @@ class QwenXML(Tagged):
 class GLM(Tagged):
     tool_format = ToolFormat.GLM
     call, parameter, value_end, call_end = _GLM_CALL, _GLM_KEY, _GLM_VALUE_END, _GLM_END
-
-    def matches(self, chat_template: str) -> bool:
-        return "<arg_key>" in chat_template
 
     def find_call(self, text: str, position: int) -> int:
         return text.find(_START, position)

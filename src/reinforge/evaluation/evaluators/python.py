@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -22,12 +22,14 @@ from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Builder, Evaluator
 from reinforge.registry import register_evaluator
-from reinforge.rollout.isolation.containment import run_contained
+from reinforge.rollout.isolation.containment import Isolation, run_contained
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.isolation.worker import JobLink, Perform
-from reinforge.rollout.isolation.worker_pool import Isolation, WorkerPool, refuse_other_functions
-from reinforge.rollout.isolation.worker_protocol import Message, dump_item, load_error, load_item
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+
+if TYPE_CHECKING:
+    from reinforge.rollout.isolation.worker import JobLink, Perform
+    from reinforge.rollout.isolation.worker_pool import WorkerPool
+    from reinforge.rollout.isolation.worker_protocol import Message
 
 LOADER = "reinforge.evaluation.evaluators.python:load_scorer"
 CONTRACT = "write reward(item) or reward(output, expected), as a plain or an async function"
@@ -78,6 +80,8 @@ class IsolatedEvaluator(Evaluator):
         self.pool = pool
 
     async def evaluate(self, item: EvalInputItem) -> Any:
+        from reinforge.rollout.isolation.worker_protocol import dump_item, load_error
+
         async with self.pool.lease() as job:
             await job.send({"type": "job", "item": dump_item(item)})
             answer = await job.receive()
@@ -90,6 +94,8 @@ class IsolatedEvaluator(Evaluator):
 
 def load_scorer(function: str, project_root: Path) -> tuple[Perform, Message]:
     """Returns how to score in a worker process with the function `module:name`."""
+    from reinforge.rollout.isolation.worker_protocol import load_item
+
     evaluator = PythonEvaluator(import_object(function, project_root, path="function"))
 
     async def perform(job: Message, link: JobLink) -> Any:
@@ -129,6 +135,8 @@ def _count_parameters(function: Callable[..., Any]) -> int:
 async def python_evaluator(config: PythonEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     function = config.function
     if config.isolation == "process":
+        from reinforge.rollout.isolation.worker_pool import WorkerPool, refuse_other_functions
+
         pool = WorkerPool(refuse_other_functions(function), builder.project_root, LOADER)
         try:
             await pool.start()

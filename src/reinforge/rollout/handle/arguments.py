@@ -1,7 +1,7 @@
 """Reads the arguments of one `chat.completions.create` call: which there are, which change nothing, which are refused.
 
     temperature=None, user="u1"                         absent, or changes no token: ignored
-    frequency_penalty=0.5, extra_body={"top_k": 5}      honoured
+    frequency_penalty=0.5, extra_body={"top_k": 5}      honored
     audio={...}, extra_body={"repetition_penalty": 2}   refused by name, with what to do instead
 
 `extra_body` holds the fields that OpenAI's API does not have; other servers for open models use these names.
@@ -15,7 +15,7 @@ from typing import Any
 
 from reinforge.errors import InvalidCall, did_you_mean
 
-HONOURED = frozenset(
+HONORED = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
         "frequency_penalty", "presence_penalty", "logit_bias", "tools", "tool_choice", "parallel_tool_calls",
@@ -92,12 +92,12 @@ class CallArguments:
 
     def check_names(self) -> None:
         """Refuses arguments that would change the reply and that a model in this process does not support."""
-        if self.given.keys() <= HONOURED:
+        if self.given.keys() <= HONORED:
             return
         rejected = [name for name, value in self.given.items() if not _changes_nothing(name, value)]
         if rejected:
             named = ", ".join(self.path(name) + _explain(name) for name in sorted(rejected))
-            allowed = f"; extra_body may have {', '.join(sorted(HONOURED))}" if self.extra & set(rejected) else ""
+            allowed = f"; extra_body may have {', '.join(sorted(HONORED))}" if self.extra & set(rejected) else ""
             raise InvalidCall(f"chat.completions.create does not support: {named}{allowed}", self.path(rejected[0]))
 
     def check_forwarded(self) -> None:
@@ -133,7 +133,7 @@ def is_sentinel(value: Any) -> bool:
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
-    if name in HONOURED or name in IGNORED:
+    if name in HONORED or name in IGNORED:
         return True
     return name in _NEUTRAL and any(value == each for each in _NEUTRAL[name][0])
 
@@ -141,5 +141,5 @@ def _changes_nothing(name: str, value: Any) -> bool:
 def _explain(name: str) -> str:
     if name in _NEUTRAL:
         return f" ({_NEUTRAL[name][1]})"
-    hint = did_you_mean(name, sorted(HONOURED))
+    hint = did_you_mean(name, sorted(HONORED))
     return f" ({hint.removeprefix(', ')})" if hint else ""

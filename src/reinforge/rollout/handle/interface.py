@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from pydantic import BaseModel, ValidationError
@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from reinforge.errors import InvalidCall
 from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.completion import ChatCompletion
-from reinforge.rollout.handle.streaming import AsyncChunkStream, ChatCompletionChunk, ChunkStream, build_chunks
 
 
 class ChatCaller(Protocol):
@@ -45,7 +44,7 @@ class AsyncCompletions:
             arguments: Every other argument of OpenAI's API. Those that change no token are ignored.
 
         Raises:
-            InvalidCall: An argument would change the reply and cannot be honoured; the message names it.
+            InvalidCall: An argument would change the reply and cannot be honored; the message names it.
         """
         if stream is not True and _SHAPING_ARGUMENTS.isdisjoint(arguments):  # a coroutine less while thousands wait
             return self._caller.complete(messages, read_arguments(arguments) if arguments else _NO_ARGUMENTS)
@@ -57,17 +56,13 @@ class AsyncCompletions:
         completion = await self._caller.complete(messages, read)
         if read.get("return_token_ids"):
             add_token_ids(completion)
-        return AsyncChunkStream(_split(completion, read)) if stream is True else completion
+        return _open_stream(completion, read, is_async=True) if stream is True else completion
 
     async def parse(self, *, response_format: Any = None, **arguments: Any) -> ChatCompletion:
         """Returns a completion whose `choices[i].message.parsed` is an instance of a pydantic class.
 
         Args:
             response_format: The class; its JSON schema is enforced while the reply is sampled.
-            arguments: Those of `create`.
-
-        Raises:
-            ValueError: The reply is not such an object, since it was cut off at its maximum length.
         """
         completion = await self.create(**_read_parse_arguments(response_format, arguments))
         return _add_parsed(completion, response_format, self._caller)
@@ -94,7 +89,7 @@ class BlockingCompletions:
         """Returns a completion; with `stream=True` its chunks, an iterator. See `AsyncCompletions.create`."""
         work = self._completions.create(**arguments)
         completion = asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        return ChunkStream(_split(completion, read_arguments(arguments))) if stream is True else completion
+        return _open_stream(completion, read_arguments(arguments), is_async=False) if stream is True else completion
 
     def parse(self, *, response_format: Any = None, **arguments: Any) -> ChatCompletion:
         work = self._completions.parse(response_format=response_format, **arguments)
@@ -136,9 +131,12 @@ def _check_shape(arguments: CallArguments) -> None:
         raise arguments.bad("stream_options", f"must be a dict, found {type(options).__name__}")
 
 
-def _split(completion: ChatCompletion, arguments: CallArguments) -> Iterator[ChatCompletionChunk]:
+def _open_stream(completion: ChatCompletion, arguments: CallArguments, *, is_async: bool) -> Any:
+    from reinforge.rollout.handle.streaming import AsyncChunkStream, ChunkStream, build_chunks
+
     usage = bool((arguments.get("stream_options") or {}).get("include_usage"))
-    return build_chunks(completion, logprobs=bool(arguments.get("logprobs")), include_usage=usage)
+    chunks = build_chunks(completion, logprobs=bool(arguments.get("logprobs")), include_usage=usage)
+    return AsyncChunkStream(chunks) if is_async else ChunkStream(chunks)
 
 
 def add_token_ids(completion: ChatCompletion) -> None:
@@ -150,7 +148,6 @@ def add_token_ids(completion: ChatCompletion) -> None:
 
 
 def _read_parse_arguments(response_format: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `create` for those of `parse`."""
     if arguments.get("stream"):
         raise InvalidCall("chat.completions.parse: stream is not supported; use create", "stream")
     if not isinstance(response_format, type) or not issubclass(response_format, BaseModel):

@@ -78,14 +78,11 @@ def _read_guided(kind: str, value: Any, path: str) -> Grammar:
             raise _error(path, f"must be a list of texts, found {_show(value)}")
         if not all(isinstance(each, str) and each for each in value):
             raise _error(path, f"must be a list of texts that are not empty, found {_show(value)}")
-        return Grammar("regex", f"({'|'.join(_SPECIAL.sub(_escape, each) for each in value)})")
+        choices = "|".join(_SPECIAL.sub(r"\\\g<0>", each) for each in value)
+        return Grammar("regex", f"({choices})")
     if not isinstance(value, str) or not value:
         raise _error(path, f"must be a text that is not empty, found {_show(value)}")
     return Grammar("regex" if kind == "regex" else "lark", value)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return f"\\{found[0]}"
 
 
 def build_json_grammar(schema: Any, path: str) -> Grammar:
@@ -93,7 +90,6 @@ def build_json_grammar(schema: Any, path: str) -> Grammar:
 
     Args:
         schema: The schema, as a dict, as JSON text, or True.
-        path: The argument, for the message.
     """
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()

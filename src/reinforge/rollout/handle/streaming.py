@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 from reinforge.dialects.chunks import split_completion
+from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.rollout.handle.completion import CalledFunction, ChatUsage, EndpointLogprobs, ReplyObject, build_token
-from reinforge.types.request import TokenLogprobs
 
 
 class CalledFunctionDelta(CalledFunction):
@@ -66,6 +66,28 @@ class ChatCompletionChunk(ReplyObject):
     usage: ChatUsage | None
 
 
+class ChunkStream:
+    """The chunks of a reply, for `for`; also a context manager."""
+
+    def __init__(self, chunks: Iterator[ChatCompletionChunk]):
+        self._chunks = chunks
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ChatCompletionChunk:
+        return next(self._chunks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._chunks = iter(())
+
+
 class AsyncChunkStream:
     """The chunks of a reply, for `async for`; also a context manager."""
 
@@ -90,44 +112,15 @@ class AsyncChunkStream:
         self._chunks = iter(())
 
 
-class ChunkStream:
-    """The chunks of a reply, for `for`; also a context manager."""
-
-    def __init__(self, chunks: Iterator[ChatCompletionChunk]):
-        self._chunks = chunks
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> ChatCompletionChunk:
-        return next(self._chunks)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._chunks = iter(())
-
-
 def build_chunks(
     completion: Mapping[str, Any], *, logprobs: bool = False, include_usage: bool = False
 ) -> Iterator[ChatCompletionChunk]:
-    texts = _read_texts(completion["choices"][0])
+    tokens = read_tokens(completion["choices"][0])
     if not logprobs:
         choices = [{**choice, "logprobs": None} for choice in completion["choices"]]
         completion = {**completion, "choices": choices}
-    for chunk in split_completion(completion, token_texts=texts, include_usage=include_usage):
+    for chunk in split_completion(completion, token_texts=tokens.texts if tokens else (), include_usage=include_usage):
         yield _build_chunk(chunk)
-
-
-def _read_texts(choice: Mapping[str, Any]) -> tuple[str, ...]:
-    found = choice["logprobs"]
-    if isinstance(found, TokenLogprobs):
-        return found.texts
-    return tuple(str(each["token"]) for each in (found or {}).get("content") or ())
 
 
 def _build_chunk(chunk: dict[str, Any]) -> ChatCompletionChunk:

@@ -24,11 +24,7 @@ Tool = dict[str, Any]
 
 
 def read_tools(arguments: CallArguments) -> tuple[list[Tool] | None, str]:
-    """Returns the functions that the model is offered and the tool choice, as `ModelRequest` has them.
-
-    Raises:
-        InvalidCall: A tool is no function definition, or the choice names none of them.
-    """
+    """Returns the functions that the model is offered and the tool choice, as `ModelRequest` has them."""
     tools, choice = arguments.get("tools"), arguments.get("tool_choice", "auto")
     if not tools:
         if choice not in ("auto", "none"):
@@ -49,11 +45,6 @@ def read_tools(arguments: CallArguments) -> tuple[list[Tool] | None, str]:
 
 
 def _dump(tools: Sequence[Any], arguments: CallArguments) -> tuple[list[Tool], str]:
-    """Returns the definitions as plain data, and as JSON text."""
-    try:
-        return list(tools), json.dumps(list(tools))
-    except (TypeError, ValueError, RecursionError):
-        pass  # objects of pydantic
     try:
         plain = to_plain_data(list(tools))
         return plain, json.dumps(plain)
@@ -66,9 +57,6 @@ def find_tool_problem(text: str) -> tuple[str, str] | None:
     """Returns where function definitions are wrong, and why; None: they are right.
 
     Example: `[{"type": "web_search"}]` -> `("[0]", "is a tool of the type 'web_search'; expected ...")`.
-
-    Args:
-        text: The definitions as JSON text, since agents send the same ones again and again.
     """
     for index, tool in enumerate(json.loads(text)):
         if (problem := _find_problem(tool)) is not None:

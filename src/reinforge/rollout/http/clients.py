@@ -1,7 +1,7 @@
 """The `openai` client and `httpx` clients whose requests never leave the process: the running episode answers them.
 
     client = context.openai()             in a workflow, for this episode
-    client = reinforge.current_openai()   anywhere, once; see `reinforge.rollout.http.current`
+    client = reinforge.current_openai()   anywhere, once; see `reinforge.rollout.context`
 
 An agent keeps its own code: whatever `base_url` or host it uses, its model calls are recorded token by token. Time
 limits of the client do not count; the run ends an episode that takes too long.
@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import CaptureError, ConfigError, Problem
-from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_no_episode
+from reinforge.rollout.http.endpoint import EpisodeEndpoint
 from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, build_error_response
 
 if TYPE_CHECKING:
@@ -109,7 +110,10 @@ def build_transports(library: Any) -> Transports:
 
         def handle_request(self, request: Any) -> Any:
             asked = _read_request(request, request.read())
-            answer = endpoint.answer_blocking(asked) if (endpoint := _find(self.find)) else _refuse(asked)
+            try:
+                answer = self.find().answer_blocking(asked)
+            except CaptureError as error:  # the caller runs in no episode
+                answer = _refuse(asked, error)
             body = answer.body
             if isinstance(body, bytes):
                 return build_response(answer, body, request)
@@ -121,7 +125,10 @@ def build_transports(library: Any) -> Transports:
 
         async def handle_async_request(self, request: Any) -> Any:
             asked = _read_request(request, await request.aread())
-            answer = await endpoint.answer(asked) if (endpoint := _find(self.find)) else _refuse(asked)
+            try:
+                answer = await self.find().answer(asked)
+            except CaptureError as error:
+                answer = _refuse(asked, error)
             body = answer.body
             if isinstance(body, bytes):
                 return build_response(answer, body, request)
@@ -130,15 +137,8 @@ def build_transports(library: Any) -> Transports:
     return Transports(EpisodeTransport, AsyncEpisodeTransport)
 
 
-def _find(find: FindEndpoint) -> EpisodeEndpoint | None:
-    try:
-        return find()
-    except CaptureError:  # the caller runs in no episode
-        return None
-
-
-def _refuse(request: EndpointRequest) -> EndpointResponse:
-    return build_error_response(request, build_no_episode())
+def _refuse(request: EndpointRequest, error: CaptureError) -> EndpointResponse:
+    return build_error_response(request, BadRequest(str(error), code="no_episode"))
 
 
 async def _iterate(pieces: Any) -> Any:

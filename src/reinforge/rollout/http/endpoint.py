@@ -33,10 +33,12 @@ logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Most names of models in a message."""
-NO_EPISODE = (
-    "clients of get_llm and of reinforge.current_..., and Context.get(), work inside an episode only, and this code "
-    "runs in none; a thread that the agent starts itself needs a copy of the episode's context: "
-    "threading.Thread(target=contextvars.copy_context().run, args=(work,))"
+
+
+BLOCKING = (
+    "a blocking client in an `async def` workflow would hold up the run's event loop, in which the model answers: use "
+    "the async client (context.async_openai(), context.async_http_client()), or call it in a thread: "
+    "await asyncio.to_thread(...), or write the workflow as a plain `def`"
 )
 
 
@@ -74,7 +76,8 @@ class EpisodeEndpoint:
         try:
             return await self._route(request)
         except Exception as error:  # noqa: BLE001  whatever fails is told to the client
-            return build_error_response(request, _describe(error, is_closed=self.is_closed))
+            has_ended = isinstance(error, CaptureError) and self.is_closed
+            return build_error_response(request, build_ended() if has_ended else describe_failure(error))
 
     async def answer(self, request: EndpointRequest) -> EndpointResponse:
         if asyncio.get_running_loop() is self.loop:
@@ -96,7 +99,7 @@ class EpisodeEndpoint:
         except RuntimeError:
             running = None
         if running is self.loop:
-            return build_error_response(request, _build_blocking())
+            return build_error_response(request, BadRequest(BLOCKING, code="blocking_call"))
         if (work := self._start(request)) is None:
             return build_error_response(request, build_ended())
         try:
@@ -132,16 +135,13 @@ class EpisodeEndpoint:
         llm = self._find_llm(self._choose_entry(call.model))
         completion = await llm.chat.completions.create(**call.arguments)
         if call.stream:
-            return EndpointResponse(200, dict(EVENT_STREAM), dialect.write_events(completion, call))
+            return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
 
     def _choose_entry(self, model: str) -> str:
         """Returns the entry of `llms` for the name that a client wrote.
 
         Example: entries {"agent": "tiny"}: "agent", "tiny" and (with a warning) "gpt-4o" -> "agent".
-
-        Raises:
-            BadRequest: There is more than one entry, and none has that name.
         """
         if not model or model in self.entries:
             return model or self.default
@@ -180,20 +180,3 @@ class EpisodeEndpoint:
 
 def build_ended() -> BadRequest:
     return BadRequest("the episode has ended; its clients can no longer be used", status=410, code="episode_ended")
-
-
-def build_no_episode() -> BadRequest:
-    return BadRequest(NO_EPISODE, code="no_episode")
-
-
-def _build_blocking() -> BadRequest:
-    return BadRequest(
-        "a blocking client in an `async def` workflow would hold up the run's event loop, in which the model answers: "
-        "use the async client (context.async_openai(), context.async_http_client()), or call it in a thread: "
-        "await asyncio.to_thread(...), or write the workflow as a plain `def`",
-        code="blocking_call",
-    )
-
-
-def _describe(error: Exception, *, is_closed: bool) -> BadRequest:
-    return build_ended() if isinstance(error, CaptureError) and is_closed else describe_failure(error)

@@ -19,7 +19,6 @@ from typing import Any, Protocol, cast
 from pydantic_core import from_json, to_json
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, ReplyHead
-from reinforge.dialects.openai_chat import write_error
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected, ReinforgeError
 from reinforge.safe_text import redact_secrets
 
@@ -47,26 +46,23 @@ class Dialect(Protocol):
     def write_answer(self, completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
         """Returns the body of the response."""
 
-    def write_events(self, completion: Mapping[str, Any], call: ChatCall) -> Iterator[bytes]:
-        """Yields the events of a finished reply."""
-
-    def open_events(self, call: ChatCall, head: ReplyHead) -> EventWriter:
-        """Returns what writes the events of a reply that is still being sampled."""
+    def open_events(self, call: ChatCall, head: ReplyHead | None = None) -> EventWriter:
+        """Returns what writes the events of a reply; `head` is known of one that is still being sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRequest:
     method: str
     path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in small letters
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointResponse:
     status: int
-    headers: dict[str, str]
-    body: bytes | Iterator[bytes]
+    headers: dict[str, str]  # names in small letters
+    body: bytes | Iterator[bytes]  # its pieces, of which none waits for anything
 
 
 def find_dialect(path: str) -> Dialect | None:
@@ -88,10 +84,9 @@ def build_error_response(request: EndpointRequest, error: BadRequest) -> Endpoin
 
 
 def build_error_body(path: str, error: BadRequest) -> dict[str, Any]:
-    write = write_error
-    if "/messages" in path:
-        write = importlib.import_module(ROUTES["messages"]).write_error
-    return write(error)
+    module = ROUTES["messages" if "/messages" in path else "chat/completions"]
+    body: dict[str, Any] = importlib.import_module(module).write_error(error)
+    return body
 
 
 def respond(body: Mapping[str, Any]) -> EndpointResponse:

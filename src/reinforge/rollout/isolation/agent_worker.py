@@ -12,20 +12,18 @@ from reinforge.errors import CaptureError
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.chat import send_messages
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion, to_plain_data
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
-from reinforge.rollout.handle.messages import send_messages
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
-from reinforge.rollout.isolation.agent_call import call_agent
 from reinforge.rollout.isolation.worker import JobLink, Perform
 from reinforge.rollout.isolation.worker_protocol import Message, load_call, load_item
-from reinforge.rollout.workflow import bind_workflow, refuse_coroutine
+from reinforge.rollout.workflow import bind_workflow, call_agent, refuse_coroutine
 from reinforge.types.steps import StreamEventData, TTCEventData
 from reinforge.types.workflow import BoundWorkflow
 
 
 def load_agent(function: str, project_root: Path) -> tuple[Perform, Message]:
-    """Returns how to run an episode with the agent `module:name`, and what it is."""
     return serve_agent(bind_workflow(import_object(function, project_root, path="function")))
 
 
@@ -83,7 +81,6 @@ class RemoteLLM:
         return await self._capture.ask(self.name, messages, arguments)
 
     def blame_reply(self, reason: str) -> None:
-        """Tells the run why the latest reply is unusable, in case that the agent fails on it."""
         self._capture.link.send({"type": "blame", "llm": self.name, "reason": reason})
 
 

@@ -20,17 +20,25 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from itertools import takewhile
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from reinforge.errors import StorageError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+Isolation = Literal["thread", "process"]
+IMPORTED_FILES: set[str] = set()
+"""The project's files that workers have imported; like `sys.modules`, which does not know them, for this process."""
 GRACE_S = 1.0
 """Seconds that a cancelled coroutine gets to end."""
 CLOSE_S = 5.0
 """Seconds that closing a loop may take."""
+CLOSED_FILES = (
+    "the run's own files were closed: an agent or an evaluator has closed file descriptors that are not its own "
+    "(os.close, os.closerange)\n    fix: close only what that code has opened, or run it in a process of its own with "
+    "`isolation: process`"
+)
 ROUNDING_S = 1e-3
 """Seconds by which a timer may fire too early: it would otherwise be set again for no time at all."""
 
@@ -49,6 +57,14 @@ class Abandoned(TimedOut):
 
 class Blocked(TimedOut):
     """It blocked the event loop until it was interrupted; the message says for how long."""
+
+
+class WorkerEnded(Exception):
+    """A worker ended, or sent something else than messages, before its job was done."""
+
+
+class SharedWorkerEnded(WorkerEnded):
+    """A worker ended in which other jobs ran too, so which of them ended it is not known."""
 
 
 class LoopBlocked(BaseException):
@@ -108,7 +124,7 @@ def run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
                 break
             if error.errno != errno.EBADF:
                 raise
-            raise StorageError(describe_closed_files()) from error
+            raise StorageError(CLOSED_FILES) from error
         except BaseException as error:  # noqa: BLE001  such as SystemExit in a callback; the task's own is raised below
             if not task.done():
                 logger.warning("an agent or evaluator raised %r in a task of its own; the run continues", error)
@@ -146,14 +162,6 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> bool:
     return not thread.is_alive()
 
 
-def describe_closed_files() -> str:
-    return (
-        "the run's own files were closed: an agent or an evaluator has closed file descriptors that are not its own "
-        "(os.close, os.closerange)\n    fix: close only what that code has opened, or run it in a process of its own "
-        "with `isolation: process`"
-    )
-
-
 class Settled(Generic[T]):
     """How other people's code has ended."""
 
@@ -164,12 +172,7 @@ class Settled(Generic[T]):
         self.error: BaseException | None = None
 
     def get(self) -> T:
-        """Returns the result or raises the error, one that any caller may catch.
-
-        Raises:
-            RuntimeError: It raised a BaseException such as GeneratorExit or KeyboardInterrupt.
-            Exception: Whatever else it raised, also CancelledError and SystemExit.
-        """
+        """Returns the result or raises the error, one that any caller may catch."""
         error = self.error
         if error is None:
             return self.result  # type: ignore[return-value]
@@ -281,13 +284,7 @@ class ContainedTask(Settled[T], ABC):
         self._limit.watch(self)
 
     def get(self) -> T:
-        """Returns the result or raises the error, one that any caller may catch.
-
-        Raises:
-            TimedOut: The time limit was reached; see its subclasses.
-            RuntimeError: It raised a BaseException such as GeneratorExit or KeyboardInterrupt.
-            Exception: Whatever else it raised, also CancelledError and SystemExit.
-        """
+        """Returns the result or raises the error, one that any caller may catch."""
         if not self.task.done():
             raise Abandoned
         if self.has_timed_out and (self.task.cancelled() or isinstance(self.error, asyncio.CancelledError)):
@@ -296,13 +293,11 @@ class ContainedTask(Settled[T], ABC):
         return super().get()
 
     def abandon(self) -> None:
-        """Ends the wait for a task that ignores its cancellation."""
         if self._limit.forget(self):
             logger.warning("a timed-out agent or evaluator ignores its cancellation and was abandoned")
             self.on_end()
 
     def __call__(self, task: asyncio.Task[None]) -> None:
-        """Handles the end of the task, as its callback."""
         if self._limit.forget(self):
             self.on_end()
 
@@ -335,9 +330,6 @@ async def run_contained(call: Callable[[], Awaitable[T]], timeout_s: float | Non
 
     Args:
         timeout_s: Time limit in seconds; the time for which the loop was blocked does not count. None: no limit.
-
-    Raises:
-        TimedOut: The time limit was reached; see its subclasses.
     """
     limit = TimeLimit(timeout_s)
     task = _AwaitedTask(call, limit)

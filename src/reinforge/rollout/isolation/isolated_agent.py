@@ -12,15 +12,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from reinforge.errors import Problem
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.context import EpisodeContext
-from reinforge.rollout.isolation.containment import GRACE_S
+from reinforge.rollout.isolation.containment import GRACE_S, SharedWorkerEnded, WorkerEnded
 from reinforge.rollout.isolation.worker_pool import (
-    SharedWorkerEnded,
-    WorkerEnded,
     WorkerJob,
     WorkerPool,
     refuse_other_functions,
@@ -50,6 +48,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedWorkflow(BoundWorkflow):
+    is_isolated: ClassVar[bool] = True
     pool: WorkerPool
 
     @property
@@ -58,11 +57,6 @@ class IsolatedWorkflow(BoundWorkflow):
         return str(self.pool.description.get("source", self.pool.name))
 
     async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
-        """Runs one episode and returns the agent's output.
-
-        Raises:
-            WorkerEnded: The process ended before the agent did.
-        """
         # a new process imports the agent first, which is not the episode's time
         async with self.pool.lease() as job, asyncio.timeout(timeout_s):
             return await run_in_worker(job, episode)
@@ -76,7 +70,6 @@ class PlacedWorkflow(IsolatedWorkflow):
 
     @classmethod
     def share(cls, workflow: BoundWorkflow, pool: WorkerPool) -> Self:
-        """Returns an agent whose episodes run in the shared workers of a pool."""
         # its calls come to this process as messages, so the handles here are async whatever the agent is
         seeds = workflow.share_environment_seed
         return cls(workflow.function, workflow.llm, True, seeds, pool=pool, workflow=workflow)
@@ -89,11 +82,7 @@ class PlacedWorkflow(IsolatedWorkflow):
         return self.workflow.example_problems(items)
 
     async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
-        """Runs one episode in a shared worker, or in one of its own if too many have ended with it in them.
-
-        Raises:
-            SharedWorkerEnded: The worker ended, or is blocked; the episode can run again.
-        """
+        """Runs one episode in a shared worker, or in one of its own if too many have ended with it in them."""
         if num_ends >= MAX_SHARED_ENDS:
             async with self.pool.lease(keep=False) as job, asyncio.timeout(timeout_s):
                 return await run_in_worker(job, episode)
@@ -115,7 +104,6 @@ class PlacedWorkflow(IsolatedWorkflow):
 async def open_isolated(
     function: object, project_root: Path, llm: str | None, *, share_environment_seed: bool
 ) -> AsyncIterator[IsolatedWorkflow]:
-    """Yields a workflow in worker processes, and kills them at the end."""
     pool = WorkerPool(refuse_other_functions(function), project_root, LOADER)
     try:
         await pool.start()

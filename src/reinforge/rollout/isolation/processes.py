@@ -87,9 +87,6 @@ def describe_exit(code: int) -> str:
     """Returns how a process ended, as the end of a sentence.
 
     Example: 3 -> "ended with exit code 3"; -9 -> "was killed by SIGKILL".
-
-    Args:
-        code: As `subprocess` returns it; negative for a signal.
     """
     if code >= 0:
         return f"ended with exit code {code}"

@@ -44,7 +44,6 @@ class Link:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def send(self, message: Message) -> None:
-        """Sends a message; from any thread."""
         line = encode(message)
         with self._lock:
             self._write(line)
@@ -67,7 +66,6 @@ class Link:
         task.add_done_callback(lambda _: self._running.pop(number, None))
 
     def dispatch(self, message: Message) -> None:
-        """Hands a job to the loop, a reply to who waits for it, or the end of a job to its task."""
         if message["type"] == "job":
             self.jobs.put_nowait(message)
         elif message["type"] == "cancel":
@@ -138,7 +136,6 @@ async def serve(link: Link, start: Message) -> None:
 
 
 def list_imported_files(root: str) -> list[str]:
-    """Returns the files of the imported modules below a folder."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return sorted(file for file in files if isinstance(file, str) and os.path.realpath(file).startswith(root + os.sep))
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol, Self
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.rollout.isolation.transport import ProcessTransport, WorkerTransport
-from reinforge.rollout.isolation.worker_protocol import Message, decode, encode
-
-Isolation = Literal["thread", "process"]
+from reinforge.rollout.isolation.containment import IMPORTED_FILES, WorkerEnded
+from reinforge.rollout.isolation.processes import describe_exit, kill_group
+from reinforge.rollout.isolation.worker_protocol import MAX_MESSAGE, Message, decode, encode
 
 START_S = 120.0
 """Seconds that a worker may take to import the function."""
@@ -34,17 +36,6 @@ MAX_UNREAD = 1024
 WORKER_SETUP: dict[str, dict[str, Any]] = {}
 """`module:name` of functions that each worker calls before it imports the project, with their keyword arguments: what
 this process has done to its own imports, such as `reinforge.compat.nat.install`."""
-
-FILES: set[str] = set()
-"""The project's files that workers have imported; like `sys.modules`, which does not know them, for this process."""
-
-
-class WorkerEnded(Exception):
-    """A worker ended, or sent something else than messages, before its job was done."""
-
-
-class SharedWorkerEnded(WorkerEnded):
-    """A worker ended in which other jobs ran too, so which of them ended it is not known."""
 
 
 class WorkerJob:
@@ -74,7 +65,6 @@ class WorkerJob:
         await self._messages.put(message)
 
     def close(self) -> None:
-        """Tells who waits for a message that there will be none."""
         with contextlib.suppress(asyncio.QueueFull):  # then `receive` finds the end behind those that are left
             self._messages.put_nowait(None)
 
@@ -88,7 +78,7 @@ class Worker:
     def __init__(self, transport: WorkerTransport):
         self.transport = transport
         self.jobs: dict[int, WorkerJob] = {}
-        self.end: str | None = None
+        self.end: str | None = None  # how it ended
         self._num_jobs = 0
         self._reading = asyncio.create_task(self._read())
 
@@ -102,7 +92,6 @@ class Worker:
 
     @contextlib.contextmanager
     def open_job(self) -> Iterator[WorkerJob]:
-        """Gives the next job of this worker, until the end of the block."""
         job = WorkerJob(self, self._num_jobs)
         self._num_jobs += 1
         self.jobs[job.number] = job
@@ -118,7 +107,6 @@ class Worker:
             await self.transport.write(line)
 
     async def _read(self) -> None:
-        """Hands each message to its job, until the worker ends."""
         reading: asyncio.Future[bytes] | None = None
         try:
             while True:
@@ -152,11 +140,7 @@ class Worker:
 
 @dataclass(eq=False)
 class _Place:
-    """Where one of the shared workers is; another one replaces it when it ends.
-
-    Attributes:
-        num_jobs: Jobs that are there or wait for the worker's start.
-    """
+    """Where one of the shared workers is; another one replaces it when it ends."""
 
     num_jobs: int = 0
     worker: Worker | None = None
@@ -240,13 +224,11 @@ class WorkerPool:
             place.num_jobs -= 1
 
     def _cancel(self, job: WorkerJob) -> None:
-        """Tells a worker that a job's result is no longer needed, without waiting for it."""
         sending = asyncio.ensure_future(job.send({"type": "cancel"}))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
 
     def end_worker(self, worker: Worker, reason: str) -> None:
-        """Kills a shared worker that does not respond; its other jobs learn that it ended."""
         worker.end = worker.end or reason
         self._kill(worker)
 
@@ -284,16 +266,11 @@ class WorkerPool:
             raise ConfigError(Problem("function", f"{failed} did not end within {START_S:g} s")) from None
         if answer["type"] == "refused":
             raise ConfigError([Problem(**problem) for problem in answer["problems"]])
-        FILES.update(str(file) for file in answer.get("files", ()))
+        IMPORTED_FILES.update(str(file) for file in answer.get("files", ()))
         return answer
 
 
 def refuse_other_functions(function: object) -> str:
-    """Returns the function's `module:name`.
-
-    Raises:
-        ConfigError: It cannot run in another process.
-    """
     if os.name == "nt":
         message = "`process` needs an operating system with process groups, which Windows does not have"
         raise ConfigError(Problem("isolation", message, "use `thread`"))
@@ -302,3 +279,75 @@ def refuse_other_functions(function: object) -> str:
         message = f"`process` needs the function's name, but {name} is a Python object of this process"
         raise ConfigError(Problem("isolation", message, 'write it into a module and pass "module:name"'))
     return function
+
+
+EXIT_S = 1.0
+"""Seconds between a worker's last message and its exit code."""
+
+PROGRAM = "import sys; sys.path[:] = {path!r}; from reinforge.rollout.isolation.worker import main; main({descriptor})"
+"""The worker finds the modules that the run finds, also those that only its own `sys.path` has."""
+
+
+class WorkerTransport(Protocol):
+    """Carries lines to one worker and back."""
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the worker runs, as far as is known."""
+
+    async def write(self, line: bytes) -> None:
+        """Sends a line."""
+
+    async def readline(self) -> bytes:
+        """Returns the next line of the worker; empty: there will be none."""
+
+    async def describe_end(self) -> str:
+        """Returns how the worker ended."""
+
+    def kill(self) -> None:
+        """Kills the worker with everything that it has started; may be called again."""
+
+
+class ProcessTransport:
+    """A process of this machine, which leads its own session and group."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.process, self.reader, self.writer = process, reader, writer
+
+    @classmethod
+    async def start(cls) -> Self:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+            command = [sys.executable, *["-O"] * sys.flags.optimize, "-c", program]
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE)
+        return cls(process, reader, writer)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    async def write(self, line: bytes) -> None:
+        self.writer.write(line)
+        await self.writer.drain()
+
+    async def readline(self) -> bytes:
+        return await self.reader.readline()
+
+    async def describe_end(self) -> str:
+        """Returns how the process ended, or that it closed its connection."""
+        deadline = asyncio.get_running_loop().time() + EXIT_S
+        while (code := self.process.poll()) is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        if code is None:
+            return "the process closed its connection to the run"
+        return f"the process {describe_exit(code)}"
+
+    def kill(self) -> None:
+        kill_group(self.process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=EXIT_S)
+        self.writer.transport.abort()

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import Config, LLMConfig
-from reinforge.dialects.reply_deltas import DeltaReader
 from reinforge.dialects.tool_calls import ToolFormat, detect_tool_format, parse_reply, prepare_request
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer
@@ -79,11 +78,7 @@ class PolicyLLM:
 
     @property
     def server(self) -> PolicyServer:
-        """The policy server.
-
-        Raises:
-            ConfigError: The trainer adapter serves no policy, or none with this name.
-        """
+        """The policy server."""
         server = self._find()
         if server is None:
             raise ConfigError(
@@ -98,7 +93,6 @@ class PolicyLLM:
 
     @property
     def splices_history(self) -> bool:
-        """True if the policy continues the sampled tokens of a conversation."""
         return self.server.history == "splice"
 
     async def sample(self, request: ModelRequest) -> ModelReply:
@@ -110,6 +104,8 @@ class PolicyLLM:
 
     async def stream(self, request: ModelRequest, index: int = 0) -> AsyncGenerator[ReplyDelta | ModelReply, None]:
         """Yields what each piece of one reply adds to its message, and then the reply; closing it stops sampling."""
+        from reinforge.dialects.reply_deltas import DeltaReader
+
         server, template = self.server, self.server.chat_template
         if request.tools and template and not self._knows_tool_format:
             self._check_tool_format(template)

@@ -66,7 +66,6 @@ class LocalLLM:
         return await (await self._load_engine()).policy.score(token_ids)
 
     async def prepare(self, tokenizer: Any) -> None:
-        """Loads the model, as a teacher, and compares its tokens with those of the policy's tokenizer."""
         engine = await self._load_engine()
         difference = find_token_difference(tokenizer.get_vocab(), engine.tokenizer.get_vocab())
         if difference is not None:
@@ -108,7 +107,6 @@ class LocalLLM:
 
 @register_llm(config_type=LocalLLMConfig)
 async def local_llm(config: LocalLLMConfig, builder: Builder) -> AsyncIterator[LocalLLM]:
-    """Yields the model, validated but not yet loaded, and frees it at the end."""
     from reinforge.engine.model.preflight import check_policy, has_adapters
 
     settings = config.model_dump()

@@ -93,8 +93,6 @@ class Answer(BaseModel):
 
 
 class FunctionAnswer(Answer):
-    """The function of a tool call; some services send the arguments as an object instead of JSON text."""
-
     name: Name
     arguments: str | dict[str, Any] | None = None
 
@@ -121,8 +119,6 @@ class TopTokenAnswer(Answer):
 
 
 class TokenAnswer(TopTokenAnswer):
-    """One sampled token with its log-prob."""
-
     top_logprobs: list[TopTokenAnswer] | None = None
 
 
@@ -183,14 +179,6 @@ A = TypeVar("A", bound=Answer)
 
 
 def parse_answer(kind: type[A], value: Any, where: str, what: str, *, needs_logprobs: bool = False) -> A:
-    """Returns an answer as its typed model.
-
-    Args:
-        needs_logprobs: Unreadable log-probs are an error, since they were requested.
-
-    Raises:
-        UnexpectedAnswer: It has another shape; the message names the field, what was expected and what was found.
-    """
     try:
         return kind.model_validate(value, context={NEEDS_LOGPROBS: needs_logprobs})
     except ValidationError as error:

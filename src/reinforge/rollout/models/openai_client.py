@@ -1,4 +1,8 @@
-"""The client behind `_type: openai`: sends requests to a chat completions endpoint.
+"""`llms.<name>._type: openai`: a model behind any OpenAI-compatible chat completions endpoint.
+
+It can be the agent's model, a judge, or a second model of a workflow. The embedded engine never trains it. A trainer
+adapter of a user's that serves no policy itself may train it: the log-probs and token ids that the endpoint returns are
+kept with each reply.
 
 response                                     result
 200 and a chat completion                    ModelReply, with the log-probs that the endpoint returned
@@ -12,15 +16,23 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError, InvalidCall
+from reinforge.interfaces import Builder
+from reinforge.registry import register_llm
+from reinforge.rollout.models.llms import PolicyLLM, find_served_entries
 from reinforge.rollout.models.openai_answers import ChatAnswer, describe_json, parse_answer, read_logprobs
-from reinforge.rollout.models.openai_config import OpenAILLMConfig
+from reinforge.rollout.models.openai_config import (
+    OpenAILLMConfig,
+    find_entry_name,
+    resolve_endpoint,
+    warn_about_api_key,
+)
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, UnexpectedAnswer, extract_error_message
 from reinforge.rollout.models.prompt_scoring import (
     PROBE,
@@ -39,12 +51,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ModelUsage:
-    """What a model has been asked for, by agents and judges alike.
-
-    Attributes:
-        num_prompt_tokens: Tokens of their prompts, as the endpoint counts them.
-        num_completion_tokens: Tokens of its replies, likewise.
-    """
+    """What a model has been asked for, by agents and judges alike."""
 
     num_calls: int = 0
     num_prompt_tokens: int = 0
@@ -86,7 +93,6 @@ class OpenAIChat:
         return self.url
 
     def for_model(self, model_name: str) -> Self:
-        """Returns another model at the same endpoint, with shared connections."""
         config = self.config.model_copy(update={"model_name": model_name})
         return type(self)(config, self.url, endpoint=self._endpoint, verify_model_name=self.verify_model_name)
 
@@ -94,11 +100,7 @@ class OpenAIChat:
         return (await self.sample_choices(request, 1))[0]
 
     async def sample_choices(self, request: ModelRequest, n: int) -> list[ModelReply]:
-        """Requests n choices at once; the first reply has the completion tokens of all, which the endpoint sums.
-
-        Raises:
-            BackendError: The endpoint rejected the request, returned fewer choices or something else.
-        """
+        """Requests n choices at once; the first reply has the completion tokens of all, which the endpoint sums."""
         body = build_body(self.config, request) | ({"n": n} if n > 1 else {})
         needs_logprobs = bool(body.get("logprobs"))
         text = await self._endpoint.call("POST", PATH, body=body)
@@ -111,12 +113,7 @@ class OpenAIChat:
         return replies
 
     async def prepare(self, tokenizer: Any) -> None:
-        """Checks, as a teacher, that the endpoint scores given tokens and names them as the policy's tokenizer does.
-
-        Raises:
-            ConfigError: It has other tokens.
-            BackendError: It does not score given tokens.
-        """
+        """Checks, as a teacher, that the endpoint scores given tokens and names them as the policy's tokenizer does."""
         token_ids = tokenizer.encode(PROBE, add_special_tokens=False)
         refuse_other_texts(self.model_name, tokenizer, token_ids, await self._score(token_ids))
 
@@ -199,11 +196,7 @@ def build_body(config: OpenAILLMConfig, request: ModelRequest) -> dict[str, Any]
 
 
 def _build_settings(request: ModelRequest) -> dict[str, Any]:
-    """Returns what a request for a hosted policy asks for besides temperature and length, where it is not the default.
-
-    Raises:
-        InvalidCall: The API has no argument for it.
-    """
+    """Returns what a request for a hosted policy asks for besides temperature and length."""
     if request.prompt is not None:
         raise InvalidCall("chat.completions.create: prompt needs a model in this process; use messages", "prompt")
     sampling, grammar, choice = request.sampling, request.grammar, request.tool_choice
@@ -247,3 +240,19 @@ def _build_message(message: Mapping[str, Any]) -> Message:
 
 def _drop_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
+
+
+@register_llm(config_type=OpenAILLMConfig)
+async def openai_llm(config: OpenAILLMConfig, builder: Builder) -> AsyncIterator[OpenAIChat | PolicyLLM]:
+    if find_entry_name(builder.config.llms, config) in find_served_entries(builder.config):
+        yield PolicyLLM(builder.policy)
+        return
+    url, key = resolve_endpoint(config)
+    warn_about_api_key(config, url, ("llms", find_entry_name(builder.config.llms, config)), builder)
+    from reinforge.rollout.models.openai_client import OpenAIChat  # imports the HTTP client
+
+    model = OpenAIChat(config, url, key)
+    try:
+        yield model
+    finally:
+        await model.close()

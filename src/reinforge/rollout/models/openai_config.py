@@ -184,11 +184,7 @@ def _read_key(environ: Mapping[str, str]) -> SecretStr | None:
 
 
 def warn_about_api_key(config: EndpointConfig, url: str, path: tuple[str, str], builder: Builder) -> None:
-    """Warns if an API key has whitespace around it or would be sent unencrypted.
-
-    Args:
-        path: The path of the settings in the configuration, such as `("llms", "judge")`.
-    """
+    """Warns if an API key has whitespace around it or would be sent unencrypted."""
     where = ".".join(path)
     written = builder.loaded.data.get(path[0], {}).get(path[1], {}).get("api_key")
     if isinstance(written, str) and written != written.strip():

@@ -57,8 +57,6 @@ class RetryableError(Exception):
 
 
 class RequestRejected(BackendError):
-    """The server rejected the request; a retry would not help."""
-
     def __init__(self, message: str, status: int):
         super().__init__(message)
         self.status = status
@@ -84,16 +82,10 @@ class OpenAIEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, **arguments: Any) -> str:
-        """Makes an idempotent call with retries and returns the response text; arguments as for `send`."""
         return await self.retry(lambda: self.send(method, path, **arguments))
 
     async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Runs `work` and repeats it after a `RetryableError` or an odd answer, up to `max_retries` times.
-
-        Raises:
-            BackendUnavailable: Every attempt failed.
-            UnexpectedAnswer: So did the last one, whose answer had another shape.
-        """
+        """Runs `work` and repeats it after a `RetryableError` or an odd answer, up to `max_retries` times."""
         attempts = self.config.max_retries + 1
         try:
             async for attempt in stamina.retry_context(

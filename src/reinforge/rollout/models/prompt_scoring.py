@@ -44,11 +44,6 @@ class ScoredPrompt:
 
 
 async def score_prompt(endpoint: OpenAIEndpoint, body: dict[str, Any], token_ids: Sequence[int]) -> ScoredPrompt:
-    """Returns the log-prob of each token given those before it.
-
-    Args:
-        body: `model`, and further fields of the request, which take precedence.
-    """
     asked = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
     text = await endpoint.call("POST", PATH, body={**asked, **body})
     where = f"{endpoint.url}{PATH}"

@@ -44,12 +44,12 @@ from reinforge.rollout.workflows.program import (
     MARK,
     MAX_STDOUT,
     ProgramError,
+    ProgramGuard,
     ProgramLimits,
     ProgramResult,
     ProgramWatch,
     run_program,
 )
-from reinforge.rollout.workflows.program_guard import ProgramGuard
 from reinforge.safe_text import redact_secrets
 from reinforge.types.evaluation import EvalInputItem
 

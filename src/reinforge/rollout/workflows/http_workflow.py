@@ -21,7 +21,6 @@ from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.http.gateway_door import GatewayDoor
 from reinforge.rollout.models.openai_config import EndpointConfig, is_metadata_host
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
-from reinforge.rollout.workflows.json_path import ROOT, find_by_path, validate_json_path
 from reinforge.rollout.workflows.outside_agent import (
     AgentDoors,
     AgentFailed,
@@ -32,7 +31,14 @@ from reinforge.rollout.workflows.outside_agent import (
     open_doors,
     shorten,
 )
-from reinforge.rollout.workflows.templates import fill_template, fill_text, validate_template
+from reinforge.rollout.workflows.templates import (
+    ROOT,
+    fill_template,
+    fill_text,
+    find_by_path,
+    validate_json_path,
+    validate_template,
+)
 from reinforge.types.evaluation import EvalInputItem
 
 SHORT_NAMES = ("example_id", "seed", "is_training", "model", "base_url", "api_key")

@@ -59,7 +59,7 @@ class OutsideWorkflow(BoundWorkflow):
 
 @dataclass
 class AgentDoors:
-    gateway: Gateway | None
+    gateway: Gateway | None  # None: the configuration is only checked
     name: str
     _is_warned: bool = field(default=False, init=False)
 

@@ -1,8 +1,8 @@
-"""`{name}` in the texts of a configuration, filled in for each episode.
+"""`{name}` in the texts of a configuration, filled in for each episode; and JSONPaths (RFC 9535).
 
     {"task": "{input}", "note": "seed {seed}"}   with input ["a"], seed 7   ->   {"task": ["a"], "note": "seed 7"}
 
-A text that is only a placeholder becomes the value itself; inside a longer text, what is no text is written as JSON.
+A text that is only a placeholder becomes the value itself; inside a longer text, any other value is written as JSON.
 `{{name}}` stands for a literal `{name}`. Other braces, such as those of JSON in a prompt, stay as they are.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from reinforge.errors import did_you_mean
@@ -72,3 +73,43 @@ def _fill(match: re.Match[str], values: Mapping[str, Any]) -> str:
         return f"{{{match['literal']}}}"
     value = values[match["name"]]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+ROOT = "$"
+
+
+@cache
+def _compile(path: str) -> Any:
+    import jsonpath  # takes a third of a second
+
+    return jsonpath.JSONPathEnvironment(strict=True).compile(path)
+
+
+def validate_json_path(path: str) -> str:
+    if path == ROOT:
+        return path
+    import jsonpath
+
+    try:
+        _compile(path)
+    except jsonpath.JSONPathError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f'"{path}" is not a JSONPath: {reason}; begin with $, for example $.answer') from None
+    return path
+
+
+def find_by_path(path: str, value: Any) -> Any:
+    """Returns what a JSONPath finds: the value for a path to one place, a list for one with wildcards or filters.
+
+    Example: `$.a` in `{"a": 1}` -> `1`; `$.b[*].c` in `{"b": [{"c": 1}, {"c": 2}]}` -> `[1, 2]`.
+
+    Raises:
+        LookupError: It finds nothing.
+    """
+    if path == ROOT:
+        return value
+    query = _compile(path)
+    found = [] if isinstance(value, str) else query.findall(value)  # the library would decode a text as JSON
+    if not found:
+        raise LookupError(path)
+    return found[0] if query.singular_query() else found

@@ -67,8 +67,8 @@ def define_tool(name: str, description: str, parameters: dict[str, Any]) -> dict
 class PythonTool:
     function: Callable[..., Any]
     name: str
-    arguments_type: type[BaseModel]
-    given: dict[str, type]
+    arguments_type: type[BaseModel]  # each field's alias is the parameter
+    given: dict[str, type]  # parameters that the run fills in
     definition: dict[str, Any]
 
     async def call(self, arguments: dict[str, Any], item: EvalInputItem, context: EpisodeContext) -> str:

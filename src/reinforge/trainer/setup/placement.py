@@ -20,8 +20,6 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import WorkflowConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.registry import load_named
-from reinforge.rollout.isolation.isolated_agent import IsolatedWorkflow, PlacedWorkflow
-from reinforge.rollout.isolation.worker_pool import WorkerPool
 from reinforge.types.workflow import BoundWorkflow
 
 LOADER = "reinforge.trainer.setup.placed_agent:load_workflow"
@@ -44,13 +42,16 @@ async def open_placed(
     Args:
         is_run: False: the configuration is only checked, so Ray is not started.
     """
-    if isinstance(workflow, IsolatedWorkflow):
+    if workflow.is_isolated:
         message = f"`isolation: process` and `placement: {config.placement}` exclude each other"
         fix = "leave out isolation to run many episodes in a few processes, or placement to give each its own"
         raise ConfigError(Problem("placement", message, fix))
     if os.name == "nt":
         message = f"`{config.placement}` needs an operating system with process groups, which Windows does not have"
         raise ConfigError(Problem("placement", message, "use `driver`"))
+    from reinforge.rollout.isolation.isolated_agent import PlacedWorkflow
+    from reinforge.rollout.isolation.worker_pool import WorkerPool
+
     open_pool = partial(WorkerPool, {"settings": dump_settings(loaded)}, loaded.project_root, LOADER)
     open_pool = partial(open_pool, name=workflow.source, num_shared=config.num_processes)
     if config.placement == RAY:

@@ -27,6 +27,8 @@ from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
 BUNDLED = "bundled:"
+RUN_PROGRAMS = ("reinforge.rollout.workflows.command", "reinforge.rollout.workflows.mcp_server")
+"""The modules whose blocks run a `command`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,7 @@ def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
     """Yields the programs of command workflows and of MCP servers."""
     for path, model in iterate_models(loaded.config):
         command = getattr(model, "command", None)
-        if not command:
-            continue
-        from reinforge.rollout.workflows.command import CommandWorkflowConfig  # for a block with a command alone
-        from reinforge.rollout.workflows.mcp_server import MCPServerConfig
-
-        if isinstance(model, CommandWorkflowConfig | MCPServerConfig):
+        if type(model).__module__ in RUN_PROGRAMS and command:
             written = shlex.join(read_command(loaded.placeholders, path, command))
             container = getattr(model, "container", None)
             yield NamedCommand(format_path(path), written, _find_file(model, loaded.project_root, container))

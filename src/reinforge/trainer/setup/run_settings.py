@@ -74,7 +74,7 @@ def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Probl
     if not given:
         return []
     from reinforge.rollout.workflows.http_workflow import HTTPWorkflowConfig, validate_agent_url  # for these alone
-    from reinforge.rollout.workflows.json_path import validate_json_path
+    from reinforge.rollout.workflows.templates import validate_json_path
 
     problems = []
     for name, check in (("endpoint", validate_agent_url), ("result_json_path", validate_json_path)):

@@ -41,7 +41,7 @@ from reinforge.protocols.sessions.wire import (
     StatusAnswer,
     WeightsAnswer,
 )
-from reinforge.rollout.http.bodies import read_body
+from reinforge.rollout.http.access import read_body
 from reinforge.rollout.isolation.worker_protocol import dump_error
 from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
 from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_bytes, refuse_invalid, write_json
