@@ -252,7 +252,7 @@ async def test_wrong_lists_of_steps_and_limits_are_refused(base, tmp_path):
         model = await server.create()
         path = f"/v1/preview/models/{model['id']}/checkpoints"
         for limit in ("0", "-1", "x", "²", "9" * 4400):
-            assert (await server.http.get(path, params={"limit": limit})).status_code == 422
+            assert (await server.http.get(path, params={"limit": limit})).status_code == 400
         for steps in (["1"], [True], [None], "1"):
             await server.call("DELETE", path, {"steps": steps}, 422)
             await server.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)

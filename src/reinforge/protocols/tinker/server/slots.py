@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from reinforge.dialects.chat_call import BadRequest
-from reinforge.errors import ContextOverflow, EngineError
+from reinforge.errors import EngineError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
@@ -250,14 +249,6 @@ class AdapterSlots:
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
         await asyncio.to_thread(self.engine.close)
-
-
-def describe_problem(error: Exception) -> tuple[str, str]:
-    """Returns what a client is told of a failure, and whose fault it is in the SDK's words: `user` or `server`."""
-    return str(error) or type(error).__name__, "user" if isinstance(error, _USERS) else "server"
-
-
-_USERS = (BadRequest, ContextOverflow, EngineError, ValueError)
 
 
 class SnapshotPolicy(PolicyServer):
