@@ -28,7 +28,6 @@ async def connect_adapter(
     kind: type[OpenAIAdapter] = OpenAIAdapter,
     **settings: Any,
 ) -> AsyncIterator[OpenAIAdapter]:
-    """Yields a connected adapter."""
     config = OpenAIAdapterConfig(base_url=service.url, **{**FAST_SETTINGS, **settings})
     adapter = kind(config, algorithm or SFT(), service.url, SecretStr(service.key))
     await adapter.initialize(FinetuneConfig())
@@ -39,7 +38,6 @@ async def connect_adapter(
 
 
 def make_trajectory(question: str, answer: str, reward: float = 1.0) -> Trajectory:
-    """Returns an episode of one question and one trained answer."""
     user = EpisodeItem(role="user", content=question)
     prompt = ChatPrompt(({"role": "user", "content": question},))
     return Trajectory(episode=[user, EpisodeItem(role="assistant", content=answer, logprobs=prompt)], reward=reward)

@@ -50,10 +50,8 @@ class LoadSettings:
     """How models are loaded.
 
     Attributes:
-        device: `auto`, `cpu`, `cuda` or `mps`.
         dtype: Data type of the weights; None: that of the run, else float32.
         max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
-        serves_versions: Serve the checkpoints of a run as well, as `RUN@VERSION`, if they are adapters.
     """
 
     output_dir: Path = Path("runs")
@@ -81,14 +79,7 @@ class ModelLoader:
         self._loading = asyncio.Lock()
 
     async def open(self, source: str) -> list[str]:
-        """Serves a model that the user names; returns the names under which it is served.
-
-        Args:
-            source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
-
-        Raises:
-            ConfigError: There is no such model, or it cannot be loaded.
-        """
+        """Serves a model that the user names; returns the names under which it is served."""
         found = find_model(source, self._settings.output_dir, MODEL)
         name, overrides = _choose_name(source, found), _read_run_settings(found)
         async with self._loading:
@@ -172,14 +163,7 @@ class ModelLoader:
 
 
 async def find_source(source: str, output_dir: Path) -> tuple[str, str, dict[str, Any]]:
-    """Returns the name of one model that the user names, its folder or hub id, and its settings.
-
-    Args:
-        source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
-
-    Raises:
-        ConfigError: There is no such model.
-    """
+    """Returns the name of one model that the user names, its folder or hub id, and its settings."""
     found = find_model(source, output_dir, MODEL)
     return _choose_name(source, found), await _find_bundled(found.path), _read_run_settings(found)
 
@@ -252,7 +236,6 @@ class TrainingOptions:
 
     Attributes:
         token: The server's key; None: it has none.
-        device: `auto`, `cpu`, `cuda` or `mps`.
         dtype: Data type of the weights; None: that of the run, else float32.
         max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
         max_tokens: Most tokens of a reply; None: 1024 in reinforcement jobs.
@@ -305,11 +288,7 @@ class BaseModels:
 
 
 async def find_bases(options: TrainingOptions) -> BaseModels:
-    """Returns the models that clients may train.
-
-    Raises:
-        ConfigError: A model cannot be trained.
-    """
+    """Returns the models that clients may train."""
     policies, problems = dict[str, PolicyConfig](), list[Problem]()
     for source in options.sources:
         name, path, settings = await find_source(source, options.output_dir)

@@ -35,11 +35,9 @@ class ServedModel:
     """One name and the policy behind it.
 
     Attributes:
-        name: What clients write as `model`.
         root: The model that it was trained from; None: unknown, or it was not trained here.
         close: Frees the model once it is removed; None: its owner does.
         created_s: Unix time at which it was added.
-        num_in_flight: Model calls that have not ended.
     """
 
     name: str
@@ -97,11 +95,7 @@ class ServedModels:
         root: str | None = None,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> ServedModel:
-        """Serves a policy under a name, which clients write as `model`, at once.
-
-        Raises:
-            ConfigError: The name is taken.
-        """
+        """Serves a policy under a name, which clients write as `model`, at once."""
         if name in self._models:
             raise ConfigError(Problem("model", f"a model is already served as {name!r}", "choose another name"))
         self._models[name] = model = ServedModel(name, policy, root, close)

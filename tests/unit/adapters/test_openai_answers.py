@@ -314,7 +314,6 @@ def iterate_paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def mutate(answer: Any, rng: random.Random) -> Any:
-    """Returns an answer with up to three values replaced or removed."""
     answer = copy.deepcopy(answer)
     for _ in range(rng.randint(1, 3)):
         path = rng.choice(list(iterate_paths(answer)))

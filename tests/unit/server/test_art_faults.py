@@ -139,7 +139,6 @@ def held(monkeypatch):
 
 
 def build_call(group):
-    """Returns the body of protocol 1's training call."""
     return {"model": DESCRIBED, "trajectory_groups": [{"trajectories": group}], "config": {}, "dev_config": {}}
 
 
@@ -350,8 +349,6 @@ async def test_what_is_remembered_of_a_reply_is_what_training_needs(base, tmp_pa
 
 
 class Engines:
-    """Counts the engines that are in memory."""
-
     def __init__(self):
         self.now = self.most = 0
         self.go = threading.Event()

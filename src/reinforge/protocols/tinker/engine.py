@@ -38,9 +38,6 @@ def translate_loss(spec: LossSpec) -> tuple[str, dict[str, float]]:
     """Returns the service's name and settings of a loss.
 
     Example: clipped_pg with clip_low 0.2 and clip_high 0.3 -> ppo with thresholds 0.8 and 1.3.
-
-    Raises:
-        ConfigError: The service has no such loss, or the loss no such setting.
     """
     if spec.name == "cross_entropy":
         return spec.name, {}

@@ -22,11 +22,7 @@ FIXED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "pres
 
 
 class TinkerPolicy(PolicyServer):
-    """Samples from the weights that were published last.
-
-    Args:
-        max_model_len: Most tokens of prompt and reply.
-    """
+    """Samples from the weights that were published last."""
 
     tolerance = TOLERANCE
 

@@ -31,7 +31,6 @@ class ModelStep(PolicyServer):
     """One step.
 
     Args:
-        earlier: Loads the step once it is not the newest.
         policy: The checkpoint of the step, or the base model for step 0.
     """
 
@@ -123,9 +122,6 @@ class EarlierSteps:
     """The earlier steps in memory, of all models; the one that was asked for longest ago goes first.
 
     A step that is needed while calls use all the others waits for one of them, and later calls wait behind it.
-
-    Args:
-        device: `auto`, `cpu`, `cuda` or `mps`.
     """
 
     def __init__(self, device: str):

@@ -53,11 +53,7 @@ class ARTJob:
 
 
 class ARTModel:
-    """A model of a client.
-
-    Args:
-        device: `auto`, `cpu`, `cuda` or `mps`.
-    """
+    """A model of a client."""
 
     def __init__(
         self,
@@ -78,11 +74,7 @@ class ARTModel:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def load(self) -> PolicyServer:
-        """Loads the newest step, once, and returns what serves it.
-
-        Raises:
-            ConfigError, EngineError: The model cannot be loaded.
-        """
+        """Loads the newest step, once, and returns what serves it."""
         async with self._loading:
             if self._adapter.engine is None:
                 config = FinetuneConfig(policy=self._policy_config, device=self._device)

@@ -213,7 +213,6 @@ class FineTuningApi(Feature):
         return write_page([checkpoint.as_answer(job.id) for checkpoint in checkpoints], has_more)
 
     async def refuse_permissions(self, request: web.Request) -> web.Response:
-        """Refuses permissions of checkpoints: there are no projects to share them with."""
         raise ApiError(
             501, "this server has one organization and no projects, so checkpoints need no permissions",
             code="not_implemented", headers=NO_RETRY,

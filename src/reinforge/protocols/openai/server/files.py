@@ -45,7 +45,6 @@ class FileLimits:
     """How much clients may store.
 
     Attributes:
-        max_total_bytes: Most bytes of all files together.
         chunk_timeout_s: Seconds without any data after which an upload is given up.
     """
 

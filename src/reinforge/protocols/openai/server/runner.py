@@ -120,7 +120,6 @@ class JobSettings:
     """How jobs run.
 
     Attributes:
-        max_reply_tokens: Most tokens of a reply in a reinforcement job.
         poll_s: Seconds between two looks at the figures of a running job.
         relaunch_s: Seconds before a process is started again that could not be started.
     """

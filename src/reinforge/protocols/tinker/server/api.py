@@ -63,8 +63,6 @@ class TinkerSettings:
     """What the protocol offers.
 
     Attributes:
-        device: `auto`, `cpu`, `cuda` or `mps`.
-        max_models: Most models that are trained at a time.
         max_samplers: Most snapshots that sample at a time; more take turns.
         session_timeout_s: Seconds after a client's last sign of life when its session ends.
     """
@@ -350,11 +348,7 @@ KEY_PREFIX = "tml-"
 
 
 async def make_tinker(host: TrainingHost) -> TinkerApi:
-    """Returns the part of the server that trains adapters of one base model.
-
-    Raises:
-        ConfigError: The model cannot be trained, or a key of Tinker's SDK cannot be the server's.
-    """
+    """Returns the part of the server that trains adapters of one base model."""
     options, sources, token = host.options, host.options.sources, host.options.token
     if token is not None and not token.startswith(KEY_PREFIX):
         message = f"the key in the file does not begin with {KEY_PREFIX}, as the keys of Tinker's SDK do"

@@ -78,13 +78,11 @@ class TinkerFutures:
         return future, True
 
     def start(self, request_id: str, job: Job) -> None:
-        """Runs a new request in a task of its own."""
         future, is_new = self.submit(request_id)
         if is_new:
             future.task = asyncio.create_task(self.run(future, job, "the request was cancelled"))
 
     async def run(self, future: TinkerFuture, job: Job, cancelled: str) -> None:
-        """Keeps what a request gives, or why it failed."""
         try:
             self.finish(future, await job())
         except asyncio.CancelledError:

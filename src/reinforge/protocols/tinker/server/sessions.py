@@ -48,7 +48,6 @@ class TinkerModel:
     """A model that a client trains.
 
     Attributes:
-        id: Its id, `SESSION:train:N`.
         failed_seq: The first request since the last optimizer step whose gradient is missing; None: none is.
         inflight: The snapshot that its inflight samplers share.
         used_s: Unix time of its last request.

@@ -68,12 +68,6 @@ class AdapterShape:
 
 @dataclass(eq=False)
 class AdapterSlots:
-    """The slots of one engine.
-
-    Args:
-        engine: Loaded with the adapters of `list_slots`.
-    """
-
     engine: Engine
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "reinforge-tinker"))
 

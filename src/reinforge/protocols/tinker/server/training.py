@@ -54,7 +54,6 @@ class TinkerBase:
 
     Attributes:
         names: All names by which clients may ask for it; the first is its own.
-        arch: Its `model_type`.
     """
 
     names: tuple[str, ...]
