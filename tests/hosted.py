@@ -11,8 +11,7 @@ from pydantic import SecretStr
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
 from reinforge.interfaces import Algorithm
-from reinforge.protocols.openai.adapter import OpenAIAdapter
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.openai.adapter import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.types.request import ChatPrompt
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 from tests.openai_service import OpenAIService

@@ -259,7 +259,7 @@ async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:
     """
     options = host.options
     bases = await find_bases(options)
-    jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python)
+    jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python_graders)
     if options.max_tokens is not None:
         jobs = replace(jobs, max_reply_tokens=options.max_tokens)
     folder = options.data_dir.absolute() / FOLDER

@@ -360,10 +360,10 @@ async def make_tinker(host: TrainingHost) -> TinkerApi:
     if (Path(path) / ADAPTER_CONFIG).is_file():
         fix = "merge it first: reinforge export RUN --format merged, or name its base model"
         raise ConfigError(Problem(MODEL, f"{path} is an adapter; adapters are trained on a whole model", fix))
-    named = {"dtype": options.dtype, "max_model_len": options.max_model_len}
-    given = {key: value for key, value in named.items() if value is not None}
     lora = LoRAConfig(r=options.max_rank, lora_alpha=options.max_rank)
-    policy = PolicyConfig(**{**settings, **given, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs})
+    policy = PolicyConfig(
+        **{**settings, **options.overrides, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs}
+    )
     chosen = TinkerSettings(
         policy,
         name,
