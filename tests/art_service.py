@@ -82,8 +82,6 @@ class ARTJob:
 
 @dataclass
 class ARTModel:
-    """One model that is trained, with the texts that each step learnt."""
-
     id: str
     name: str
     project: str
@@ -133,7 +131,6 @@ class ARTService:
 
     @property
     def base_url(self) -> str:
-        """Address of the service of protocol 2."""
         return f"http://{self.ip}:{self.port}/v1"
 
     def __enter__(self) -> ARTService:
@@ -322,7 +319,6 @@ class ARTService:
         return {"object": "list", "data": [{"id": name, "object": "model"} for name in self._serves()]}
 
     def _serves(self) -> dict[str, list[str]]:
-        """Returns the texts that each served name has learnt."""
         names: dict[str, list[str]] = {}
         for model in self.models.values():
             artifact = f"wandb-artifact:///{model.entity}/{model.project}/{model.name}"

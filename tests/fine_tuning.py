@@ -90,8 +90,6 @@ class CopyLauncher:
 
 
 class CopiedJob:
-    """A job of `CopyLauncher`."""
-
     def __init__(self, launcher: CopyLauncher, folder: Path, end: Any):
         self._launcher, self._folder, self._end = launcher, folder, end
         self._stop = asyncio.Event()
@@ -124,8 +122,6 @@ class CopiedJob:
 
 
 def make_finished_run(folder: Path, model: Path) -> Path:
-    """Returns the folder of a short run that a job has made."""
-
     async def make() -> Path:
         bases = {"tiny": PolicyConfig(model=str(model), lora={"r": 4})}
         async with FineTuningServer(
@@ -147,8 +143,6 @@ def make_finished_run(folder: Path, model: Path) -> Path:
 
 
 class NamesOnly:
-    """Keeps the names of the models that it is given, and loads nothing."""
-
     def __init__(self) -> None:
         self.folders: dict[str, Path] = {}
 
@@ -199,7 +193,6 @@ class FineTuningServer:
         return f"{self.app.address}/v1"
 
     async def wait(self, job_id: str, seconds: float = 120) -> Any:
-        """Returns the job once nothing works on it any more."""
         async with asyncio.timeout(seconds):
             await self.api.runner.wait(job_id)
         return self.api.store.find_job(job_id)
@@ -230,7 +223,6 @@ class ThreadedServer:
         return self
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of a coroutine in the server's loop."""
         return self._thread.call(work)
 
     def __exit__(self, *exc_info: Any) -> None:

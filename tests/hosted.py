@@ -11,8 +11,7 @@ from pydantic import SecretStr
 from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
 from reinforge.interfaces import Algorithm
-from reinforge.protocols.openai.adapter import OpenAIAdapter
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.openai.adapter import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.types.request import ChatPrompt
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 from tests.openai_service import OpenAIService
@@ -28,7 +27,6 @@ async def connect_adapter(
     kind: type[OpenAIAdapter] = OpenAIAdapter,
     **settings: Any,
 ) -> AsyncIterator[OpenAIAdapter]:
-    """Yields a connected adapter."""
     config = OpenAIAdapterConfig(base_url=service.url, **{**FAST_SETTINGS, **settings})
     adapter = kind(config, algorithm or SFT(), service.url, SecretStr(service.key))
     await adapter.initialize(FinetuneConfig())
@@ -39,7 +37,6 @@ async def connect_adapter(
 
 
 def make_trajectory(question: str, answer: str, reward: float = 1.0) -> Trajectory:
-    """Returns an episode of one question and one trained answer."""
     user = EpisodeItem(role="user", content=question)
     prompt = ChatPrompt(({"role": "user", "content": question},))
     return Trajectory(episode=[user, EpisodeItem(role="assistant", content=answer, logprobs=prompt)], reward=reward)

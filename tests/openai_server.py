@@ -36,7 +36,6 @@ def fails(status: int, text: str = "", **headers: str) -> Step:
 
 
 def page(status: int = 200) -> Step:
-    """Returns a step that answers with a proxy's HTML page."""
     text = "<html><body><h1>Bad gateway</h1></body></html>"
     return lambda request, _: web.Response(status=status, text=text, content_type="text/html")
 
@@ -52,8 +51,6 @@ async def cut(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
 
 
 def slow(seconds: float) -> Step:
-    """Returns a step that answers late."""
-
     async def step(request: web.Request, body: dict[str, Any]) -> web.Response:
         await asyncio.sleep(seconds)
         return web.json_response({})
@@ -89,7 +86,6 @@ class OpenAIServer:
 
     @property
     def url(self) -> str:
-        """The endpoint, up to /v1."""
         return str(self._server.make_url("/v1"))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

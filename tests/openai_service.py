@@ -151,19 +151,15 @@ class OpenAIService:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
 
     def rows(self, file_id: str) -> list[dict[str, Any]]:
-        """Returns the lines of a file."""
         return [json.loads(line) for line in self._contents[file_id].decode().splitlines()]
 
     def get_job_rows(self, job_id: str) -> list[dict[str, Any]]:
-        """Returns the lines that a job was trained on."""
         return self.rows(self.jobs[job_id]["training_file"])
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass for the jobs."""
         self._offset_s += seconds
 
     def get_status(self, job_id: str) -> str:
-        """Returns the current status of a job, in the API's terms."""
         return str(self._refresh(job_id)["status"])
 
     # Calls.
@@ -265,7 +261,6 @@ class OpenAIService:
         return self._page(found, request, most=100, usual=20)
 
     def _page(self, entries: list[dict[str, Any]], request: web.Request, *, most: int, usual: int) -> dict[str, Any]:
-        """Returns one page of a list, newest entry first."""
         newest_first = entries[::-1]
         limit, after_id = int(request.query.get("limit", usual)), request.query.get("after")
         if not 1 <= limit <= most:
@@ -343,7 +338,6 @@ class OpenAIService:
         return id_
 
     def _refresh(self, id_: str) -> dict[str, Any]:
-        """Updates a job's status and returns the job."""
         job, (began, seconds, end) = self.jobs[id_], self._plans[id_]
         passed = (self._now() - began) / max(seconds, 1e-9)
         if job["status"] in TERMINAL:

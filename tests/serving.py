@@ -11,7 +11,6 @@ from reinforge.serving.models import ServedModels
 
 @contextlib.asynccontextmanager
 async def serve(policies, features=(), **settings):
-    """Yields a server over policies by name."""
     models = ServedModels()
     for name, policy in policies.items():
         models.add(name, policy)
@@ -20,19 +19,16 @@ async def serve(policies, features=(), **settings):
 
 
 def http(app, **settings):
-    """Returns a client of the server."""
     return httpx.AsyncClient(base_url=app.address, timeout=60, **settings)
 
 
 def async_openai(app, key="any", **settings):
-    """Returns OpenAI's client."""
     import openai
 
     return openai.AsyncOpenAI(base_url=f"{app.address}/v1", api_key=key, max_retries=0, **settings)
 
 
 def async_anthropic(app, key="any"):
-    """Returns Anthropic's client."""
     import anthropic
 
     return anthropic.AsyncAnthropic(base_url=app.address, api_key=key, max_retries=0)
@@ -43,6 +39,5 @@ def says(text):
 
 
 async def wait_for(condition):
-    """Returns once a condition holds."""
     while not condition():
         await asyncio.sleep(0.005)

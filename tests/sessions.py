@@ -14,7 +14,6 @@ NAME = "tiny/base"
 
 @contextmanager
 def serve_sessions(model, folder, **limits):
-    """Yields a running server."""
     api = SessionsApi(
         BaseModels({NAME: PolicyConfig(model=str(model))}), folder, device="cpu", limits=SessionLimits(**limits)
     )
@@ -28,7 +27,6 @@ def serve_sessions(model, folder, **limits):
 
 
 def use_http_adapter(project, app, **settings):
-    """Configures a project to train at the server."""
     adapter = {"_type": "http", "url": app.address, "base_model": NAME, **settings}
     project.settings["trainer_adapters"] = {"adapter": adapter}
     project.settings["finetuning"].pop("device", None)

@@ -30,7 +30,6 @@ RECORDED = {
 
 
 def read_recorded(name):
-    """Returns a recorded body."""
     return base64.b64decode(RECORDED[name])
 
 
@@ -88,11 +87,9 @@ class TinkerClient:
         await self.http.aclose()
 
     async def send(self, route, **body):
-        """Returns the response to a JSON body."""
         return await self.http.post(route, json=body)
 
     async def post(self, route, **body):
-        """Returns the JSON of a response that is no error."""
         response = await self.send(route, **body)
         assert response.status_code == 200, response.text
         return response.json()
@@ -110,32 +107,26 @@ class TinkerClient:
         return message
 
     async def create_model(self, number=0, rank=4, seed=1, base_model="tiny", **lora):
-        """Returns the result of create_model."""
         body = {"session_id": self.session_id, "model_seq_id": number, "base_model": base_model}
         lora = {"rank": rank, "seed": seed, "train_unembed": True, "train_mlp": True, "train_attn": True, **lora}
         return await self.result(await self.post("create_model", **body, lora_config=lora))
 
     async def send_data(self, body):
-        """Returns the response to a body in protocol buffers."""
         return await self.http.post("forward_backward", content=body, headers={"content-type": CONTENT_TYPE})
 
     async def train(self, model_id, seq_id, data, loss="cross_entropy", config=None, forward_only=False):
-        """Returns the promise of forward_backward."""
         response = await self.send_data(build_body(model_id, seq_id, data, loss, config, forward_only))
         assert response.status_code == 200, response.text
         return response.json()
 
     async def step(self, model_id, seq_id, **adam):
-        """Returns the promise of optim_step."""
         return await self.post("optim_step", model_id=model_id, seq_id=seq_id, adam_params=adam, type="optim_step")
 
     async def open_sampler(self, number=0, **what):
-        """Returns the id of a sampling session."""
         body = {"session_id": self.session_id, "sampling_session_seq_id": number, **what}
         return (await self.post("create_sampling_session", **body))["sampling_session_id"]
 
     async def sample(self, sampler_id, seq_id, prompt, num_samples=1, **params):
-        """Returns the promise of sequences."""
         extra = {name: params.pop(name) for name in list(params) if name.startswith(("prompt_", "topk_", "target_"))}
         chunks = [{"tokens": list(prompt), "type": "encoded_text"}]
         return await self.post(
@@ -173,7 +164,6 @@ def build_body(model_id, seq_id, data, loss="cross_entropy", config=None, forwar
 
 
 def read_rows(output):
-    """Returns the log-probs of each datum in the result of forward_backward."""
     [record] = output.loss_fn_outputs
     [field] = record.fields
     assert field.key == "logprobs"
@@ -183,10 +173,8 @@ def read_rows(output):
 
 
 def read_metrics(output):
-    """Returns the metrics of a result of forward_backward."""
     return {metric.key: metric.value for metric in output.metrics}
 
 
 def read_sequence(sequence):
-    """Returns the tokens and the log-probs of a sampled sequence."""
     return np.frombuffer(sequence.tokens, "<i4").tolist(), np.frombuffer(sequence.logprobs, "<f4")

@@ -29,7 +29,6 @@ class ServiceDouble:
         self.optimizers = {}
 
     def put(self, weights, adapter=TRAINED):
-        """Gives an adapter weights."""
         self._change(lambda: self.engine.put_adapter(weights, adapter), adapter)
 
     def _change(self, work, adapter=TRAINED):
@@ -47,56 +46,46 @@ class ServiceDouble:
         return report, batch.read_logprobs(report.logprobs, contexts)
 
     def forward_backward(self, data, loss, config):
-        """Adds a gradient."""
         self.calls.append((loss, dict(config), len(data)))
         report, _ = self._accumulate(data, loss, config, backward=True)
         return {"loss:sum": report.loss}
 
     def forward(self, data):
-        """Returns the log-probs of the targets."""
         return self._accumulate(data, "cross_entropy", LOSSES["cross_entropy"].settings, backward=False)[1]
 
     def optim_step(self, settings):
-        """Makes a step."""
         self.calls.append(settings)
         metrics = self._change(lambda: self.engine.apply(settings, TRAINED))
         return {"unclipped_grad_l2:mean": metrics["grad_norm"]}
 
     def save(self, name):
-        """Keeps the weights and the optimizer."""
         path, learner = f"tinker://run/weights/{name}", self.engine._learners[TRAINED]
         moments = {key: value.clone() for key, value in learner.state().items()}
         self.saved[path] = (self.engine.read_adapter(TRAINED), moments, learner.num_steps)
         return path
 
     def load(self, path):
-        """Goes back to them."""
         weights, moments, num_steps = self.saved[path]
         self.put(weights)
         self.engine._call(lambda: self.engine._learners[TRAINED].restore(moments, num_steps), TRAINED)
 
     def publish(self):
-        """Samples from the current weights."""
         self.put(self.engine.read_adapter(TRAINED), SAMPLED)
 
     async def sample(self, prompt, params):
-        """Samples."""
         reply = await self.engine.policies[SAMPLED].sample(ModelRequest([], params, prompt=tuple(prompt)))
         return ServiceReply(reply.tokens.token_ids, reply.tokens.logprobs, reply.tokens.finish_reason)
 
     async def score(self, token_ids):
-        """Scores."""
         [row] = await self.engine.policies[SAMPLED].score([token_ids])
         return row
 
     def close(self):
-        """Ends it."""
         self.is_closed = True
         self.engine.close()
 
 
 def make_datum(datum):
-    """Returns a datum as the server reads it."""
     numbers = {name: np.asarray(values, np.float32) for name, values in datum.numbers.items()}
     targets = np.asarray(datum.targets, np.int64)
     return TinkerDatum(np.asarray(datum.token_ids, np.int64), {"target_tokens": targets, **numbers})

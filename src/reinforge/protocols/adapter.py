@@ -26,8 +26,6 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
 
     Attributes:
         algorithm: Selects what to train on; may be replaced between jobs.
-        backend: Name of the service in the record.
-        title: Name of the service in messages.
     """
 
     trains_on = "messages"
@@ -43,12 +41,7 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Connects to the service on the first call.
-
-        Raises:
-            ConfigError: The run has settings that the service does not support; every one is named.
-            BackendError: The service does not answer, or rejects the key.
-        """
+        """Connects to the service on the first call; settings that it does not support are a `ConfigError`."""
         await super().initialize(run_config)
         if self._jobs is not None:
             return
@@ -96,21 +89,16 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
 
     @abstractmethod
     async def _submit(self, trajectories: TrajectoryCollection, metadata: dict[str, Any]) -> HostedJob | None:
-        """Finds or starts the job, and adds `job_id` and further facts to the reference's metadata.
-
-        Raises:
-            JobFailed, TrajectoryError: There is nothing to train.
-        """
+        """Finds or starts the job, and adds `job_id` and further facts to the reference's metadata."""
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns the status of a job; while the service does not answer, the last known one, with a message."""
+        """Returns a job's status; while the service does not answer, the last known one, with a message."""
         return await self._require_jobs().status(ref)
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
         """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model.
 
         Args:
-            ref: The job.
             poll_interval: Seconds between polls; None: the configured interval.
         """
         status = await self._require_jobs().wait(ref, poll_interval)

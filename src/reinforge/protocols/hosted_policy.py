@@ -33,7 +33,6 @@ class HostedPolicy(PolicyServer):
 
     Args:
         chat: The model that the run starts from; it rejects replies of other models.
-        base_model: The base model of `chat`.
         ready_s: Seconds to wait until a new model is available.
     """
 

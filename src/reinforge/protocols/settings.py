@@ -49,11 +49,7 @@ def find_unsupported_settings(config: FinetuneConfig, algorithm: Algorithm) -> l
 def find_unused_settings(
     config: FinetuneConfig, replacements: Mapping[str, str], leave_out: str, service: str
 ) -> list[Problem]:
-    """Returns the settings of a run that mean nothing where a service trains and serves the model.
-
-    Args:
-        replacements: What to do instead, by path below `finetuning.policy`.
-    """
+    """Returns the settings of a run that mean nothing where a service trains and serves the model."""
     problems = list[Problem]()
     for path, value in _iterate_changed(config.policy, PolicyConfig()):
         if path != "model":
@@ -82,7 +78,6 @@ def find_model_problems(base_model: str | None, config: FinetuneConfig) -> list[
     """Returns what is wrong with the names of the model.
 
     Args:
-        base_model: The trainer adapter's `base_model`.
         config: The run's settings; `policy.model` may be a folder in which a run saved the name of its model.
     """
     path, named = "finetuning.policy.model", config.policy.model

@@ -30,9 +30,6 @@ class RequestGuard:
 
     Args:
         token: The key that every request must carry; None or empty: no key is needed.
-
-    Raises:
-        ConfigError: Other machines can reach the address, and there is no token.
     """
 
     def __init__(self, host: str, token: str | None, allowed_hosts: Iterable[str] = ()):
@@ -106,9 +103,6 @@ def read_token(name: str | None) -> str | None:
 
     Args:
         name: The file; None: there is no key.
-
-    Raises:
-        ConfigError: Others can read the file, or it has no key, or cannot be read.
     """
     if name is None:
         return None

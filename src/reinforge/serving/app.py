@@ -78,9 +78,6 @@ class ServeApp:
         host: The address to listen on; others than the loopback need a token.
         port: The TCP port; 0: the operating system chooses.
         token: The key that every request must carry; None or empty: none is needed.
-
-    Raises:
-        ConfigError: Other machines can reach the address, and there is no token.
     """
 
     def __init__(
@@ -150,11 +147,7 @@ class ServeApp:
         await web.SockSite(self._runner, self._listener, backlog=1024).start()
 
     def listen(self) -> None:
-        """Takes the port; entering the context does so as well. Clients that connect wait until the server starts.
-
-        Raises:
-            ConfigError: The port is taken, or the address is none of this machine's.
-        """
+        """Takes the port; entering the context does so as well. Clients that connect wait until the server starts."""
         if self._listener is not None:
             return
         host = self.host.strip("[]")

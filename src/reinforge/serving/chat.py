@@ -41,8 +41,6 @@ class PreparedCall:
     """A call that has been checked and can be sampled.
 
     Attributes:
-        call_id: The `id` of its completion.
-        num_choices: `n`.
         started_s: When it came, in seconds since the epoch.
     """
 
@@ -53,11 +51,7 @@ class PreparedCall:
 
 
 class ModelCaller:
-    """Makes the calls of one request.
-
-    Args:
-        prefix: Of the completion's id, such as `chatcmpl-`.
-    """
+    """Makes the calls of one request."""
 
     def __init__(self, models: ServedModels, model: ServedModel, limits: ServerLimits, prefix: str = ""):
         self._models, self._model, self._limits, self._prefix = models, model, limits, prefix

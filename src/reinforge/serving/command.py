@@ -142,20 +142,18 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
     from reinforge.serving.access import read_token
     from reinforge.serving.app import ServeApp
-    from reinforge.serving.loading import LoadSettings, ModelLoader, TrainingHost, TrainingOptions
+    from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost
     from reinforge.serving.models import ServedModels
     from reinforge.serving.routes import ServerLimits
 
     served = ServedModels()
     token = read_token(options["token_file"])
-    chosen = {name: options[name] for name in ("device", "dtype", "max_model_len", "max_num_seqs")}
-    takes_adapters = bool(options["fine_tuning"] and options["lora_rank"])
-    chosen |= {"takes_adapters": takes_adapters, "serves_versions": options["versions"]}
-    loader = ModelLoader(served, LoadSettings(output_dir=output_dir, **chosen))
-    names = {each.name for each in fields(TrainingOptions)} & options.keys()
-    training = {name: options[name] for name in names} | {"data_dir": Path(options["data_dir"])}
-    training |= {"sources": sources, "output_dir": output_dir, "token": token}
-    host = TrainingHost(served, loader, TrainingOptions(**training, allow_python=options["allow_python_graders"]))
+    named = {name: options[name] for name in {each.name for each in fields(ServeOptions)} & options.keys()}
+    named |= {"sources": sources, "output_dir": output_dir, "token": token, "data_dir": Path(options["data_dir"])}
+    named |= {"takes_adapters": bool(options["fine_tuning"] and options["lora_rank"])}
+    settings = ServeOptions(**named, serves_versions=options["versions"])
+    loader = ModelLoader(served, settings)
+    host = TrainingHost(served, loader, settings)
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     app = ServeApp(
         served,

@@ -50,10 +50,8 @@ class LoadSettings:
     """How models are loaded.
 
     Attributes:
-        device: `auto`, `cpu`, `cuda` or `mps`.
         dtype: Data type of the weights; None: that of the run, else float32.
         max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
-        serves_versions: Serve the checkpoints of a run as well, as `RUN@VERSION`, if they are adapters.
     """
 
     output_dir: Path = Path("runs")
@@ -64,6 +62,33 @@ class LoadSettings:
     takes_adapters: bool = False
     serves_versions: bool = False
     seed: int = 0
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings of the policy that replace those of a run."""
+        given = {"dtype": self.dtype, "max_model_len": self.max_model_len}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions(LoadSettings):
+    """What the command line says about the models and about training.
+
+    Attributes:
+        token: The server's key; None: it has none.
+        max_tokens: Most tokens of a reply; None: 1024 in reinforcement jobs.
+        lora_rank: Rank of the adapters; 0: all weights are trained.
+    """
+
+    sources: tuple[str, ...] = ()
+    data_dir: Path = Path(".reinforge/serve")
+    token: str | None = None
+    max_tokens: int | None = None
+    lora_rank: int = 16
+    max_rank: int = 32
+    max_jobs: int = 1
+    max_models: int = 4
+    allow_python_graders: bool = False
 
 
 @dataclass(eq=False)
@@ -81,14 +106,7 @@ class ModelLoader:
         self._loading = asyncio.Lock()
 
     async def open(self, source: str) -> list[str]:
-        """Serves a model that the user names; returns the names under which it is served.
-
-        Args:
-            source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
-
-        Raises:
-            ConfigError: There is no such model, or it cannot be loaded.
-        """
+        """Serves a model that the user names; returns the names under which it is served."""
         found = find_model(source, self._settings.output_dir, MODEL)
         name, overrides = _choose_name(source, found), _read_run_settings(found)
         async with self._loading:
@@ -147,8 +165,7 @@ class ModelLoader:
 
     def _load_engine(self, path: str, overrides: dict[str, Any]) -> Engine:
         settings, is_adapter = self._settings, (Path(path) / ADAPTER_CONFIG).is_file()
-        given = {"dtype": settings.dtype, "max_model_len": settings.max_model_len}
-        chosen = {**overrides, **{name: value for name, value in given.items() if value is not None}}
+        chosen = {**overrides, **settings.overrides}
         lora = LoRAConfig(r=1) if settings.takes_adapters and not is_adapter else None
         policy = PolicyConfig(model=path, lora=lora, max_num_seqs=settings.max_num_seqs, **chosen)
         if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
@@ -172,14 +189,7 @@ class ModelLoader:
 
 
 async def find_source(source: str, output_dir: Path) -> tuple[str, str, dict[str, Any]]:
-    """Returns the name of one model that the user names, its folder or hub id, and its settings.
-
-    Args:
-        source: A run, a folder, a hub id, a GGUF file, `pip:NAME` or `bundled:NAME`.
-
-    Raises:
-        ConfigError: There is no such model.
-    """
+    """Returns the name of one model that the user names, its folder or hub id, and its settings."""
     found = find_model(source, output_dir, MODEL)
     return _choose_name(source, found), await _find_bundled(found.path), _read_run_settings(found)
 
@@ -247,41 +257,12 @@ def _find_base(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """What the command line says about training.
-
-    Attributes:
-        token: The server's key; None: it has none.
-        device: `auto`, `cpu`, `cuda` or `mps`.
-        dtype: Data type of the weights; None: that of the run, else float32.
-        max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
-        max_tokens: Most tokens of a reply; None: 1024 in reinforcement jobs.
-        lora_rank: Rank of the adapters; 0: all weights are trained.
-    """
-
-    sources: tuple[str, ...]
-    output_dir: Path
-    data_dir: Path
-    token: str | None = None
-    device: str = "auto"
-    dtype: str | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_tokens: int | None = None
-    lora_rank: int = 16
-    max_rank: int = 32
-    max_jobs: int = 1
-    max_models: int = 4
-    allow_python: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingHost:
     """The server that a protocol's part is made for: its models, what loads more, and its options."""
 
     models: ServedModels
     loader: ModelLoader
-    options: TrainingOptions
+    options: ServeOptions
 
 
 class BaseModels:
@@ -304,12 +285,8 @@ class BaseModels:
         raise ApiError(404, message, param=param, code="model_not_found")
 
 
-async def find_bases(options: TrainingOptions) -> BaseModels:
-    """Returns the models that clients may train.
-
-    Raises:
-        ConfigError: A model cannot be trained.
-    """
+async def find_bases(options: ServeOptions) -> BaseModels:
+    """Returns the models that clients may train."""
     policies, problems = dict[str, PolicyConfig](), list[Problem]()
     for source in options.sources:
         name, path, settings = await find_source(source, options.output_dir)
@@ -321,11 +298,10 @@ async def find_bases(options: TrainingOptions) -> BaseModels:
     return BaseModels(policies)
 
 
-def _build_policy(path: str, settings: Mapping[str, Any], options: TrainingOptions) -> PolicyConfig:
+def _build_policy(path: str, settings: Mapping[str, Any], options: ServeOptions) -> PolicyConfig:
     """Returns a model and how it is trained; `settings` are those of the run that it comes from."""
     folder = Path(path).expanduser()
-    given = {"dtype": options.dtype, "max_model_len": options.max_model_len}
-    chosen = {**settings, **{name: value for name, value in given.items() if value is not None}}
+    chosen = {**settings, **options.overrides}
     chosen["model"] = str(folder.absolute()) if folder.exists() else path  # jobs run in folders of their own
     policy = PolicyConfig(**chosen)
     if options.lora_rank and not has_adapters(policy):

@@ -55,11 +55,6 @@ class MetricsApi(Feature):
         return web.Response(body=text, headers={"content-type": self._prometheus.CONTENT_TYPE_LATEST})
 
     def count(self, request: web.Request, status: int, started_s: float) -> None:
-        """Counts a request once its response is complete.
-
-        Args:
-            started_s: When it began, by `time.perf_counter`.
-        """
         resource = request.match_info.route.resource
         route = "unknown" if resource is None else resource.canonical  # never the path itself: it may be anything
         self._requests.labels(request.method if resource is not None else "", route, str(status)).inc()

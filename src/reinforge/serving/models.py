@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from reinforge.errors import ConfigError, Problem, did_you_mean
@@ -20,6 +21,8 @@ from reinforge.interfaces import PolicyServer
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.serving.routes import ApiError
 from reinforge.types.episode import ModelCall
+from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.types.sample import FloatArray
 
 NAMES_SHOWN = 20
 """Most names of models in a message."""
@@ -35,11 +38,9 @@ class ServedModel:
     """One name and the policy behind it.
 
     Attributes:
-        name: What clients write as `model`.
         root: The model that it was trained from; None: unknown, or it was not trained here.
         close: Frees the model once it is removed; None: its owner does.
         created_s: Unix time at which it was added.
-        num_in_flight: Model calls that have not ended.
     """
 
     name: str
@@ -71,6 +72,45 @@ class ServedModel:
         return {**described, "owned_by": "reinforge", "root": self.root or self.name, "version": self.policy.version}
 
 
+class OnDemandPolicy(PolicyServer):
+    """Fixed weights that are in memory while a call needs them; all else is as with another policy of their model."""
+
+    def __init__(self, base: PolicyServer):
+        self._base = base
+        self.tolerance = base.tolerance
+
+    @abstractmethod
+    def use(self) -> AbstractAsyncContextManager[PolicyServer]:
+        """Yields the policy of the weights, which stay in memory inside the block."""
+
+    @property
+    def model_name(self) -> str:
+        return self._base.model_name
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._base.chat_template
+
+    @property
+    def history(self) -> str:
+        return self._base.history
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        async with self.use() as policy:
+            return await policy.sample(request)
+
+    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        async with self.use() as policy:
+            return await policy.score(token_ids)
+
+    async def publish(self, version: int) -> None:
+        """Does nothing: the weights never change."""
+
+    async def fingerprint(self) -> str:
+        async with self.use() as policy:
+            return await policy.fingerprint()
+
+
 class ServedModels:
     """All models of one server; use it in one event loop."""
 
@@ -97,11 +137,7 @@ class ServedModels:
         root: str | None = None,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> ServedModel:
-        """Serves a policy under a name, which clients write as `model`, at once.
-
-        Raises:
-            ConfigError: The name is taken.
-        """
+        """Serves a policy under a name, which clients write as `model`, at once."""
         if name in self._models:
             raise ConfigError(Problem("model", f"a model is already served as {name!r}", "choose another name"))
         self._models[name] = model = ServedModel(name, policy, root, close)

@@ -25,7 +25,6 @@ class ServerLimits:
         idle_timeout_s: Seconds after which a connection without a whole request line and headers is closed.
         write_timeout_s: Seconds after which a client that does not read its stream is given up.
         max_in_flight: Most model calls that are answered or wait at a time; further ones get 429.
-        max_choices: Most choices (`n`) of one call.
         max_tokens: Most tokens of one reply, whatever the request says; None: up to the context limit.
     """
 
@@ -43,9 +42,6 @@ class ApiError(BadRequest):
     """A request that is refused, or that failed; the server writes it in OpenAI's form.
 
     Example: `raise ApiError(404, "there is no file 'file-1'", param="file_id", code="file_not_found")`.
-
-    Args:
-        headers: Headers of the response, such as `retry-after`.
     """
 
     def __init__(
@@ -127,9 +123,7 @@ def refuse_invalid(
     """Returns the refusal of a body by its first problem: `policy.lora.r: Input should be ...`.
 
     Args:
-        error: What pydantic says.
         param: The field of the request that was validated; None: the whole body.
-        names: Names of fields as they were validated -> as the client wrote them.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, found["loc"]))
@@ -139,7 +133,6 @@ def refuse_invalid(
 
 
 def read_page_query(request: web.Request, *, usual: int, most: int) -> tuple[str | None, int]:
-    """Returns `after` and `limit` of a list's query."""
     text = request.query.get("limit", str(usual))
     limit = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
     if not 1 <= limit <= most:

@@ -14,8 +14,7 @@ from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, ConfigError
-from reinforge.protocols.openai.adapter import OpenAIAdapter
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.openai.adapter import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.types.job import TrainingJobRef, TrainingStatusEnum
 from tests.hosted import FAST_SETTINGS, connect_adapter, make_collection
 from tests.openai_server import fails

@@ -20,7 +20,7 @@ from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.protocols import jobs as openai_jobs
 from reinforge.protocols import service as openai_service
 from reinforge.protocols.jobs import HostedJobs
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.openai.adapter import OpenAIAdapterConfig
 from reinforge.protocols.openai.service import JOB_KEY, FineTuningService
 from reinforge.rollout.models.openai_client import OpenAIChat
 from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig
@@ -314,7 +314,6 @@ def iterate_paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
 
 
 def mutate(answer: Any, rng: random.Random) -> Any:
-    """Returns an answer with up to three values replaced or removed."""
     answer = copy.deepcopy(answer)
     for _ in range(rng.randint(1, 3)):
         path = rng.choice(list(iterate_paths(answer)))

@@ -12,8 +12,7 @@ from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, StorageError
-from reinforge.protocols.openai.adapter import OpenAIAdapter
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.openai.adapter import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.trainer.versions import probe
 from reinforge.types.request import ChatPrompt, ModelRequest, SamplingParams
 from tests.hosted import connect_adapter, make_collection

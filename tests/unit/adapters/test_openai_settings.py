@@ -17,8 +17,7 @@ from reinforge.config.loader import build_config
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.interfaces import Algorithm
-from reinforge.protocols.openai.adapter import OpenAIAdapter
-from reinforge.protocols.openai.config import OpenAIAdapterConfig
+from reinforge.protocols.openai.adapter import OpenAIAdapter, OpenAIAdapterConfig
 from reinforge.trainer.setup.check import check_config
 from tests.scripted_run import ScriptedRun
 

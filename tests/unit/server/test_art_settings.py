@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.protocols.art.server.settings import read_settings
+from reinforge.protocols.art.server.model import read_settings
 from reinforge.serving.routes import ApiError
 
 SENT_BY_CLIENT = {

@@ -241,7 +241,6 @@ class Jobs(RuleBasedStateMachine):
 
 
 def run_sequences(count):
-    """Runs the machine on as many sequences."""
     chosen = settings(
         max_examples=count,
         stateful_step_count=25,

@@ -18,8 +18,6 @@ CHAT = "/v1/chat/completions"
 
 
 class Endless(ScriptedPolicy):
-    """Samples until it is stopped."""
-
     def __init__(self, text="word "):
         super().__init__()
         self.text, self.num_running, self.num_stopped = text, 0, 0
@@ -44,7 +42,6 @@ class Endless(ScriptedPolicy):
 
 
 async def open_chat(app, **fields):
-    """Returns a connection that has sent its request."""
     body = json.dumps({**ASK, **fields}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
     lines = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"

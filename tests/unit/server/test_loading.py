@@ -19,7 +19,6 @@ ASK = ModelRequest(says("the quick brown"), SamplingParams(temperature=0, max_to
 
 
 def save_adapter(model, folder, *, seed, r=4, scale=0.5):
-    """Writes an adapter with random weights, as a run does."""
     import torch
 
     config = PolicyConfig(model=str(model), lora=LoRAConfig(r=r, lora_alpha=2 * r))

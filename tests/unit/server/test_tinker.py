@@ -33,7 +33,6 @@ async def make_model(client, number=0, **settings):
 
 
 def score(engine, tokens=TOKENS, targets=TARGETS):
-    """Returns log p of the targets under the base model."""
     [row] = engine._score_tokens([[*tokens, targets[-1]]], BASE)
     return row[1:]
 

@@ -7,6 +7,7 @@ import pytest
 
 from reinforge.errors import EngineError
 from reinforge.protocols.tinker.server import api as api_module
+from reinforge.protocols.tinker.server.requests import Sample
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.training import TinkerTraining
 from reinforge.serving.routes import ApiError, ServerLimits
@@ -123,8 +124,8 @@ async def test_a_checkpoint_that_answers_chats_is_hashed_once(client, served, mo
 async def test_the_servers_limit_of_tokens_holds_for_samples_too(client, served):
     sampling, sampler = served[1].sampling, await client.open_sampler(base_model="tiny")
     body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_params": {"stop": []}}
-    promise = json.loads((await sampling.sample({**body, "seq_id": 0}, ServerLimits(max_tokens=3))).body)
+    promise = json.loads(sampling.submit(Sample(**body, seq_id=0), ServerLimits(max_tokens=3)).body)
     assert len(read_sequence((await client.result(promise)).sequences[0])[0]) == 3
-    asked = {**body, "seq_id": 1, "sampling_params": {"max_tokens": 4}}
+    asked = Sample(**{**body, "seq_id": 1, "sampling_params": {"max_tokens": 4}})
     with pytest.raises(ApiError, match="max_tokens is 4; this server samples at most 3"):
-        await sampling.sample(asked, ServerLimits(max_tokens=3))
+        sampling.submit(asked, ServerLimits(max_tokens=3))

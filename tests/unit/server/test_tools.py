@@ -18,8 +18,6 @@ TOOL = {
 
 
 class Pieces(ScriptedPolicy):
-    """Writes one text, three characters at a time."""
-
     chat_template = TEMPLATE
 
     async def sample(self, request):

@@ -110,14 +110,7 @@ class ARTClient(HostedService):
     async def find_or_start(
         self, base: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], *, was_interrupted: bool
     ) -> str:
-        """Returns the id of the job that starts from a step; starts one unless one is found.
-
-        Args:
-            base: The step.
-            groups: The trajectory groups.
-            settings: The training settings.
-            was_interrupted: An earlier process may have started the job.
-        """
+        """Returns the id of the job that starts from a step; starts one unless one is found."""
         lost, name = f"{AFTER_STEP}{base}", self.backend.name
         newest = await self.endpoint.retry(self.get_step)
         if was_interrupted and (newest > base or await self._settle(base)):

@@ -55,11 +55,7 @@ class _History:
 
 
 def build_groups(groups: Iterable[TrajectoryGroup], job: str, *, allow_without_logprobs: bool = False) -> ARTGroups:
-    """Returns the groups of a job; a trajectory or group without a trained reply is left out.
-
-    Args:
-        job: Hash that identifies the job.
-    """
+    """Returns the groups of a job; a trajectory or group without a trained reply is left out."""
     built = ARTGroups()
     for group in groups:
         trajectories = [_build_trajectory(each, built, allow_without_logprobs) for each in group.trajectories]

@@ -70,15 +70,7 @@ class NeMoCustomizerService(HostedService):
         await self._create_once("/v1/namespaces", quote(self.namespace, safe=""), {"id": self.namespace})
 
     async def upload_once(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Uploads a dataset and registers it; uploading the same content again changes nothing.
-
-        Args:
-            name: The dataset's name, which contains a hash of its content.
-            files: Content by path in the dataset.
-
-        Raises:
-            ConfigError: `huggingface_hub` is not installed.
-        """
+        """Uploads a dataset and registers it; uploading the same content again changes nothing."""
         repo = f"{self.namespace}/{name}"
         await asyncio.to_thread(self._upload, repo, files)
         body = {"name": name, "namespace": self.namespace, "files_url": f"hf://datasets/{repo}"}

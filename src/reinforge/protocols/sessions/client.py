@@ -59,11 +59,6 @@ class HttpSession:
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self, **settings: Any) -> SessionDescription:
-        """Opens the session.
-
-        Args:
-            settings: Those of `OpenSession`, but for its key.
-        """
         asked = OpenSession(key=secrets.token_hex(16), **settings)
         self.description = await self._call(SessionDescription, "POST", "", asked)
         self._beating = asyncio.create_task(self._beat())
@@ -179,7 +174,6 @@ class HttpAdapterConfig(TrainerAdapterConfig, name="http"):
 
     @property
     def endpoint(self) -> EndpointConfig:
-        """The same settings as those of an endpoint."""
         return EndpointConfig(
             timeout_s=self.timeout_s, max_retries=self.max_retries, max_connections=self.max_connections
         )

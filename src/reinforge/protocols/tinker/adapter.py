@@ -29,7 +29,6 @@ class TinkerAdapter(LocalAdapter):
     """Runs jobs like the local adapter, on an engine whose weights are at the service.
 
     Args:
-        model: Replaces `finetuning.policy.model`, for the tokenizer.
         adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
     """
 

@@ -104,14 +104,6 @@ class TrainingService(Protocol):
 
 
 class TinkerService:
-    """The service through Tinker's SDK.
-
-    Raises:
-        ConfigError: The SDK is not installed.
-        BackendUnavailable: The service does not answer.
-        BackendError: It refuses.
-    """
-
     def __init__(self, config: TinkerAdapterConfig, seed: int):
         self._tinker = import_sdk()
         key = None if config.api_key is None else config.api_key.get_secret_value()

@@ -58,7 +58,6 @@ class ARTApi(Feature):
     """The feature that trains models for ART's clients.
 
     Args:
-        device: `auto`, `cpu`, `cuda` or `mps`.
         max_models: Most models that are loaded at a time; each holds a copy of its base model.
     """
 
@@ -218,7 +217,6 @@ class ARTApi(Feature):
         return web.json_response(None)
 
     async def prepare(self, request: web.Request) -> web.Response:
-        """Answers with the URL and the key of the inference endpoint, which is this server."""
         await self._find_described((await read_json(request)).get("model"))
         key = request.headers.get("authorization", "").removeprefix("Bearer ") or "none"
         return web.json_response([f"http://{request.headers['host']}/v1", key])
@@ -357,10 +355,6 @@ def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
 
 
 async def make_art(host: TrainingHost) -> ARTApi:
-    """Returns the part of a server that ART's clients train on.
-
-    Raises:
-        ConfigError: A model on the command line cannot be trained.
-    """
+    """Returns the part of a server that ART's clients train on."""
     options, folder = host.options, host.options.data_dir.absolute() / "art"
     return ARTApi(host.models, await find_bases(options), folder, device=options.device, max_models=options.max_models)

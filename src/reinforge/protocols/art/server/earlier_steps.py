@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import import_engine
-from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.serving.models import OnDemandPolicy
 from reinforge.types.request import ModelReply, ModelRequest, ReplyPiece
 from reinforge.types.sample import FloatArray
 
@@ -27,41 +27,26 @@ MAX_LOADED = 2
 """Most earlier steps in memory."""
 
 
-class ModelStep(PolicyServer):
-    """One step.
-
-    Args:
-        earlier: Loads the step once it is not the newest.
-        policy: The checkpoint of the step, or the base model for step 0.
-    """
+class ModelStep(OnDemandPolicy):
+    """One step; step 0 is the base model."""
 
     def __init__(self, step: int, newest: PolicyServer, earlier: EarlierSteps, policy: PolicyConfig):
+        super().__init__(newest)
         self.step, self._newest, self._earlier, self.policy_config = step, newest, earlier, policy
-        self.tolerance = newest.tolerance
+
+    def use(self) -> AbstractAsyncContextManager[PolicyServer]:
+        return self._earlier.use(self)
 
     @property
     def version(self) -> int:
         return self.step
-
-    @property
-    def model_name(self) -> str:
-        return self._newest.model_name
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._newest.chat_template
-
-    @property
-    def history(self) -> str:
-        return self._newest.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         if self._newest.version == self.step:
             reply = await self._newest.sample(request)
             if reply.version == self.step:  # the next step may have come before the reply began
                 return reply
-        async with self._earlier.use(self) as policy:
-            return await policy.sample(request)
+        return await super().sample(request)
 
     async def stream(
         self, request: ModelRequest, markers: Sequence[str] = ()
@@ -74,22 +59,14 @@ class ModelStep(PolicyServer):
                     yield piece
                 else:
                     return
-        async with self._earlier.use(self) as policy, aclosing(policy.stream(request, markers)) as pieces:
+        async with self.use() as policy, aclosing(policy.stream(request, markers)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         if self._newest.version == self.step:
             return await self._newest.score(token_ids)
-        async with self._earlier.use(self) as policy:
-            return await policy.score(token_ids)
-
-    async def publish(self, version: int) -> None:
-        raise EngineError(f"step {self.step} is frozen")
-
-    async def fingerprint(self) -> str:
-        async with self._earlier.use(self) as policy:
-            return await policy.fingerprint()
+        return await super().score(token_ids)
 
 
 def _find_version(piece: ReplyPiece | ModelReply) -> int | None:
@@ -123,9 +100,6 @@ class EarlierSteps:
     """The earlier steps in memory, of all models; the one that was asked for longest ago goes first.
 
     A step that is needed while calls use all the others waits for one of them, and later calls wait behind it.
-
-    Args:
-        device: `auto`, `cpu`, `cuda` or `mps`.
     """
 
     def __init__(self, device: str):

@@ -35,8 +35,6 @@ class ModelRecord:
     """One model as clients know it.
 
     Attributes:
-        entity: The team, `local` if the client names none.
-        base_model: What it is trained from, by a name of `BaseModels`.
         created_s: Unix time.
     """
 

@@ -57,7 +57,6 @@ def read_trainer_args(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_page(request: web.Request, rows: list[dict[str, Any]]) -> web.Response:
-    """Returns the rows after the one named by `after`, at most `limit`."""
     after, limit = read_page_query(request, usual=PAGE, most=10_000)
     ids = [row["id"] for row in rows]
     first = ids.index(after) + 1 if after in ids else 0

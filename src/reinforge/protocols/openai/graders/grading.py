@@ -63,8 +63,6 @@ class Grade:
 
     Attributes:
         reward: The score; None: missing.
-        sub_rewards: The scores of the parts of a `multi`.
-        tokens: Model that graded -> its `prompt_tokens` and `completion_tokens`.
     """
 
     reward: float | None = None

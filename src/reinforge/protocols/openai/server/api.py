@@ -213,7 +213,6 @@ class FineTuningApi(Feature):
         return write_page([checkpoint.as_answer(job.id) for checkpoint in checkpoints], has_more)
 
     async def refuse_permissions(self, request: web.Request) -> web.Response:
-        """Refuses permissions of checkpoints: there are no projects to share them with."""
         raise ApiError(
             501, "this server has one organization and no projects, so checkpoints need no permissions",
             code="not_implemented", headers=NO_RETRY,
@@ -260,7 +259,7 @@ async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:
     """
     options = host.options
     bases = await find_bases(options)
-    jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python)
+    jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python_graders)
     if options.max_tokens is not None:
         jobs = replace(jobs, max_reply_tokens=options.max_tokens)
     folder = options.data_dir.absolute() / FOLDER

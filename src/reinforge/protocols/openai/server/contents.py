@@ -53,9 +53,6 @@ class FileContents:
     async def store(self, id_: str, chunks: AsyncIterator[bytes], max_bytes: int) -> StoredContent:
         """Writes the content of an id as it arrives.
 
-        Args:
-            max_bytes: Its most bytes.
-
         Raises:
             ApiError: It is longer.
             StorageError: It cannot be written.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from reinforge.protocols.openai.server.records import FileRecord, UploadRecord
 
 FORMAT = 1
 _TABLES = """
-CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, bytes INTEGER NOT NULL,
+CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, num_bytes INTEGER NOT NULL,
     created_at INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, sha256 TEXT NOT NULL,
     expires_at INTEGER);
-CREATE TABLE uploads (id TEXT PRIMARY KEY, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
+CREATE TABLE uploads (id TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
     expires_at INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, status TEXT NOT NULL, file_id TEXT,
     expires_after INTEGER) WITHOUT ROWID;
-CREATE TABLE parts (id TEXT PRIMARY KEY, upload_id TEXT NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE parts (id TEXT PRIMARY KEY, upload_id TEXT NOT NULL, num_bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, created_at INTEGER NOT NULL,
     state TEXT NOT NULL, metadata TEXT NOT NULL, data TEXT NOT NULL);
 CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, job_id TEXT NOT NULL,
@@ -129,15 +129,10 @@ RETRY_S = 600.0
 
 class FileStore(Database):
     def add_file(self, file: FileRecord, digest: str | None = None) -> None:
-        """Records a file whose content is on disk.
-
-        Args:
-            digest: Recognizes a retry of its upload; None: there is no such thing.
-        """
+        """Records a file whose content is on disk; `digest` recognizes a retry of its upload."""
         with self._transaction() as database:
-            self._insert_file(database, file)
-            if digest is not None:
-                self._remember(database, f"digest:{digest}", digest, file.id)
+            insert(database, "files", asdict(file))
+            self._remember(database, digest, file.id)
 
     def find_file(self, id_: str) -> FileRecord:
         """Returns a file whose time is not over."""
@@ -173,31 +168,22 @@ class FileStore(Database):
 
     def count_bytes(self) -> int:
         """Returns the size of all files, and of the uploads that are not completed, as they were announced."""
-        stored = "SELECT coalesce(sum(bytes), 0) FROM files"
-        announced = "SELECT coalesce(sum(bytes), 0) FROM uploads WHERE status = 'pending'"
+        stored = "SELECT coalesce(sum(num_bytes), 0) FROM files"
+        announced = "SELECT coalesce(sum(num_bytes), 0) FROM uploads WHERE status = 'pending'"
         return int(self._read(f"SELECT ({stored}) + ({announced}) AS n")[0]["n"])
 
     def add_upload(self, upload: UploadRecord, digest: str | None = None) -> None:
         """Records an upload that begins; `digest` recognizes a retry of its request."""
         with self._transaction() as database:
-            database.execute(
-                "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    upload.id, upload.num_bytes, upload.created_at, upload.expires_at, upload.filename, upload.purpose,
-                    upload.status, upload.file_id, upload.expires_after,
-                ),
-            )  # fmt: skip
-            if digest is not None:
-                self._remember(database, f"digest:{digest}", digest, upload.id)
+            insert(database, "uploads", asdict(upload))
+            self._remember(database, digest, upload.id)
 
     def find_upload(self, id_: str) -> UploadRecord:
         """Returns an upload; a pending one whose time is over is `expired`."""
         rows = self._read("SELECT * FROM uploads WHERE id = ?", id_)
         if not rows:
             raise UnknownObject(f"there is no upload {id_[:80]!r}")
-        row = dict(rows[0])
-        row["num_bytes"] = row.pop("bytes")
-        upload = UploadRecord(**row)
+        upload = UploadRecord(**dict(rows[0]))
         is_over = upload.status == "pending" and upload.expires_at < time.time()
         return replace(upload, status="expired") if is_over else upload
 
@@ -212,7 +198,7 @@ class FileStore(Database):
                 raise UnknownObject(f"the upload {id_[:80]!r} is not pending")
             database.execute("DELETE FROM parts WHERE upload_id = ?", (id_,))
             if file is not None:
-                self._insert_file(database, file)
+                insert(database, "files", asdict(file))
 
     def list_expired_uploads(self) -> list[str]:
         rows = self._read("SELECT id FROM uploads WHERE status = 'pending' AND expires_at < ?", int(time.time()))
@@ -230,31 +216,28 @@ class FileStore(Database):
                 raise UnknownObject(f"the upload {upload_id[:80]!r} is {upload.status}")
             if sum(self.list_parts(upload_id).values()) + num_bytes > upload.num_bytes:
                 return False
-            database.execute("INSERT INTO parts VALUES (?, ?, ?)", (id_, upload_id, num_bytes))
-            if digest is not None:
-                self._remember(database, f"digest:{digest}", digest, id_)
+            insert(database, "parts", {"id": id_, "upload_id": upload_id, "num_bytes": num_bytes})
+            self._remember(database, digest, id_)
             return True
 
     def list_parts(self, upload_id: str) -> dict[str, int]:
-        return {row["id"]: row["bytes"] for row in self._read("SELECT * FROM parts WHERE upload_id = ?", upload_id)}
+        return {row["id"]: row["num_bytes"] for row in self._read("SELECT * FROM parts WHERE upload_id = ?", upload_id)}
 
     def list_part_ids(self) -> set[str]:
         return {row["id"] for row in self._read("SELECT id FROM parts")}
 
     @staticmethod
-    def _insert_file(database: sqlite3.Connection, file: FileRecord) -> None:
-        database.execute(
-            "INSERT INTO files (id, bytes, created_at, filename, purpose, sha256, expires_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (file.id, file.num_bytes, file.created_at, file.filename, file.purpose, file.sha256, file.expires_at),
-        )
-
-    @staticmethod
-    def _remember(database: sqlite3.Connection, key: str, digest: str, object_id: str) -> None:
-        database.execute("INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?)", (key, digest, object_id, time.time()))
+    def _remember(database: sqlite3.Connection, digest: str | None, object_id: str, key: str | None = None) -> None:
+        if digest is not None:
+            values = {"key": key or f"digest:{digest}", "digest": digest, "object_id": object_id, "at_s": time.time()}
+            insert(database, "requests", values, "INSERT OR REPLACE")
 
 
 def _read_file(row: sqlite3.Row) -> FileRecord:
-    return FileRecord(
-        row["id"], row["bytes"], row["created_at"], row["filename"], row["purpose"], row["sha256"], row["expires_at"]
-    )
+    return FileRecord(**{name: row[name] for name in FileRecord.__dataclass_fields__})
+
+
+def insert(database: sqlite3.Connection, table: str, values: Mapping[str, Any], how: str = "INSERT") -> None:
+    """Adds a row; the names of the table and its columns come from this package alone."""
+    marks = ", ".join("?" * len(values))
+    database.execute(f"{how} INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))

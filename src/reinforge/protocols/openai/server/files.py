@@ -45,7 +45,6 @@ class FileLimits:
     """How much clients may store.
 
     Attributes:
-        max_total_bytes: Most bytes of all files together.
         chunk_timeout_s: Seconds without any data after which an upload is given up.
     """
 
@@ -76,9 +75,8 @@ class FilesApi:
     async def create_file(self, request: web.Request) -> web.Response:
         """Stores the file of a multipart form; a retry of the same upload gets the same file."""
         await asyncio.to_thread(self._remove_expired)
-        id_, fields, room = make_id("file"), dict[str, str](), ExitStack()
-        stored, filename = None, ""
-        try:
+        fields, stored, filename = dict[str, str](), None, ""
+        with ExitStack() as room, self._new_content("file") as id_:
             async for part in read_parts(request, self.limits.chunk_timeout_s):
                 if part.name != "file":
                     fields[str(part.name)] = await read_field(part, self.limits.chunk_timeout_s)
@@ -100,11 +98,6 @@ class FilesApi:
             expires_at = None if seconds is None else now + seconds
             file = FileRecord(id_, stored.num_bytes, now, filename, purpose, stored.sha256, expires_at)
             await asyncio.to_thread(self.store.add_file, file, digest)
-        except BaseException:
-            self.contents.remove(id_)
-            raise
-        finally:
-            room.close()
         return write_json(file.as_answer())
 
     async def list_files(self, request: web.Request) -> web.Response:
@@ -165,9 +158,9 @@ class FilesApi:
         known = self.store.list_parts(upload.id)
         if len(known) >= MAX_PARTS:
             raise ApiError(400, f"the upload has {len(known)} parts already, the most that are allowed", param="data")
-        id_, stored = make_id("part"), None
+        stored = None
         taken = 0 if count_retries(request) else sum(known.values())  # a retry may be among them
-        try:
+        with self._new_content("part") as id_:
             async for part in read_parts(request, self.limits.chunk_timeout_s):
                 if part.name == "data" and stored is None:
                     most = min(self.limits.max_part_bytes, upload.num_bytes - taken)
@@ -184,9 +177,6 @@ class FilesApi:
             elif not await find(partial(self.store.add_part, id_, upload.id, stored.num_bytes, digest)):
                 message = f"the parts are longer than {upload.num_bytes:,} bytes, as which the upload was announced"
                 raise ApiError(413, message, param="data", code="file_too_large")
-        except BaseException:
-            self.contents.remove(id_)
-            raise
         made = {"id": id_, "object": "upload.part", "created_at": int(time.time()), "upload_id": upload.id}
         return write_json(made)
 
@@ -205,18 +195,15 @@ class FilesApi:
         if (total := sum(known[part] for part in parts)) != upload.num_bytes:
             message = f"the parts have {total:,} bytes, but the upload was announced with {upload.num_bytes:,}"
             raise ApiError(400, message, param="part_ids")
-        id_, now = make_id("file"), int(time.time())
-        stored = await self.contents.join(id_, parts)
-        try:
+        now = int(time.time())
+        with self._new_content("file") as id_:
+            stored = await self.contents.join(id_, parts)
             given = body.get("md5")
             if given is not None and str(given).lower() != stored.md5:
                 raise ApiError(400, f"the content has the MD5 {stored.md5}, not the one given", param="md5")
             expires_at = None if upload.expires_after is None else now + upload.expires_after
             file = FileRecord(id_, total, now, upload.filename, upload.purpose, stored.sha256, expires_at)
             await find(partial(self.store.end_upload, upload.id, "completed", file))
-        except BaseException:
-            self.contents.remove(id_)
-            raise
         for part in known:
             self.contents.remove(part)
         upload = await find(partial(self.store.find_upload, upload.id))
@@ -229,6 +216,16 @@ class FilesApi:
         for part in parts:
             self.contents.remove(part)
         return write_json((await find(partial(self.store.find_upload, upload.id))).as_answer())
+
+    @contextmanager
+    def _new_content(self, kind: str) -> Iterator[str]:
+        """Yields the id of a content, which is removed if the block fails."""
+        id_ = make_id(kind)
+        try:
+            yield id_
+        except BaseException:
+            self.contents.remove(id_)
+            raise
 
     async def _find_file(self, request: web.Request) -> FileRecord:
         return await find(partial(self.store.find_file, request.match_info["id"]))

@@ -52,7 +52,6 @@ class JobInput:
 
     Attributes:
         num_validation_rows: Rows of the validation file; 0: there is none.
-        max_reply_tokens: Most tokens of a reply in a reinforcement job.
     """
 
     job: FineTuningJob
@@ -69,12 +68,6 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A job as a run.
-
-    Attributes:
-        config: The configuration, for `build_config`.
-    """
-
     config: dict[str, Any]
     hyperparameters: dict[str, Any]
     num_steps: int

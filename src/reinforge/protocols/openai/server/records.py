@@ -10,7 +10,13 @@ from reinforge.safe_text import redact_secrets
 
 
 class JobState(enum.StrEnum):
-    """A state of a job, by OpenAI's name; `paused` is what `pause` leads to."""
+    """A state of a job, by OpenAI's name; `paused` is what `pause` leads to.
+
+    validating_files -> queued -> running -> succeeded | failed
+                          ^         |
+                          +---------+   the server restarted; also after a pause: paused -> queued
+    cancelled may follow every state that is not final
+    """
 
     VALIDATING = "validating_files"
     QUEUED = "queued"

@@ -120,7 +120,6 @@ class JobSettings:
     """How jobs run.
 
     Attributes:
-        max_reply_tokens: Most tokens of a reply in a reinforcement job.
         poll_s: Seconds between two looks at the figures of a running job.
         relaunch_s: Seconds before a process is started again that could not be started.
     """
@@ -206,6 +205,9 @@ class FineTuningRunner:
             logger.info("%s", raced)
         except JobFailure as failure:
             await self._fail(id_, failure.error)
+        except ApiError as refused:  # what the request named has been removed or turned off since
+            code = refused.code or "invalid_request"
+            await self._fail(id_, JobFailure(code, refused.message, refused.param).error)
         except Exception as error:
             if not isinstance(error, ReinforgeError | OSError):
                 logger.exception("the work on job %s failed", id_)
@@ -232,12 +234,9 @@ class FineTuningRunner:
     def _prepare(self, job: FineTuningJob) -> Any:
         folder = self.folder / job.id
         make_private_folder(folder)
-        grader = self._read_grader(job)
-        try:
-            policy = self.models.resolve(job.model, self.sources)
-            judges = {} if grader is None else self.models.resolve_judges(grader, self.sources)
-        except ApiError as error:
-            raise JobFailure(error.code or "invalid_request", error.message, error.param) from None
+        grader = read_grader(job, allow_python=self.settings.allow_python)
+        policy = self.models.resolve(job.model, self.sources)
+        judges = {} if grader is None else self.models.resolve_judges(grader, self.sources)
         num_rows = self._prepare_rows(job, job.training_file, folder / TRAINING_ROWS, "training_file", grader)
         show_rows(folder / TRAINING_ROWS, folder / f"shown-{TRAINING_ROWS}")
         num_held_out = 0
@@ -264,12 +263,6 @@ class FineTuningRunner:
         write_json(folder / CONFIG, plan.config)
         return plan
 
-    def _read_grader(self, job: FineTuningJob) -> Grader | None:
-        try:
-            return read_grader(job, allow_python=self.settings.allow_python)
-        except ApiError as error:
-            raise JobFailure(error.code or "invalid_grader", error.message, error.param) from None
-
     def _prepare_rows(self, job: FineTuningJob, file_id: str, target: Path, param: str, grader: Grader | None) -> int:
         code = f"invalid_{param}"
         training = target.parent / TRAINING_ROWS if param == "validation_file" else None
@@ -286,7 +279,9 @@ class FineTuningRunner:
     # The run.
 
     async def _run(self, job: FineTuningJob) -> None:
-        self._read_grader(job)  # the operator may have turned graders in Python off since
+        read_grader(
+            job, allow_python=self.settings.allow_python
+        )  # the operator may have turned graders in Python off since
         await self._change(job.id, JobState.RUNNING, "Fine-tuning job started", only_from=JobState.QUEUED)
         folder = self.folder / job.id
         for _ in range(MAX_LOST):

@@ -12,10 +12,10 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from reinforge.protocols.openai.server.file_store import FileStore, UnknownObject
+from reinforge.protocols.openai.server.file_store import FileStore, UnknownObject, insert
 from reinforge.protocols.openai.server.records import (
     TRANSITIONS,
     FileRecord,
@@ -75,17 +75,14 @@ class JobStore(FileStore):
         with self._transaction() as database:
             if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:
                 for key in keys:
-                    self._remember(database, key, digest, known.id)
+                    self._remember(database, digest, known.id, key)
                 return known
-            database.execute(
-                "INSERT INTO jobs (id, created_at, state, metadata, data) VALUES (?, ?, ?, ?, ?)",
-                (job.id, job.created_at, job.state.value, json.dumps(job.metadata or {}), _dump_job(job)),
-            )
-            for key in (*keys, f"digest:{digest}"):
-                self._remember(database, key, digest, job.id)
-            self._insert_event(
-                database, job.id, JobEvent(f"{_event_id(job.id)}-created", _now(), f"Created fine-tuning job: {job.id}")
-            )
+            row = {"id": job.id, "created_at": job.created_at, "state": job.state.value}
+            insert(database, "jobs", {**row, "metadata": json.dumps(job.metadata or {}), "data": _dump_job(job)})
+            self._remember(database, digest, job.id)
+            for key in keys:
+                self._remember(database, digest, job.id, key)
+            _insert_event(database, job.id, make_event(job.id, "created", f"Created fine-tuning job: {job.id}"))
             return job
 
     def find_job(self, id_: str) -> FineTuningJob:
@@ -130,7 +127,6 @@ class JobStore(FileStore):
         models: Iterable[TunedModel] = (),
         checkpoints: Iterable[JobCheckpoint] = (),
         results: FileRecord | None = None,
-        data: dict[str, Any] | None = None,
         **changes: Any,
     ) -> FineTuningJob:
         """Brings a job into another state, with the event that says so; both or neither are recorded.
@@ -146,33 +142,32 @@ class JobStore(FileStore):
             job = self.find_job(id_)
             if state not in TRANSITIONS[job.state] or (only_from is not None and job.state is not only_from):
                 raise IllegalTransition(job, state)
-            finished = _now() if state.is_final else None
+            finished = int(time.time()) if state.is_final else None
             if results is not None:
-                self._insert_file(database, results)
+                insert(database, "files", asdict(results))
                 changes["result_files"] = (results.id,)
             job = replace(job, state=state, finished_at=finished, **changes)
-            self._update_job(database, job)
+            database.execute("UPDATE jobs SET state = ?, data = ? WHERE id = ?", (state.value, _dump_job(job), id_))
             for model in models:
-                database.execute(
-                    "INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (model.name, model.base, model.folder)
-                )
+                insert(database, "models", asdict(model), "INSERT OR REPLACE")
             for checkpoint in checkpoints:
-                self._insert_checkpoint(database, id_, checkpoint)
+                row = {**asdict(checkpoint), "job_id": id_, "metrics": json.dumps(checkpoint.metrics)}
+                insert(database, "checkpoints", row)
             level = "error" if state is JobState.FAILED else "info"
-            event = JobEvent(f"{_event_id(id_)}-{secrets.token_hex(6)}", _now(), message, level, data)
-            self._insert_event(database, id_, event)
+            _insert_event(database, id_, make_event(id_, secrets.token_hex(6), message, level))
             return job
 
     def add_events(self, job_id: str, events: Iterable[JobEvent]) -> None:
         """Records events, each once: one with the same id is there already after a restart."""
         with self._transaction() as database:
             for event in events:
-                self._insert_event(database, job_id, event)
+                _insert_event(database, job_id, event)
 
     def list_events(self, job_id: str, after: str | None, limit: int) -> tuple[list[JobEvent], bool]:
         rows, more = self._read_page("events", "job_id = ?", (job_id,), after, limit)
         return [
-            JobEvent(row["id"], row["created_at"], row["message"], row["level"], _parse(row["data"])) for row in rows
+            JobEvent(row["id"], row["created_at"], row["message"], row["level"], json.loads(row["data"] or "null"))
+            for row in rows
         ], more
 
     def list_checkpoints(self, job_id: str, after: str | None, limit: int) -> tuple[list[JobCheckpoint], bool]:
@@ -195,44 +190,17 @@ class JobStore(FileStore):
         rows = self._read("SELECT * FROM models WHERE name = ?", name)
         return TunedModel(**dict(rows[0])) if rows else None
 
-    @staticmethod
-    def _insert_event(database: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
-        data = None if event.data is None else json.dumps(event.data)
-        database.execute(
-            "INSERT OR IGNORE INTO events (id, job_id, created_at, level, message, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (event.id, job_id, event.created_at, event.level, event.message, data),
-        )
 
-    @staticmethod
-    def _insert_checkpoint(database: sqlite3.Connection, job_id: str, checkpoint: JobCheckpoint) -> None:
-        values = (checkpoint.id, job_id, checkpoint.created_at, checkpoint.step, checkpoint.model)
-        database.execute(
-            "INSERT INTO checkpoints (id, job_id, created_at, step, model, metrics) VALUES (?, ?, ?, ?, ?, ?)",
-            (*values, json.dumps(checkpoint.metrics)),
-        )
-
-    @staticmethod
-    def _update_job(database: sqlite3.Connection, job: FineTuningJob) -> None:
-        database.execute("UPDATE jobs SET state = ?, data = ? WHERE id = ?", (job.state.value, _dump_job(job), job.id))
-
-
-def _event_id(job_id: str) -> str:
-    return f"ftevent-{job_id.removeprefix('ftjob-')}"
+def _insert_event(database: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
+    data = None if event.data is None else json.dumps(event.data)
+    insert(database, "events", {**asdict(event), "job_id": job_id, "data": data}, "INSERT OR IGNORE")
 
 
 def make_event(
     job_id: str, what: str, message: str, level: str = "info", data: dict[str, Any] | None = None
 ) -> JobEvent:
     """Returns an event of a job whose id is made of `what`, so that it is recorded once."""
-    return JobEvent(f"{_event_id(job_id)}-{what}", _now(), message, level, data)
-
-
-def _now() -> int:
-    return int(time.time())
-
-
-def _parse(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    return JobEvent(f"ftevent-{job_id.removeprefix('ftjob-')}-{what}", int(time.time()), message, level, data)
 
 
 def _dump_job(job: FineTuningJob) -> str:

@@ -40,14 +40,10 @@ def prepare_rows(
     """Checks the rows of a file and writes them in the form in which a job reads them.
 
     Args:
-        method: `supervised`, `dpo` or `reinforcement`.
         training: The job's file with the rows that it trains on; given if these rows are to be held out from them.
 
     Returns:
         The number of rows.
-
-    Raises:
-        ConfigError: Some rows cannot be used; each problem has the line as its location.
     """
     try:
         values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader, training)]

@@ -156,11 +156,7 @@ class TrainingSession:
         return collection, hashlib.sha256(body).hexdigest()
 
     async def submit(self, collection: TrajectoryCollection, content: str) -> TrainingJobStatus:
-        """Starts a job; a key that is known already starts none.
-
-        Args:
-            content: Hash of them.
-        """
+        """Starts a job; a key that is known already starts none."""
         key = collection.resolve_job_key()
         if self._contents.setdefault(key, content) != content:
             raise ApiError(422, f"the job {key[:100]!r} was submitted with other trajectories", param="job_key")

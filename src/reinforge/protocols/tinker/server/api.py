@@ -32,7 +32,7 @@ from reinforge.protocols.tinker.server.requests import (
     OfSession,
     RetrieveFuture,
     WeightsPath,
-    parse,
+    read,
 )
 from reinforge.protocols.tinker.server.sampling import TinkerSampling
 from reinforge.protocols.tinker.server.sessions import TinkerSessions
@@ -63,8 +63,6 @@ class TinkerSettings:
     """What the protocol offers.
 
     Attributes:
-        device: `auto`, `cpu`, `cuda` or `mps`.
-        max_models: Most models that are trained at a time.
         max_samplers: Most snapshots that sample at a time; more take turns.
         session_timeout_s: Seconds after a client's last sign of life when its session ends.
     """
@@ -160,17 +158,17 @@ class TinkerApi(Feature):
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
             "telemetry": self._telemetry,
-            "create_model": self._create_model,
-            "get_info": self._get_info,
-            "forward_backward": self._forward_backward,
-            "optim_step": self._optim_step,
-            "save_weights": self._save_weights,
-            "save_weights_for_sampler": self._save_for_sampler,
-            "save_weights_external": self._save_external,
-            "load_weights": self._load_weights,
-            "create_sampling_session": self._create_sampling_session,
+            "create_model": self.training.create_model,
+            "get_info": self.training.get_info,
+            "forward_backward": self.training.forward_backward,
+            "optim_step": self.training.optim_step,
+            "save_weights": self.training.save_weights,
+            "save_weights_for_sampler": self.training.save_for_sampler,
+            "save_weights_external": self.training.save_external,
+            "load_weights": self.training.load_weights,
+            "create_sampling_session": self.sampling.create_session,
             "join_sampling_session": self._join_sampling_session,
-            "asample": self._sample,
+            "asample": self.sampling.sample,
             "retrieve_future": self._retrieve,
             "cancel_future": self._cancel,
             "weights_info": self._weights_info,
@@ -179,7 +177,7 @@ class TinkerApi(Feature):
         gets = {
             "healthz": self._healthz,
             "get_server_capabilities": self._capabilities,
-            "samplers/{sampler}": self._get_sampler,
+            "samplers/{sampler}": self.sampling.describe,
             "sessions": self._list_sessions,
             "sessions/{session}": self._get_session,
             "training_runs": self._list_runs,
@@ -219,17 +217,17 @@ class TinkerApi(Feature):
         return write_json({"supported_models": [{"model_name": name, **model} for name in self.base.names]})
 
     async def _create_session(self, request: web.Request) -> web.Response:
-        body = parse(CreateSession, await read_json(request))
+        body = await read(CreateSession, request)
         key = request.headers.get("x-idempotency-key")
         session = self.sessions.open(body.user_metadata, body.display_name, key)
         return write_json({"type": "create_session", "session_id": session.id, "info_message": NOTICE})
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        self.sessions.find(parse(OfSession, await read_json(request)).session_id)
+        self.sessions.find((await read(OfSession, request)).session_id)
         return write_json({"type": "session_heartbeat"})
 
     async def _finish_session(self, request: web.Request) -> web.Response:
-        parse(FinishSession, await read_json(request))
+        await read(FinishSession, request)
         await self.sessions.end(request.match_info["session"])
         return write_json({})
 
@@ -248,48 +246,15 @@ class TinkerApi(Feature):
 
     # Training and sampling.
 
-    async def _create_model(self, request: web.Request) -> web.Response:
-        return await self.training.create_model(await read_json(request))
-
-    async def _get_info(self, request: web.Request) -> web.Response:
-        return self.training.get_info(await read_json(request))
-
-    async def _forward_backward(self, request: web.Request) -> web.Response:
-        return await self.training.forward_backward(request)
-
-    async def _optim_step(self, request: web.Request) -> web.Response:
-        return await self.training.optim_step(await read_json(request))
-
-    async def _save_weights(self, request: web.Request) -> web.Response:
-        return await self.training.save_weights(await read_json(request))
-
-    async def _save_for_sampler(self, request: web.Request) -> web.Response:
-        return await self.training.save_for_sampler(await read_json(request))
-
-    async def _save_external(self, request: web.Request) -> web.Response:
-        return await self.training.save_external(await read_json(request))
-
-    async def _load_weights(self, request: web.Request) -> web.Response:
-        return await self.training.load_weights(await read_json(request))
-
-    async def _create_sampling_session(self, request: web.Request) -> web.Response:
-        return await self.sampling.create_session(await read_json(request))
-
     async def _join_sampling_session(self, request: web.Request) -> web.Response:
         body = await read_json(request)
         sampler = self.sessions.find_sampler(str(body.get("sampling_session_id")))
         sampler.num_clients += 1
         return write_json({"type": "join_sampling_session", "client_counter": sampler.num_clients})
 
-    async def _get_sampler(self, request: web.Request) -> web.Response:
-        return self.sampling.describe(request.match_info["sampler"])
-
-    async def _sample(self, request: web.Request) -> web.Response:
-        return await self.sampling.sample(await read_json(request), request.config_dict[LIMITS])
-
     @abortable
     async def _retrieve(self, request: web.Request) -> web.Response:
-        body = parse(RetrieveFuture, await read_json(request))
+        body = await read(RetrieveFuture, request)
         result = await self.futures.wait(body.request_id, POLL_S)
         if result is None:  # with 408 the SDK asks again at once, and says nothing
             waiting = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
@@ -297,13 +262,13 @@ class TinkerApi(Feature):
         return web.Response(body=result.body, content_type=result.content_type)
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        self.futures.cancel(parse(RetrieveFuture, await read_json(request)).request_id)
+        self.futures.cancel((await read(RetrieveFuture, request)).request_id)
         return write_json({})
 
     # Checkpoints and the models that they are of.
 
     async def _weights_info(self, request: web.Request) -> web.Response:
-        path = TinkerPath.parse(parse(WeightsPath, await read_json(request)).tinker_path)
+        path = TinkerPath.parse((await read(WeightsPath, request)).tinker_path)
         note = await asyncio.to_thread(self._checkpoints.read, path)
         trained = {"train_unembed": False, "train_mlp": True, "train_attn": True}
         return write_json({"base_model": note.base_model, "is_lora": True, "lora_rank": note.rank, **trained})
@@ -383,11 +348,7 @@ KEY_PREFIX = "tml-"
 
 
 async def make_tinker(host: TrainingHost) -> TinkerApi:
-    """Returns the part of the server that trains adapters of one base model.
-
-    Raises:
-        ConfigError: The model cannot be trained, or a key of Tinker's SDK cannot be the server's.
-    """
+    """Returns the part of the server that trains adapters of one base model."""
     options, sources, token = host.options, host.options.sources, host.options.token
     if token is not None and not token.startswith(KEY_PREFIX):
         message = f"the key in the file does not begin with {KEY_PREFIX}, as the keys of Tinker's SDK do"
@@ -399,10 +360,10 @@ async def make_tinker(host: TrainingHost) -> TinkerApi:
     if (Path(path) / ADAPTER_CONFIG).is_file():
         fix = "merge it first: reinforge export RUN --format merged, or name its base model"
         raise ConfigError(Problem(MODEL, f"{path} is an adapter; adapters are trained on a whole model", fix))
-    named = {"dtype": options.dtype, "max_model_len": options.max_model_len}
-    given = {key: value for key, value in named.items() if value is not None}
     lora = LoRAConfig(r=options.max_rank, lora_alpha=options.max_rank)
-    policy = PolicyConfig(**{**settings, **given, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs})
+    policy = PolicyConfig(
+        **{**settings, **options.overrides, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs}
+    )
     chosen = TinkerSettings(
         policy,
         name,

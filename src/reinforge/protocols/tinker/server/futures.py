@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.protocols.tinker.server.slots import describe_problem
+from reinforge.dialects.chat_call import BadRequest
+from reinforge.errors import ContextOverflow, EngineError
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE
 from reinforge.safe_text import redact_secrets
 from reinforge.serving.routes import ApiError
@@ -32,6 +33,9 @@ MAX_BYTES = 1 << 28
 class TinkerResult:
     body: bytes
     content_type: str = "application/json"
+
+
+Job = Callable[[], Awaitable[TinkerResult]]
 
 
 @dataclass(eq=False)
@@ -72,6 +76,20 @@ class TinkerFutures:
             return known, False
         self._futures[request_id] = future = TinkerFuture(request_id)
         return future, True
+
+    def start(self, request_id: str, job: Job) -> None:
+        future, is_new = self.submit(request_id)
+        if is_new:
+            future.task = asyncio.create_task(self.run(future, job, "the request was cancelled"))
+
+    async def run(self, future: TinkerFuture, job: Job, cancelled: str) -> None:
+        try:
+            self.finish(future, await job())
+        except asyncio.CancelledError:
+            self.fail(future, EngineError(cancelled))
+            raise
+        except Exception as error:  # noqa: BLE001  the client is told
+            self.fail(future, error)
 
     def finish(self, future: TinkerFuture, result: TinkerResult) -> None:
         if future.result is not None:
@@ -118,7 +136,9 @@ class TinkerFutures:
     def _drop_old(self) -> None:
         if self._num_bytes <= MAX_BYTES:
             return
-        for future in sorted((each for each in self._futures.values() if each.is_retrieved), key=_get_age):
+        for future in sorted(
+            (each for each in self._futures.values() if each.is_retrieved), key=lambda each: each.finished_s
+        ):
             if self._num_bytes > MAX_BYTES:
                 self._drop(future)
 
@@ -126,10 +146,6 @@ class TinkerFutures:
         assert future.result is not None
         self._num_bytes -= len(future.result.body)
         del self._futures[future.request_id]
-
-
-def _get_age(future: TinkerFuture) -> float:
-    return future.finished_s
 
 
 def build_json(body: Mapping[str, Any]) -> TinkerResult:
@@ -142,7 +158,8 @@ def build_proto(body: bytes) -> TinkerResult:
 
 def build_failure(error: Exception, request_id: str) -> TinkerResult:
     """Returns the failure of a request in the SDK's form: a sentence, and whether the user or the server caused it."""
-    text, category = describe_problem(error)
-    if category == "server":
+    text = str(error) or type(error).__name__
+    is_users = isinstance(error, BadRequest | ContextOverflow | EngineError | ValueError)
+    if not is_users:
         logger.warning("%s failed: %s: %s", request_id, type(error).__name__, text, exc_info=error)
-    return build_json({"error": redact_secrets(text), "category": category})
+    return build_json({"error": redact_secrets(text), "category": "user" if is_users else "server"})

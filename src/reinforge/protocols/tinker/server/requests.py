@@ -5,12 +5,12 @@ A field that this server does not know is refused by name: a client that sets it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reinforge.serving.routes import ApiError
+from reinforge.serving.routes import ApiError, read_json
 
 T = TypeVar("T", bound=BaseModel)
 UNSUPPORTED = {
@@ -193,9 +193,10 @@ class WeightsPath(TinkerBody):
     weights_access_token: str | None = None
 
 
-def parse(kind: type[T], body: Mapping[str, Any]) -> T:
+async def read(kind: type[T], request: web.Request) -> T:
+    """Returns the body of a request as an object; of its problems the first five are named."""
     try:
-        return kind.model_validate(body)
+        return kind.model_validate(await read_json(request))
     except ValidationError as error:
         found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)[:5]]
         param = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else None

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from aiohttp import web
 
-from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
 from reinforge.protocols.tinker.server.checkpoints import CheckpointStore, TinkerPath
-from reinforge.protocols.tinker.server.futures import TinkerFuture, TinkerFutures, TinkerResult, build_proto
-from reinforge.protocols.tinker.server.requests import UNSUPPORTED, CreateSamplingSession, Sample, SampleSettings, parse
+from reinforge.protocols.tinker.server.futures import TinkerFutures, TinkerResult, build_proto
+from reinforge.protocols.tinker.server.requests import UNSUPPORTED, CreateSamplingSession, Sample, SampleSettings, read
 from reinforge.protocols.tinker.server.sessions import TinkerSampler, TinkerSessions
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.training import TinkerBase
 from reinforge.protocols.tinker.server.wire import TinkerReply, write_sample
-from reinforge.serving.routes import ApiError, ServerLimits, write_json
+from reinforge.serving.routes import LIMITS, ApiError, ServerLimits, write_json
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 from reinforge.types.seeding import stable_seed
@@ -41,9 +40,9 @@ class TinkerSampling:
         self._snapshots: dict[str, tuple[int, Snapshot]] = {}
         self._num_replies = 0
 
-    async def create_session(self, body: Mapping[str, Any]) -> web.Response:
+    async def create_session(self, http: web.Request) -> web.Response:
         """Opens a sampling session over a checkpoint, or over the base model."""
-        request = parse(CreateSamplingSession, body)
+        request = await read(CreateSamplingSession, http)
         session = self._sessions.find(request.session_id)
         sampler_id = f"{session.id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in session.samplers:
@@ -78,19 +77,21 @@ class TinkerSampling:
             known = self._snapshots[str(path)] = made_ns, Snapshot(str(path), load)
         return known[1]
 
-    def describe(self, sampler_id: str) -> web.Response:
-        sampler = self._sessions.find_sampler(sampler_id)
+    async def describe(self, http: web.Request) -> web.Response:
+        sampler = self._sessions.find_sampler(http.match_info["sampler"])
         return write_json(
             {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
         )
 
-    async def sample(self, body: Mapping[str, Any], limits: ServerLimits) -> web.Response:
+    async def sample(self, http: web.Request) -> web.Response:
+        return self.submit(await read(Sample, http), http.config_dict[LIMITS])
+
+    def submit(self, request: Sample, limits: ServerLimits) -> web.Response:
         """Begins to sample; the result has the sequences.
 
         Args:
             limits: The server's limits; `max_in_flight` counts the sequences that are sampled or wait.
         """
-        request = parse(Sample, body)
         if request.sampling_session_id is None or request.seq_id is None:
             raise ApiError(400, "sampling_session_id and seq_id are needed; create_sampling_session gives the first")
         sampler = self._sessions.find_sampler(request.sampling_session_id)
@@ -108,21 +109,15 @@ class TinkerSampling:
         if is_full and not self._futures.has(request_id):
             message = f"{self._num_replies} replies are being sampled or wait; this one may come again in a moment"
             raise ApiError(429, message, code="too_many_requests", headers={"retry-after": "1"})
-        future, is_new = self._futures.submit(request_id)
-        if is_new:
-            future.task = asyncio.create_task(self._run(future, sampler, request))
+        self._futures.start(request_id, partial(self._run, sampler, request))
         ids = [f"{request_id}:{i}" for i in range(request.num_samples)]
         return write_json({"request_id": request_id, "sample_sequence_ids": ids})
 
-    async def _run(self, future: TinkerFuture, sampler: TinkerSampler, request: Sample) -> None:
+    async def _run(self, sampler: TinkerSampler, request: Sample) -> TinkerResult:
         self._num_replies += request.num_samples
         try:
             async with self._slots.use(sampler.snapshot) as policy:
-                self._futures.finish(future, await _sample(policy, request))
-        except asyncio.CancelledError:
-            self._futures.fail(future, EngineError("the request was cancelled"))
-        except Exception as error:  # noqa: BLE001  the client is told
-            self._futures.fail(future, error)
+                return await _sample(policy, request)
         finally:
             self._num_replies -= request.num_samples
 

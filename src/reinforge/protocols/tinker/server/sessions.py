@@ -11,13 +11,13 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from reinforge.errors import EngineError
 from reinforge.protocols.tinker.server.checkpoints import CheckpointNote
-from reinforge.protocols.tinker.server.futures import TinkerFuture, TinkerFutures, TinkerResult
+from reinforge.protocols.tinker.server.futures import Job, TinkerFuture, TinkerFutures
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.serving.routes import ApiError
 
@@ -25,7 +25,6 @@ MAX_AHEAD = 10_000
 """How far the seq_id of a request may be ahead of the next one to run."""
 KEPT_SNAPSHOTS = 8
 """Snapshots without a name that are kept for each model: a training loop makes one in each step and uses the newest."""
-Job = Callable[[], Awaitable[TinkerResult]]
 
 
 @dataclass(eq=False)
@@ -49,7 +48,6 @@ class TinkerModel:
     """A model that a client trains.
 
     Attributes:
-        id: Its id, `SESSION:train:N`.
         failed_seq: The first request since the last optimizer step whose gradient is missing; None: none is.
         inflight: The snapshot that its inflight samplers share.
         used_s: Unix time of its last request.
@@ -85,13 +83,7 @@ class TinkerModel:
             self._arrived.clear()
             while self.next_seq in self._waiting:
                 future, job = self._waiting.pop(self.next_seq)
-                try:
-                    self.futures.finish(future, await job())
-                except asyncio.CancelledError:
-                    self.futures.fail(future, EngineError(f"the session of {self.id} has ended"))
-                    raise
-                except Exception as error:  # noqa: BLE001  the client is told, and the next request has its turn
-                    self.futures.fail(future, error)
+                await self.futures.run(future, job, f"the session of {self.id} has ended")
                 self.next_seq += 1
 
     async def close(self) -> None:

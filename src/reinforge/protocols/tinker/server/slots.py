@@ -11,18 +11,18 @@ Replies are sampled between two calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from reinforge.dialects.chat_call import BadRequest
-from reinforge.errors import ContextOverflow, EngineError
+from reinforge.errors import EngineError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, TokenLogprobs
+from reinforge.serving.models import OnDemandPolicy
+from reinforge.types.request import ChatPrompt, Message, ModelRequest, TokenLogprobs
 from reinforge.types.sample import AdamSettings, FloatArray, GradientReport, LossSpec, TrainingSample
 
 if TYPE_CHECKING:
@@ -69,12 +69,6 @@ class AdapterShape:
 
 @dataclass(eq=False)
 class AdapterSlots:
-    """The slots of one engine.
-
-    Args:
-        engine: Loaded with the adapters of `list_slots`.
-    """
-
     engine: Engine
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "reinforge-tinker"))
 
@@ -252,29 +246,15 @@ class AdapterSlots:
         await asyncio.to_thread(self.engine.close)
 
 
-def describe_problem(error: Exception) -> tuple[str, str]:
-    """Returns what a client is told of a failure, and whose fault it is in the SDK's words: `user` or `server`."""
-    return str(error) or type(error).__name__, "user" if isinstance(error, _USERS) else "server"
+class SnapshotPolicy(OnDemandPolicy):
+    """A checkpoint as a model of the server: `"model": "tinker://RUN/sampler_weights/NAME"`."""
 
-
-_USERS = (BadRequest, ContextOverflow, EngineError, ValueError)
-
-
-class SnapshotPolicy(PolicyServer):
-    """Samples from a snapshot, which is in the engine while a request needs it.
-
-    Args:
-        snapshot: The weights; None: those of the base model.
-    """
-
-    def __init__(self, slots: AdapterSlots, snapshot: Snapshot | None):
+    def __init__(self, slots: AdapterSlots, snapshot: Snapshot):
+        super().__init__(slots.engine.policies[BASE])
         self._slots, self._snapshot = slots, snapshot
-        self._base = slots.engine.policies[BASE]
-        self.tolerance = self._base.tolerance
 
-    @property
-    def history(self) -> str:
-        return self._base.history
+    def use(self) -> AbstractAsyncContextManager[PolicyServer]:
+        return self._slots.use(self._snapshot)
 
     @property
     def version(self) -> int:
@@ -282,26 +262,7 @@ class SnapshotPolicy(PolicyServer):
 
     @property
     def model_name(self) -> str:
-        return self._base.model_name if self._snapshot is None else self._snapshot.name
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._base.chat_template
-
-    async def sample(self, request: ModelRequest) -> ModelReply:
-        async with self._slots.use(self._snapshot) as policy:
-            return await policy.sample(request)
-
-    async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        async with self._slots.use(self._snapshot) as policy:
-            return await policy.score(token_ids)
+        return self._snapshot.name
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         return await self._base.encode(request, reply)
-
-    async def publish(self, version: int) -> None:
-        """Does nothing: a snapshot never changes."""
-
-    async def fingerprint(self) -> str:
-        async with self._slots.use(self._snapshot) as policy:
-            return await policy.fingerprint()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from aiohttp import web
 
 from reinforge.errors import EngineError, did_you_mean
 from reinforge.protocols.tinker.server.checkpoints import CheckpointNote, CheckpointStore, TinkerPath, make_note
-from reinforge.protocols.tinker.server.futures import TinkerFutures, TinkerResult, build_json, build_proto
+from reinforge.protocols.tinker.server.futures import Job, TinkerFutures, TinkerResult, build_json, build_proto
 from reinforge.protocols.tinker.server.losses import build_batch, find_loss
 from reinforge.protocols.tinker.server.requests import (
     CreateModel,
@@ -28,9 +27,9 @@ from reinforge.protocols.tinker.server.requests import (
     SaveExternal,
     SaveForSampler,
     SaveWeights,
-    parse,
+    read,
 )
-from reinforge.protocols.tinker.server.sessions import Job, TinkerModel, TinkerSampler, TinkerSession, TinkerSessions
+from reinforge.protocols.tinker.server.sessions import TinkerModel, TinkerSampler, TinkerSession, TinkerSessions
 from reinforge.protocols.tinker.server.slots import AdapterShape, AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, parse_request, read_config, read_data, write_output
 from reinforge.serving.routes import ApiError, read_bytes, write_json
@@ -55,7 +54,6 @@ class TinkerBase:
 
     Attributes:
         names: All names by which clients may ask for it; the first is its own.
-        arch: Its `model_type`.
     """
 
     names: tuple[str, ...]
@@ -83,8 +81,8 @@ class TinkerTraining:
         self.base, self._slots, self._sessions = base, slots, sessions
         self._futures, self._checkpoints = futures, checkpoints
 
-    async def create_model(self, body: Mapping[str, Any]) -> web.Response:
-        request = parse(CreateModel, body)
+    async def create_model(self, http: web.Request) -> web.Response:
+        request = await read(CreateModel, http)
         session = self._sessions.find(request.session_id)
         model_id = f"{session.id}:train:{request.model_seq_id}"
 
@@ -131,18 +129,7 @@ class TinkerTraining:
 
     def _submit_alone(self, model_id: str, job: Job) -> web.Response:
         request_id = f"{model_id}:0"
-        future, is_new = self._futures.submit(request_id)
-
-        async def run() -> None:
-            try:
-                self._futures.finish(future, await job())
-            except asyncio.CancelledError:
-                self._futures.fail(future, EngineError("the request was cancelled"))
-            except Exception as error:  # noqa: BLE001  the client is told
-                self._futures.fail(future, error)
-
-        if is_new:
-            future.task = asyncio.create_task(run())
+        self._futures.start(request_id, job)
         return write_json({"request_id": request_id, "model_id": model_id})
 
     def _submit(self, model_id: str, seq_id: int | None, job: Job) -> web.Response:
@@ -159,8 +146,8 @@ class TinkerTraining:
                 raise
         return write_json({"request_id": request_id, "model_id": model_id})
 
-    def get_info(self, body: Mapping[str, Any]) -> web.Response:
-        model = self._sessions.find_model(parse(OfModel, body).model_id)
+    async def get_info(self, http: web.Request) -> web.Response:
+        model = self._sessions.find_model((await read(OfModel, http)).model_id)
         asked = model.note.base_model
         data = {"arch": self.base.arch, "model_name": asked, "tokenizer_id": self.base.tokenizer}
         info = {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": asked}
@@ -192,8 +179,8 @@ class TinkerTraining:
         logprobs = batch.read_logprobs(report.logprobs, rows)
         return build_proto(write_output(logprobs, {"loss:sum": report.loss}))
 
-    async def optim_step(self, body: Mapping[str, Any]) -> web.Response:
-        request = parse(OptimStep, body)
+    async def optim_step(self, http: web.Request) -> web.Response:
+        request = await read(OptimStep, http)
 
         async def step() -> TinkerResult:
             model = self._sessions.find_model(request.model_id)
@@ -222,8 +209,8 @@ class TinkerTraining:
 
         return self._submit(request.model_id, request.seq_id, step)
 
-    async def save_weights(self, body: Mapping[str, Any]) -> web.Response:
-        request = parse(SaveWeights, body)
+    async def save_weights(self, http: web.Request) -> web.Response:
+        request = await read(SaveWeights, http)
 
         async def save() -> TinkerResult:
             model = self._sessions.find_model(request.model_id)
@@ -241,8 +228,8 @@ class TinkerTraining:
         folder.parent.mkdir(parents=True, exist_ok=True)
         await self._slots.save(model.slot, folder, note.write, with_training=path.kind == "weights")
 
-    async def save_for_sampler(self, body: Mapping[str, Any]) -> web.Response:
-        request = parse(SaveForSampler, body)
+    async def save_for_sampler(self, http: web.Request) -> web.Response:
+        request = await read(SaveForSampler, http)
 
         async def save() -> TinkerResult:
             model = self._sessions.find_model(request.model_id)
@@ -276,9 +263,9 @@ class TinkerTraining:
         await self._sessions.keep_newest(model)
         return sampler_id
 
-    async def save_external(self, body: Mapping[str, Any]) -> web.Response:
+    async def save_external(self, http: web.Request) -> web.Response:
         """Refuses to save in another format, and says where the weights are."""
-        request = parse(SaveExternal, body)
+        request = await read(SaveExternal, http)
 
         async def refuse() -> TinkerResult:
             raise ValueError(
@@ -288,8 +275,8 @@ class TinkerTraining:
 
         return self._submit(request.model_id, request.seq_id, refuse)
 
-    async def load_weights(self, body: Mapping[str, Any]) -> web.Response:
-        request = parse(LoadWeights, body)
+    async def load_weights(self, http: web.Request) -> web.Response:
+        request = await read(LoadWeights, http)
         if request.session_id is None:
             if request.model_id is None:
                 raise ApiError(400, "either session_id or model_id is needed", param="session_id")

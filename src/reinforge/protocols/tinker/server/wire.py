@@ -55,12 +55,7 @@ _DTYPES: dict[int, type[np.generic]] = {_FLOAT32: np.float32, _INT64: np.int64, 
 
 @dataclass(frozen=True, slots=True)
 class TinkerDatum:
-    """One sequence to train on.
-
-    Attributes:
-        token_ids: `[N]` the model's input.
-        inputs: What the loss reads, by name: an array each, of `[N]` numbers where the client is right.
-    """
+    """One sequence to train on."""
 
     token_ids: IntArray
     inputs: Mapping[str, np.ndarray]
@@ -71,7 +66,6 @@ class TinkerReply:
     """One sampled sequence.
 
     Attributes:
-        stop_reason: `stop` or `length`.
         top: The most likely tokens of each position and their log-probs; empty: not asked for.
     """
 
@@ -139,11 +133,7 @@ def _read_array(data: bytes, dtype: type[np.generic], where: str) -> np.ndarray:
 
 
 def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:
-    """Returns the result of forward_backward.
-
-    Args:
-        metrics: Each name says how metrics of several requests are combined, such as `loss:sum`.
-    """
+    """Returns the result of forward_backward."""
     output = _find_message("ForwardBackwardOutput")(loss_fn_output_type=ARRAYS)
     record = output.loss_fn_outputs.add(type_tag=ARRAYS, num_datums=len(logprobs))
     ends = np.cumsum([0, *(len(row) for row in logprobs)], dtype="<i8") * 4
@@ -160,7 +150,6 @@ def write_sample(replies: Sequence[TinkerReply], prompt_logprobs: FloatArray | N
 
     Args:
         prompt_logprobs: `[P]` log-probs of the prompt's tokens, NaN where there is none; None: not asked for.
-        num_top: How many tokens each position of `TinkerReply.top` should name.
     """
     response = _find_message("SampleResponse")()
     for reply in replies:
@@ -182,11 +171,7 @@ def _write_top(message: Any, top: Sequence[Sequence[tuple[int, float]]], count: 
 
 
 def require_protobuf() -> None:
-    """Checks that the package is installed that reads and writes the messages.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Checks that the package is installed that reads and writes the messages."""
     try:
         import google.protobuf.message  # noqa: F401
     except ModuleNotFoundError:
