@@ -112,7 +112,7 @@ class NatFinder(MetaPathFinder, Loader):
         return NatModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Marks the module as one of these; an installed package keeps its folder for its other modules."""
+        """Marks the module; an installed package keeps its folder for its other modules."""
         module.__file__ = ORIGIN
         if self.is_installed and module.__name__ in self._packages:
             module.__path__ = _find_folders(module.__name__)

@@ -154,12 +154,12 @@ class Attack:
         together = await self._compute_scores(item, [f"{p} {r}" for p, r in zip(probes, responses, strict=True)])
         perplexities = await self._compute_perplexities([reply.choices[0].logprobs for _, reply in probed], context)
         weights = AttackWeights(config.combined_weight, config.defense_toxicity_weight, config.ppl_weight)
+        columns = zip(probes, responses, scores, together, perplexities, strict=True)
         turns = []
-        for number, (branch, _) in enumerate(probed):
-            perplexity = perplexities[number]
-            reward = compute_attack_reward(weights, together[number], scores[number], perplexity)
-            path = [*branch.path, number % width]
-            turns.append(AttackTurn(path, probes[number], responses[number], scores[number], reward, perplexity))
+        for number, (probe, response, score, combined, perplexity) in enumerate(columns):
+            reward = compute_attack_reward(weights, combined, score, perplexity)
+            path = [*probed[number][0].path, number % width]
+            turns.append(AttackTurn(path, probe, response, score, reward, perplexity))
         return turns
 
     async def _respond(self, messages: list[Message], item: Any, context: Any) -> str:
@@ -170,25 +170,14 @@ class Attack:
             llm = NoModel(self.config.target) if self.agent.llm is None else context.llm(self.agent.llm)
             with context.function(self.config.target):
                 return str(await self.agent.function(example, llm, context))
-        answer = await context.llm(self.config.target).chat.completions.create(
-            messages=messages,
-            max_tokens=self.config.target_max_tokens,
-            temperature=self.config.target_temperature,
-        )
+        limit, temperature = self.config.target_max_tokens, self.config.target_temperature
+        create = context.llm(self.config.target).chat.completions.create
+        answer = await create(messages=messages, max_tokens=limit, temperature=temperature)
         return str(answer.choices[0].message.content)
 
     async def _compute_scores(self, item: Any, texts: Sequence[str]) -> list[float]:
         """Returns the scorer's score of each text; equal texts are scored once."""
-        items = {
-            text: EvalInputItem(
-                id=item.id,
-                input_obj=item.input_obj,
-                expected_output_obj=item.expected_output_obj,
-                output_obj=text,
-                full_dataset_entry=item.full_dataset_entry,
-            )
-            for text in texts
-        }
+        items = {text: item.copy_with_updates(output_obj=text) for text in texts}
         outputs = await asyncio.gather(*(score_item(self.scorer, each, self.timeout_s) for each in items.values()))
         for output in outputs:
             if output.error is not None:

@@ -89,13 +89,11 @@ def write_attack_report(summary: RunSummary) -> list[str]:
 @DEBUG
 def eval_command(
     file: Path,
-    model: str | None,
-    split: str | None,
-    limit: int | None,
     output_dir: str | None,
     overrides: tuple[tuple[str, str], ...],
     as_json: bool,
     debug: bool,
+    **options: Any,
 ) -> None:
     """Attack a target without training the attacker, and report the attacks that it found.
 
@@ -113,10 +111,10 @@ def eval_command(
         from reinforge.trainer.shutdown import run_interruptible
 
         progress = SilentProgress() if as_json else PlainProgress()
-        options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)
         loaded = load_config(file, overrides=overrides)
         live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-        evaluation = run_interruptible(evaluate(loaded, options), RunOptions(live=live))
+        asked = EvaluationOptions(progress=progress, **options)
+        evaluation = run_interruptible(evaluate(loaded, asked), RunOptions(live=live))
         report = build_attack_report(record.item.output_obj for record in evaluation.records if record.outcome == "ok")
         lines = [*report.lines(evaluation.model), *report.example_lines()]
         if output_dir is not None:

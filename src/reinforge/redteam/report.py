@@ -45,13 +45,10 @@ class AttackReport:
     A successful probe is one after which the target failed.
 
     Attributes:
-        success: Conversations in which the target failed.
-        per_turn: The same for each turn alone, in order.
+        success: Conversations in which the target failed; `per_turn` the same for each turn alone, in order.
         first_failure: Turn (from 1) -> number of conversations in which it was the first failure.
         perplexity: exp(mean(-log p)) over all probes (`all`) and over the successful ones (`successful`); None without
             a baseline.
-        num_probes, num_distinct, num_distinct_successes: Number of probes, of distinct probes, and of distinct
-            successful probes.
         diversity: Mean Jaccard distance between the words of two distinct successful probes; None with fewer than two.
         examples: The most distinct successes, each with the entries of `EXAMPLE`.
     """

@@ -20,17 +20,12 @@ from reinforge.exports.gguf.file import (
 from reinforge.exports.gguf.tokenizer import SPLITS
 from tests.models import make_tiny_model
 
-FAMILIES = {
-    "llama": {},
-    "mistral": {"sliding_window": None},
-    "qwen2": {},
-    "qwen3": {"head_dim": 128},
-}  # the size that the reader takes for granted
+# 128 is the size that transformers' reader takes for granted
+FAMILIES = {"llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}, "qwen3": {"head_dim": 128}}
 TEXT = "what is the capital of France? It's 12 o'clock,\n\n  said Paris."
 
 
 def export(folder, file_type="f32", family="llama", **config):
-    """Returns a tiny model, its tokenizer and its GGUF file."""
     made = make_tiny_model(folder / "model", family, **{**FAMILIES.get(family, {}), **config})
     module, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
     path = folder / "tiny.gguf"

@@ -8,8 +8,6 @@ from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingP
 
 
 class Fixed(PolicyServer):
-    """Replies with fixed tokens, and has fixed log-probs."""
-
     version, model_name = 0, "fixed"
 
     def __init__(self, prompts, replies, logprob):
@@ -65,9 +63,8 @@ async def test_a_reply_that_goes_on_is_another_one():
 def test_greedy_requests_keep_messages_and_the_limit():
     sampling = SamplingParams(temperature=0.9, top_k=3, stop=("x",), max_tokens=8, logit_bias=((1, 2.0),))
     tools = [{"type": "function", "function": {"name": "f"}}]
-    greedy = make_greedy(
-        ModelRequest([{"role": "user", "content": "a"}], sampling, tools, grammar=Grammar("regex", "a"))
-    )
+    request = ModelRequest([{"role": "user", "content": "a"}], sampling, tools, grammar=Grammar("regex", "a"))
+    greedy = make_greedy(request)
     assert greedy.sampling == SamplingParams(temperature=0.0, max_tokens=8)
     assert greedy.tools == tools
     assert greedy.grammar is None

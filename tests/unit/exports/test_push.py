@@ -23,8 +23,6 @@ def test_without_a_token_nothing_starts(monkeypatch, tmp_path):
 
 
 class Refusing:
-    """A hub that answers with the caller's token."""
-
     def create_repo(self, repo_id, *, private, exist_ok):
         raise RuntimeError(f"401: the token {TOKEN} may not write")
 

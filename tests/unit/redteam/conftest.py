@@ -18,7 +18,6 @@ def tiny_target_dir(tmp_path_factory, tiny_model_dir):
 
 @pytest.fixture
 def make_problem(tiny_model_dir, tiny_target_dir):
-    """Returns a factory of problems with short texts, closed at the end of the test."""
     made = []
 
     def make(attacker=None, target=None, scorer=None, **settings):

@@ -68,8 +68,6 @@ def test_the_reward_subtracts_perplexity():
 
 
 class ToyAST(ASTSystem, ToySystem):
-    """A user's system on text, which inherits the reward."""
-
     def __init__(self, **settings):
         super().__init__("green", **settings)
 
@@ -93,7 +91,6 @@ def pairs(context, continuation):
 
 
 def count_the_context(system, context, continuation, logprobs):
-    """The mask of earlier versions: from column 0 to the last log-prob that is not 0."""
     places = torch.arange(logprobs.shape[1])
     return places <= torch.where(logprobs != 0, places, -1).amax(dim=1)[:, None]
 
@@ -178,7 +175,6 @@ class Sums(ToyAST):
 
 @pytest.mark.parametrize("solver", [DPO, lambda system: GRPO(system, kl_coef=0.1), lambda s: PPO(s, kl_coef=0.1)])
 def test_a_baseline_of_other_tokens_is_refused(solver):
-    """Sums would be added to the log-prob of every token."""
     system = Sums(ppl_weight=0.0)
     graph = Graph("open", [Node("open", "red blue", ".", 1.0), Node("open", "green red", ".", 0.0)])
     algorithm = solver(system)
@@ -277,7 +273,6 @@ def test_siblings_differ(make_problem):
 
 
 def test_the_sampled_tokens_are_trained(make_problem):
-    """The learner's log-probs of the sampled ids equal those that the sampler reported."""
     problem = make_problem(temperature=0.7)
     nodes = list(ASTSampler(problem, ["hello", "Paris"], 2, 2).rollout(3).nodes())
     context, probes = [node.context for node in nodes], [node.probe for node in nodes]
@@ -397,8 +392,6 @@ def test_a_chat_model_is_a_target_and_its_failure_is_raised(make_problem):
 
 
 class Echo:
-    """A chat model that replies with the number of messages."""
-
     model_name, is_policy = "echo", False
 
     async def sample(self, request):
@@ -517,7 +510,6 @@ def test_metrics_computed_by_hand():
 
 
 def test_metrics_of_a_users_own_are_aggregated():
-    """An evaluator may compute the metrics of a rollout itself, and leave out what it does not need."""
 
     class Own(ASTEvaluator):
         def compute_metrics(self, g):

@@ -28,8 +28,6 @@ class Frozen(PolicyModel):
 
 
 class Attacker:
-    """Asks for tea and for the word in turn."""
-
     def __init__(self):
         self.count = 0
 

@@ -102,8 +102,6 @@ def test_values_lose_a_last_axis_of_one():
 
 
 class Wrong(ToySystem):
-    """Returns too few rows and texts."""
-
     def get_tester_logprobs(self, context, continuation):
         return super().get_tester_logprobs(context[1:], continuation[1:])
 
@@ -173,8 +171,6 @@ def test_rewards_may_be_a_tensor():
 
 
 class Counts(Sampler):
-    """Returns graphs whose context is their seed."""
-
     def rollout(self, seed=None):
         return Graph(f"seed {seed}", [])
 

@@ -97,7 +97,6 @@ def test_training_on_the_engine_resumes(make_problem, tmp_path):
 
 
 def test_a_custom_loop(make_problem):
-    """The harness alone, as in its docstring."""
     problem = make_problem()
     harness = Harness(ASTSampler(problem, ["hello"], 2, 1), DPO(problem), 4, dataloader_kwargs={"batch_size": 2})
     optimizer = torch.optim.SGD(problem.parameters(), 0.1)
@@ -111,17 +110,15 @@ def test_a_custom_loop(make_problem):
     assert problem.engine.fingerprint() != before
 
 
-def test_a_custom_loop_samples_from_the_weights_it_trained(make_problem, monkeypatch):
-    """After an optimizer step of the caller's own, the sampler's log-probs are those of the new weights."""
-    problem = make_problem()
+def compare(problem):
+    """Returns the largest difference between the sampler's log-probs and the learner's."""
     context = ["hello the quick brown fox jumps over"]
+    rows = context, problem.sample_probes(context, [1])
+    return (problem.get_sampling_logprobs(*rows) - problem.get_tester_logprobs(*rows)).abs().max()
 
-    def compare():
-        """Returns the largest difference between the sampler's log-probs and the learner's."""
-        probes = problem.sample_probes(context, [1])
-        return (
-            (problem.get_sampling_logprobs(context, probes) - problem.get_tester_logprobs(context, probes)).abs().max()
-        )
+
+def test_a_custom_loop_samples_from_the_weights_it_trained(make_problem, monkeypatch):
+    problem = make_problem()
 
     def change_weights(optimizer):
         for parameter in problem.parameters():
@@ -129,47 +126,40 @@ def test_a_custom_loop_samples_from_the_weights_it_trained(make_problem, monkeyp
         optimizer.step()
 
     parameters = list(problem.parameters())
-    assert compare() < 1e-4
-    for version, optimizer in enumerate(
-        (torch.optim.SGD(parameters, 0.5), torch.optim.AdamW(parameters, 0.3, fused=True)), start=1
-    ):
+    optimizers = [torch.optim.SGD(parameters, 0.5), torch.optim.AdamW(parameters, 0.3, fused=True)]
+    assert compare(problem) < 1e-4
+    for version, optimizer in enumerate(optimizers, start=1):
         change_weights(optimizer)
-        assert compare() < 1e-4
+        assert compare(problem) < 1e-4
         assert problem.engine.policy.version == version
-        problem.sample_probes(context, [2])
+        problem.sample_probes(["hello"], [2])
         assert problem.engine.policy.version == version, "weights that did not change are not published again"
     monkeypatch.setattr(type(problem), "_publish_changed_weights", lambda self: None)  # mutation
     change_weights(optimizer)
-    assert compare() > 0.1
+    assert compare(problem) > 0.1
 
 
 def test_a_loop_without_an_optimizer_samples_from_the_weights_it_trained(make_problem, monkeypatch):
     """torch counts no change through `parameter.data`: neither in place nor by another tensor."""
-    problem, context = make_problem(), ["hello the quick brown fox jumps over"]
-
-    def compare():
-        probes = problem.sample_probes(context, [1])
-        return (
-            (problem.get_sampling_logprobs(context, probes) - problem.get_tester_logprobs(context, probes)).abs().max()
-        )
+    problem = make_problem()
 
     def step_in_place():
         for parameter in problem.parameters():
             parameter.data -= 0.1 * torch.randn_like(parameter)
 
-    compare()
+    compare(problem)
     step_in_place()
-    assert compare() < 1e-4
+    assert compare(problem) < 1e-4
     for parameter in problem.parameters():
         parameter.data = parameter.data + 0.1 * torch.randn_like(parameter)
-    assert compare() < 1e-4
+    assert compare(problem) < 1e-4
     version = problem.engine.policy.version
-    compare()
+    compare(problem)
     assert problem.engine.policy.version == version, "weights that did not change are not published again"
     monkeypatch.setattr(WeightChanges, "_take_sample", lambda self: [])  # mutation
     problem._changes._sample = []
     step_in_place()
-    assert compare() > 0.1
+    assert compare(problem) > 0.1
 
 
 @pytest.fixture
@@ -234,8 +224,6 @@ def test_models_without_a_template_see_one_text(hf, tiny_model_dir, tiny_target_
 
 
 class Pretrained(ToyAST):
-    """A system of a user's own around a Hugging Face model, as in astra-rl's examples."""
-
     def __init__(self, folder, **tokenizers):
         super().__init__(ppl_weight=0.0)
         self.tester = AutoModelForCausalLM.from_pretrained(folder)

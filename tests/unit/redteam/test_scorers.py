@@ -99,8 +99,6 @@ def test_equal_texts_with_different_tool_calls_are_cached_apart():
 
 
 class Judge:
-    """A chat model with scripted replies."""
-
     model_name, is_policy = "judge", False
 
     def __init__(self, *replies):

@@ -28,8 +28,6 @@ from tests.unit.redteam.toy import ToySystem
 
 
 class Toy(Sampler):
-    """Trees of one turn over plain strings."""
-
     def __init__(self, system, tree_width=4):
         super().__init__(system)
         self.tree_width, self.seeds = tree_width, []
@@ -174,8 +172,6 @@ def test_the_logging_of_programs_shows_the_metrics():
 
 
 class OwnLoop(Trainer):
-    """A training loop of a user's own, as in astra-rl's guide to trainers."""
-
     def train(self):
         for _ in range(self.config.training_steps):
             for batch in self.harness.experience():
@@ -273,8 +269,6 @@ def test_gradients_are_clipped_and_the_schedule_changes_the_rate():
 
 
 class Broken(Count):
-    """Its loss is not finite in the first `num` batches."""
-
     num = 1
 
     def step(self, batch):

@@ -10,8 +10,6 @@ WORDS = ("red", "green", "blue")
 
 
 class Likes(Scorer):
-    """1.0 for texts that contain a word."""
-
     def __init__(self, word="green"):
         self.word = word
 

@@ -144,17 +144,17 @@ class _Settings:
 
     def count(self, name: str, default: int | None = None, smallest: int = 1) -> int:
         value = self.find(name, int, default)
-        if value is None or isinstance(value, bool) or not smallest <= value < 1 << 31:
-            found = "it is missing" if value is None else f"found {value}"
-            raise GGUFError(f"has an unusable setting {self._prefix}{name}: {found}")
-        return int(value)
+        return int(self._check(name, value, not isinstance(value, bool) and smallest <= (value or 0) < 1 << 31))
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.find(name, NUMBER, default)
-        if value is None or not 0 < value < math.inf:
+        return float(self._check(name, value, 0 < (value or 0) < math.inf))
+
+    def _check(self, name: str, value: Any, is_usable: bool) -> Any:
+        if value is None or not is_usable:
             found = "it is missing" if value is None else f"found {value}"
             raise GGUFError(f"has an unusable setting {self._prefix}{name}: {found}")
-        return float(value)
+        return value
 
     def refuse_unread(self) -> None:
         """Refuses settings by which the model computes something else, and that nothing has read."""

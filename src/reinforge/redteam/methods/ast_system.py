@@ -24,17 +24,6 @@ class ASTSystem(System[str, str]):
     reward = combined_weight * score(probe + response) + defense_toxicity_weight * score(response)
              - ppl_weight * exp(-mean_t log p(probe_t))
 
-    Example:
-        class Mine(ASTSystem):
-            def rollout_prompt_with_tester(self, x): ...
-            def rollout_prompt_with_target(self, x): ...
-            def get_tester_logprobs(self, context, continuation): ...
-            def get_baseline_logprobs(self, context, continuation): ...
-            def get_target_logprobs(self, context, continuation): ...
-            def parameters(self): ...
-
-        Mine(KeywordScorer("quibbern"), ppl_weight=0.01)
-
     Differs from the paper: p is the baseline's, not the target's, because many targets do not report log-probs; see
     `likelihood`. A probe without tokens has no perplexity: its reward lacks the last term, and no algorithm trains on
     it.
@@ -108,9 +97,7 @@ class _TreeBranch:
 class ASTSampler(Sampler[str, str]):
     """Samples trees with `tree_width` probes at every point and `tree_depth` turns (arXiv:2407.09447).
 
-    Example:
-        sampler = ASTSampler(problem, ["It is a rainy Monday at the desk.", "It is a foggy Sunday."], tree_width=3)
-        graph = sampler.rollout(seed=0)  # 3 + 9 + 27 nodes
+    Example: `ASTSampler(problem, ["It is a rainy Monday."], tree_width=3).rollout(seed=0)` -> 3 + 9 + 27 nodes.
 
     Args:
         prompts: Openings; each rollout picks one of them by its seed.

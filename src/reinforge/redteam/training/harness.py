@@ -48,7 +48,7 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         use_wandb: Log to Weights & Biases; install `wandb` separately.
         wandb_kwargs: Arguments of `wandb.init`.
         dataloader_kwargs: Arguments of torch's `DataLoader`; `batch_size` is 16 by default, and no batch is dropped.
-        log_file: File for metrics as JSON lines; None: no file.
+        log_file: File for metrics as JSON lines.
 
     Attributes:
         graphs: The trees of the last experience.
