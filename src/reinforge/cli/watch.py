@@ -73,7 +73,7 @@ def _print_end(folder: Path) -> None:
 def report_command(run: str, output: Path | None, output_dir: str, as_json: bool) -> None:
     """Write the page of a run: one HTML file that opens in a browser and can be sent to a colleague.
 
-    Every run writes its page when it ends; this command writes it again, or while the run goes on.
+    Every run writes its page when it ends; this command regenerates it, also while the run is training.
 
     \b
     Example:
