@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 
@@ -16,7 +15,7 @@ from reinforge.cli import main
 from reinforge.trainer import resume
 from tests.e2e.test_user_components import EngineAdapterConfig, ReorderedConfig  # noqa: F401  registers them
 from tests.fault.kit import KILLED, Child
-from tests.journal_rows import FORMAT_1, read_rows
+from tests.journal_rows import read_rows
 
 
 def call(*arguments):
@@ -304,27 +303,3 @@ def test_a_damaged_base_checkpoint_is_written_again(project):
     assert "no usable checkpoint is left; restarting from the beginning" in result.output
     assert call("runs", "verify", "runs/r").exit_code == 0
     assert project.summary["confirm_base"]["num_examples"] == 16
-
-
-@pytest.mark.slow
-def test_a_run_whose_journal_has_format_1_is_upgraded_and_restarts(project):
-    """Format 1 had no snapshots and recorded less of each episode, so nothing of the run can be reused."""
-    project.set("finetuning.num_epochs", 1)
-    killed_at(project, "batch.sealed:1")
-    facts = read_rows(project.run, "SELECT key, value FROM run")
-    shutil.rmtree(project.run / "checkpoints")
-    for path in project.run.glob("run.sqlite*"):
-        path.unlink()
-    database = sqlite3.connect(project.run / "run.sqlite")
-    database.executescript(FORMAT_1)
-    database.executemany("INSERT INTO run VALUES (?,?)", facts)
-    database.execute("INSERT INTO episodes VALUES ('collect/0/0/0/0', 'collect', 0, 0, '0', 0, 0, 'ok', 1.0, '{}')")
-    database.commit()
-    database.close()
-    shown = call("runs", "show", "runs/r")
-    assert (shown.exit_code, "has format 1 of an older reinforge" in shown.output) == (4, True), shown.output
-    result = call("finetune", "run.yml", "--resume", "runs/r")
-    assert result.exit_code == 0, result.output
-    assert "no usable checkpoint is left; restarting from the beginning" in result.output
-    assert jobs(project) == [(0, "completed")]
-    assert call("runs", "verify", "runs/r").exit_code == 0

@@ -149,4 +149,4 @@ async def test_a_tracker_that_cannot_write_does_not_stop_the_run(tmp_path: Any) 
     summary = await run.run()
     assert summary.status == "completed"
     log = (tmp_path / "r" / "run.log").read_text()
-    assert log.count("training goes on, and the run folder has every metric") == 1
+    assert log.count("training continues, and the run folder has every metric") == 1

@@ -175,9 +175,10 @@ def _print_run(run: RunOverview, record: RunRecord) -> None:
     for at_s, text in build_timeline(record, is_running=run.owner is not None) or [(None, "nothing yet")]:
         say(f"  {format_local_time(at_s):<19}  {text}")
     say("\ncheckpoints")
-    for row in _checkpoints(run, record):
+    checkpoints = _checkpoints(run, record)
+    for row in checkpoints:
         say(f"  {row['name']}  {', '.join(row['roles']) or 'kept'}, {format_size(row['num_bytes'])}")
-    if not _checkpoints(run, record):
+    if not checkpoints:
         say("  none: the backend does not save its weights, or the run stopped before its first checkpoint")
     if run.resume_command:
         point = run_folder.find_resume_point(run.folder, record, lambda name: (run.folder / name).is_dir())

@@ -225,7 +225,7 @@ def _find_verdict_metric(run: RunOverview) -> str | None:
 
 
 def _get_block(config: Any, *path: str) -> dict[str, Any]:
-    """Returns a block of a configuration that somebody may have edited; empty: it has none."""
+    """Returns a block of a configuration that may have been edited; empty: it has none."""
     for name in path:
         config = config.get(name) if isinstance(config, dict) else None
     return config if isinstance(config, dict) else {}

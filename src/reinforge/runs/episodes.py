@@ -97,7 +97,7 @@ def _build_problem(folder: Path, number_or_key: str, keys: list[str], total: int
 def format_episode(found: FoundEpisode) -> list[str]:
     """Returns an episode as lines of text: how it ended, then every message once, with its role and its tool calls.
 
-    Message texts are indented, so that none of their lines can be mistaken for a heading.
+    Messages are indented, so that none of their lines can be mistaken for a heading.
     """
     data = found.data
     where = f"episode {found.number} of {found.total:,}" if found.number is not None else "episode"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.rows import BASELINE, GUARD, Session, StageRow, ValidationRow
 from reinforge.runs.run_folder import KILLED, RunRecord, describe_position
+
+SENTENCES = {
+    "COLLECT": "collected {trajectories} trajectories ({missing} missing)",
+    "SELECT": "kept {kept} of {groups} groups",
+    "SUBMIT": "submitted a job",
+    "ADOPT": "published version {version}",
+}
 
 
 def build_timeline(record: RunRecord, *, is_running: bool) -> list[tuple[float | None, str]]:
@@ -54,16 +62,10 @@ def _name_epoch(row: StageRow) -> str:
 def _describe_stage(stage: str, data: dict[str, Any]) -> str:
     """Returns what a stage did; for a stage of a user's own trainer its name."""
     get = data.get
-    if stage == "COLLECT":
-        return f"collected {get('trajectories', '?')} trajectories ({get('missing', '?')} missing)"
-    if stage == "SELECT":
-        return f"kept {get('kept', '?')} of {get('groups', '?')} groups"
-    if stage == "SUBMIT":
-        return "submitted a job"
+    if stage in SENTENCES:
+        return SENTENCES[stage].format_map(defaultdict(lambda: "?", data))
     if stage == "AWAIT":
         return "trained" if get("num_updates") is None else f"trained {get('num_updates')} steps"
-    if stage == "ADOPT":
-        return f"published version {get('version', '?')}"
     if stage in ("BASELINE", "VALIDATE"):
         return _describe_validation(ValidationRow.from_dict({"epoch": BASELINE, **data}))
     if "outcomes" in data:

@@ -187,7 +187,7 @@ def _extract_series(
 
 
 def _draw_isolated_intervals(axes: Any, epochs: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:
-    """Draws the interval of each epoch whose neighbours are unknown, where a band would have no width."""
+    """Draws the interval of each epoch whose neighbors are unknown, where a band would have no width."""
     known = [a == a and b == b for a, b in zip(low, high, strict=True)]
     for n, epoch in enumerate(epochs):
         if known[n] and not any(known[max(0, n - 1) : n] + known[n + 1 : n + 2]):

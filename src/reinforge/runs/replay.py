@@ -2,7 +2,7 @@
 
     journal of the run  ->  RunReplay.update()  ->  any RunProgress: a terminal (`reinforge watch`), a line of a page
 
-The journal holds a stage when it has ended. Which one goes on now follows from the stage before it and from the
+The journal holds a stage when it has ended. Which one runs now follows from the stage before it and from the
 episodes that arrive. Times are those of the journal, so epochs last as long as they did.
 """
 

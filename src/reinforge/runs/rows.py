@@ -44,13 +44,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage of an epoch that has ended.
-
-    Attributes:
-        epoch: -1 outside the epochs.
-        stage: Such as `COLLECT`.
-        at_s: When it ended, in seconds since the Unix epoch.
-    """
+    """One stage, such as `COLLECT`, that ended at `at_s` seconds since the Unix epoch; epoch -1: outside the epochs."""
 
     epoch: int
     stage: str
@@ -63,7 +57,6 @@ class JobRow:
     """One training job.
 
     Attributes:
-        job_key: Names the job in the run, `RUN/EPOCH`.
         backend, ref: Where it runs and its name there; None: it has not been submitted yet.
         state: `intent` before it is submitted, then the value of its `TrainingStatusEnum`.
         status: Its last known status; None: the backend has not reported one yet.
@@ -79,12 +72,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One finished episode.
-
-    Attributes:
-        key: `phase/epoch/round/example/generation`.
-        data: As `episode_json.dump_episode` wrote it.
-    """
+    """One finished episode as `dump_episode` wrote it; its key is `phase/epoch/round/example/generation`."""
 
     key: str
     data: dict[str, Any]
@@ -95,13 +83,10 @@ class EpisodeHead:
     """A finished episode without its messages.
 
     Attributes:
-        key: `phase/epoch/round/example/generation`.
         epoch: -1: the baseline.
         round: Which refill of the epoch it belongs to.
-        outcome: Such as `ok` or `timeout`.
-        reason: Why it failed; may be empty.
-        reward: None: missing.
-        scores: Evaluator -> score; None: missing.
+        outcome, reason: Such as `timeout`, and why it failed; may be empty.
+        reward, scores: Of each evaluator; None: missing.
     """
 
     key: str
@@ -116,13 +101,7 @@ class EpisodeHead:
 
 @dataclass(slots=True)  # not frozen: 100,000 of them are made at once
 class ListedEpisode:
-    """A finished episode as a list shows it: what the journal knows without reading what the episode holds.
-
-    Attributes, besides those of `EpisodeHead`:
-        number: Grows with every recorded episode.
-        phase: Why it ran, such as `collect`.
-        generation: Index among the episodes of the example, from 0.
-    """
+    """A finished episode as a list shows it, without reading what it holds; `number` grows with every episode."""
 
     number: int
     key: str
@@ -141,8 +120,7 @@ class EpisodeExtent:
 
     Attributes:
         newest: `number` of the newest one; 0: there is none.
-        session_s: When the last process began to work on the run, in seconds since the Unix epoch; it may have removed
-            episodes, or the whole folder and made it again.
+        session_s: When the last process began to work on the run: it may have removed episodes.
     """
 
     count: int

@@ -125,7 +125,7 @@ class TrackedProgress:
         for sender in self._senders:
             failure = sender.take_failure()
             if failure is not None:
-                text = f"tracker {sender.name}: {failure}; training goes on, and the run folder has every metric"
+                text = f"tracker {sender.name}: {failure}; training continues, and the run folder has every metric"
                 self.display.note(text)
 
 
@@ -286,7 +286,7 @@ class TrackerSender:
     def _work(self) -> None:
         try:
             known = self.tracker.start(self.run)
-        except Exception as error:  # noqa: BLE001  a dashboard may raise anything, and the run goes on
+        except Exception as error:  # noqa: BLE001  a dashboard may raise anything, and the run continues
             self._fail(error)
             return
         self._keeps_record = known is None

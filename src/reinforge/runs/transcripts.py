@@ -87,7 +87,7 @@ def build_transcript(key: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_transcripts(found: dict[str, Any], format_: str) -> str:
-    """Returns transcripts as YAML, with texts of several lines as blocks, or as JSON."""
+    """Returns transcripts as YAML, with strings of several lines as blocks, or as JSON."""
     if format_ == "json":
         return json.dumps(json.loads(to_json(found)), indent=2) + "\n"
     text = yaml.dump(found, Dumper=_TranscriptDumper, sort_keys=False, allow_unicode=True, width=120)
@@ -138,7 +138,7 @@ class _FlowMapping(dict[str, Any]):
 
 
 class _TranscriptDumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and repeated objects in full instead of as aliases."""
+    """Writes strings of several lines as blocks, and repeated objects in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -100,7 +100,7 @@ def _describe_order(query: EpisodeQuery | None) -> dict[str, str]:
 
 
 def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -> str:
-    """Returns the address of an episode; with the list that it was chosen from, for its neighbours."""
+    """Returns the address of an episode; with the list that it was chosen from, for its neighbors."""
     return build_link(build_run_path(name, "episode"), **_describe_order(query), key=key)
 
 
@@ -113,7 +113,7 @@ def build_episode_page(
     chat = build_chat(row, style)
     chat.set("id", "chat")
     content: list[Content] = [
-        build("p", _build_neighbours(name, episode, table, query), back, " · ", raw, class_="neighbours"),
+        build("p", _build_neighbors(name, episode, table, query), back, " · ", raw, class_="neighbors"),
         build_colors(),
         build(
             "div",
@@ -126,7 +126,7 @@ def build_episode_page(
     return build_document(f"Example {episode.example_id}", content, trail=build_trail(name, ""))
 
 
-def _build_neighbours(name: str, episode: ListedEpisode, table: EpisodeTable, query: EpisodeQuery) -> list[Content]:
+def _build_neighbors(name: str, episode: ListedEpisode, table: EpisodeTable, query: EpisodeQuery) -> list[Content]:
     found = table.select(query)
     place = next((number for number, each in enumerate(found) if each.key == episode.key), None)
     if place is None:

@@ -246,8 +246,8 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(journal: RunJournal
         session.progress.epoch_done(epoch(number))
     session.finish()
     assert session.display.notes == [
-        f"tracker board: OSError: no route to host (test_trackers.py:{line}); training goes on, and the run folder has "
-        "every metric"
+        f"tracker board: OSError: no route to host (test_trackers.py:{line}); training continues, and the run folder "
+        "has every metric"
     ]
 
 

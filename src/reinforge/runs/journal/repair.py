@@ -103,7 +103,7 @@ def _check_database(db: sqlite3.Connection, found: JournalCheck, newest: int | N
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
         create_tables(new)
         is_ours = read_tables(db) == read_tables(new)
-    if version == SCHEMA_VERSION or version == 0:
+    if version in (0, SCHEMA_VERSION):
         for part in [str(MAX_PROBLEMS)] if newest is None else [name for name in read_columns() if name != EPISODES]:
             found.problems += [str(line) for (line,) in db.execute(f"PRAGMA integrity_check({part})") if line != "ok"]
     if version != SCHEMA_VERSION:

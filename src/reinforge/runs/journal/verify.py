@@ -98,8 +98,7 @@ class _Verifier:
     def run(self) -> Verification:
         self._check_database()
         if self.record is not None and self.result.overview.resume_command is not None:
-            is_usable = lambda name: self._exists(name) and name not in self.damaged  # noqa: E731
-            self.result.resume = find_resume_point(self.folder, self.record, is_usable)
+            self.result.resume = find_resume_point(self.folder, self.record, self._is_intact)
         self._check_checkpoints()
         if self.record is not None:
             self._check_references(self.record)
@@ -112,10 +111,10 @@ class _Verifier:
         return self.result
 
     def _exists(self, name: str) -> bool:
-        try:
-            return (self.folder / name).is_dir()
-        except OSError:  # a damaged journal may name what no folder can be called
-            return False
+        return (self.folder / name).is_dir()
+
+    def _is_intact(self, name: str) -> bool:
+        return self._exists(name) and name not in self.damaged
 
     def _report(self, what: str, problem: str, fix: str, *, is_damage: bool = True) -> None:
         self.result.findings.append(Finding(what, problem, fix, is_damage))
@@ -178,12 +177,8 @@ class _Verifier:
         newest = self.record.snapshots[0].checkpoint if self.record.snapshots else None
         if newest and not self.is_done:
             point = self.result.resume
-            how = (
-                f"resumes {point}"
-                if point is not None
-                else "restarts from the beginning: no other checkpoint is usable"
-            )
-            found[newest] = f"--resume skips it and {how}"
+            restart = "restarts from the beginning: no other checkpoint is usable"
+            found[newest] = f"--resume skips it and {restart if point is None else f'resumes {point}'}"
         return found
 
     def _gate_metric(self) -> str | None:
@@ -206,7 +201,7 @@ class _Verifier:
                 self._report(name, "it is missing, but the journal lists it", fix)
         for row in record.snapshots:
             name = row.checkpoint
-            if name and row.version is not None and self._exists(name) and name not in self.damaged:
+            if name and row.version is not None and self._is_intact(name):
                 held = json.loads((self.folder / name / MANIFEST).read_text(encoding="utf-8")).get("version")
                 if held != row.version:
                     problem = f"it holds version {held}, but the snapshot of epoch {row.epoch} says {row.version}"

@@ -21,7 +21,7 @@ from reinforge.runs.page.elements import Content, build, build_details
 from reinforge.runs.rows import EpisodeRow
 
 MAX_TEXT = 4000
-"""Longer texts are cut; `reinforge runs show RUN --episode KEY` prints them whole."""
+"""Longer strings are cut; `reinforge runs show RUN --episode KEY` prints them whole."""
 MAX_TOKENS = 1500
 """Tokens of one reply that are colored; the rest is plain text."""
 LOGPROB_STEPS = (-0.1, -0.5, -1.0, -2.0, -4.0)
@@ -41,7 +41,7 @@ class TokenTexts:
 
     @classmethod
     def find(cls, folder: Path, config: Mapping[str, Any]) -> TokenTexts:
-        """Returns the texts of a run's tokens: of its model, of a checkpoint, or else of the model it began with."""
+        """Returns the tokenizer of the model of a run, of a checkpoint, or else of the model it began with."""
         if importlib.util.find_spec("tokenizers") is None:
             return cls()
         policy = (config.get("finetuning") or {}).get("policy") or {}

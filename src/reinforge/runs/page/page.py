@@ -7,7 +7,6 @@ elements. Charts are SVG, colors of tokens are radio buttons and a style sheet.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -120,25 +119,15 @@ def build_colors() -> Element:
     return build("fieldset", build("legend", "Color the tokens of replies by"), buttons)
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A metric of the training jobs that gets a chart of its own; `key` is its name in `training_metrics.jsonl`."""
-
-    key: str
-    title: str
-    meaning: str
-
-
 MEASURES = (
-    Measure("entropy", "Entropy, nats a token", "Near 0 the model always samples the same replies and stops learning."),
-    Measure("approx_kl", "KL divergence of a job, nats a token", "How far one job moved the model."),
-    Measure("clip_fraction", "Share of clipped tokens", "Above about 0.3 the steps are too large."),
-    Measure("grad_norm", "Gradient norm", "Before clipping. Jumps point to unusual data."),
-    Measure(
-        "mismatch_kl", "Sampler against learner, nats a token", "Above 0.01 what is trained is not what was sampled."
-    ),
-    Measure("loss", "Loss", "Of policy gradients its size says little; of SFT and DPO it should fall."),
+    ("entropy", "Entropy, nats a token", "Near 0 the model always samples the same replies and stops learning."),
+    ("approx_kl", "KL divergence of a job, nats a token", "How far one job moved the model."),
+    ("clip_fraction", "Share of clipped tokens", "Above about 0.3 the steps are too large."),
+    ("grad_norm", "Gradient norm", "Before clipping. Jumps point to unusual data."),
+    ("mismatch_kl", "Sampler against learner, nats a token", "Above 0.01 what is trained is not what was sampled."),
+    ("loss", "Loss", "Of policy gradients its size says little; of SFT and DPO it should fall."),
 )
+"""Metrics of the training jobs that get a chart: name in `training_metrics.jsonl`, title, and how to read it."""
 
 
 def build_verdict(content: PageContent) -> Element:
@@ -192,11 +181,11 @@ def _format_mean(summary: MetricSummary | None) -> str:
 
 def build_measures(content: PageContent) -> Element | None:
     charts = []
-    for measure in MEASURES:
-        points = [Point(row.epoch, _read_number(row, measure.key)) for row in fill_gaps(content.metrics)]
+    for key, title, meaning in MEASURES:
+        points = [Point(row.epoch, _read_number(row, key)) for row in fill_gaps(content.metrics)]
         if sum(point.is_known for point in points) > 1:
-            chart = draw_chart(f"{measure.title} by epoch", [Line(measure.title, "job", points)], width=340, height=170)
-            charts.append(build("div", build("h3", measure.title), chart, build("p", measure.meaning, class_="note")))
+            chart = draw_chart(f"{title} by epoch", [Line(title, "job", points)], width=340, height=170)
+            charts.append(build("div", build("h3", title), chart, build("p", meaning, class_="note")))
     if not charts:
         return None
     return build_section("Training", build("div", charts, class_="grid"), id="training")
