@@ -48,7 +48,6 @@ class DescribedPolicy(PolicyServer):
 
     @property
     def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
         return self._facts.history
 
     def note_version(self, reply: ModelReply) -> ModelReply:

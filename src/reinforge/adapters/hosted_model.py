@@ -24,7 +24,6 @@ class HostedModel:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Returns the model that a folder names."""
         with boundary(StorageError, f"cannot read {folder / HOSTED_MODEL}"):
             hosted = cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
             if not all(isinstance(value, str) and value for value in asdict(hosted).values()):

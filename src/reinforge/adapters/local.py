@@ -302,7 +302,6 @@ class LocalAdapter(TrainerAdapter):
         return self.engine
 
     async def reset(self, version: int) -> None:
-        """Serves the weights that the engine was loaded with as `version`."""
         await self._serve(version, lambda engine, name: engine.reset(name))
 
     async def _serve(self, version: int, load: Callable[[Engine, str], None]) -> None:

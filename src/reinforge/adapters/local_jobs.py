@@ -102,7 +102,6 @@ class JobQueue:
 
 
 def save_job(engine: Engine, folder: Path) -> None:
-    """Writes a job's weights, completely or not at all."""
     version = engine.policy.version + 1
     write_folder(folder, lambda staged: write_checkpoint(engine, staged, version), version=version)
 

@@ -183,7 +183,6 @@ class JobRunner:
         )
 
     def _train(self, engine: Engine, batch: AdapterBatch, config: FinetuneConfig) -> AdapterResult:
-        """Trains one adapter within the open job."""
         samples, algorithm = batch.samples, batch.algorithm
         if not samples:
             raise NoTrainingSignal(f"nothing to train: {type(algorithm).__name__} uses none of its trajectories")

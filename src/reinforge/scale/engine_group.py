@@ -76,7 +76,6 @@ class EngineGroup(ABC):
 
 
 def require_equal(fingerprints: Mapping[str, str]) -> None:
-    """Checks that processes have the same weights."""
     if len(set(fingerprints.values())) > 1:
         found = ", ".join(f"{name}: {each}" for name, each in fingerprints.items())
         raise BackendError(f"the workers do not have the same weights ({found}); the job is undone")
@@ -126,7 +125,6 @@ class RoutedPolicy(DescribedPolicy):
         self._version = version
 
     async def fingerprint(self) -> str:
-        """Returns a short hash of the weights, which are the same on every worker."""
         return await asyncio.to_thread(self._group.compare_fingerprints, self.name)
 
 

@@ -267,7 +267,6 @@ the weights that they make."""
 
 
 def list_versions() -> dict[str, str]:
-    """Returns the version of each library by name, and a hash of our own code."""
     versions = {"reinforge": __version__}
     for name in LIBRARIES:
         try:

@@ -107,7 +107,6 @@ class EpisodeTally:
         }
 
     def describe_none_outputs(self, agent: str) -> str | None:
-        """Returns that the agent has returned nothing but None; None: it returned something."""
         if self.num_finished < MIN_EPISODES or self.num_none < self.num_finished:
             return None
         return f"{agent} returned None in all {self.num_finished:,} episodes: is a `return` missing?"
@@ -282,7 +281,6 @@ class RunContext:
     def load_episodes(
         self, epoch: int, items: Mapping[str, EvalInputItem], phase: str = "collect"
     ) -> list[EpisodeRecord]:
-        """Returns the recorded episodes of an epoch, in the order of their keys."""
         found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
         return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 

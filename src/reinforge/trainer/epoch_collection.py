@@ -130,12 +130,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpochCollector:
-    """Collects for one epoch after the other, and begins later collections while a job trains.
-
-    Attributes:
-        num_missing: Missing episodes of the epoch, those of its refills too.
-        num_stale: Groups of the epoch that are too old to be trained.
-    """
+    """Collects for one epoch after the other, and begins later collections while a job trains."""
 
     def __init__(
         self,
@@ -161,11 +156,7 @@ class EpochCollector:
         return build_meta(epoch, run_id, choice)
 
     async def collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
-        """Returns the groups of one collection, which may have begun before, and begins those that are due.
-
-        Args:
-            meta: What the builder is told: the epoch, and its examples and round if they are chosen.
-        """
+        """Returns the groups of one collection, which may have begun before, and begins those that are due."""
         name = name_collection(run_id, epoch, meta.get("round", 0))
         builder = self._builder
         plan = builder.plan(epoch)

@@ -156,7 +156,6 @@ def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | 
 
 
 def _select_adapters(model: SavedModel, names: Sequence[str]) -> SavedModel:
-    """Returns the adapters that the file names, out of several that were saved together."""
     held = ", ".join(model.adapters)
     if not names:
         message = f"{model.path} holds the adapters {held}, but no entry of llms says which one to use"
@@ -180,11 +179,7 @@ async def prepare_evaluation(
     limit: int | None = None,
     served_as: str | None = None,
 ) -> tuple[DatasetEvaluation, TrainerAdapter | None]:
-    """Validates the configuration; returns the evaluation, and the trainer adapter if the agent calls the policy.
-
-    Args:
-        served_as: Name of the split inside the evaluation; None: the same.
-    """
+    """Validates the configuration; returns the evaluation, and the trainer adapter if the agent calls the policy."""
     attempt, config = Attempts(builder.locate), builder.config.finetuning
     attempt.add(builder.loaded.problems)
     attempt.add(find_remote_problems(config.run_configuration or FinetuneRunConfig(), builder.config.workflow))
@@ -270,9 +265,6 @@ class EvaluationRun:
 
     Args:
         config: The evaluation; a policy under `llms` is served by the file's trainer adapter, without training.
-
-    Raises:
-        ConfigError: A setting is not supported in this version.
     """
 
     def __init__(self, config: EvaluationRunConfig, registry: Registry | None = None):
@@ -286,11 +278,7 @@ class EvaluationRun:
             raise ConfigError(refused)
 
     async def run_and_evaluate(self) -> EvaluationRunOutput:
-        """Returns outputs, steps and scores of every example, `reps` times; missing scores carry the reason.
-
-        Raises:
-            ConfigError: The configuration or the data is wrong; nothing was started.
-        """
+        """Returns outputs, steps and scores of every example, `reps` times; missing scores carry the reason."""
         loaded = self._load()
         if self.config.endpoint is not None:
             flags = {name: getattr(self.config, name) for name in ("endpoint", "endpoint_timeout", "result_json_path")}

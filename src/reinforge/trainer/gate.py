@@ -56,18 +56,12 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the tuned model replaces the base, and why.
+    """Whether the tuned model replaces the base, and why."""
 
-    Attributes:
-        promoted: None: no verdict.
-        improvement: Tuned minus base on the gate metric.
-        confirm_base, confirm_tuned: The two arms, over the examples scored in both.
-    """
-
-    promoted: bool | None
+    promoted: bool | None  # None: no verdict
     reason: str
-    improvement: Improvement | None = None
-    confirm_base: MetricSummary | None = None
+    improvement: Improvement | None = None  # tuned minus base on the gate metric
+    confirm_base: MetricSummary | None = None  # the two arms, over the examples scored in both
     confirm_tuned: MetricSummary | None = None
     guards: list[Guard] = field(default_factory=list)
     changes: list[MetricChange] = field(default_factory=list)
@@ -138,7 +132,6 @@ def describe_power(gate: GateConfig, num_examples: int, num_clusters: int | None
 def _find_obstacle(
     gate: GateConfig, metric: str, arms: tuple[EvaluationReport, EvaluationReport], clusters: Mapping[str, str] | None
 ) -> str:
-    """Returns why the two arms cannot be compared on a metric, or an empty string."""
     base, tuned = arms
     for arm, report in (("base", base), ("tuned", tuned)):
         if report.error:
@@ -172,7 +165,6 @@ def _count_independent(ids: Iterable[str], clusters: Mapping[str, str] | None) -
 def _judge_improvement(
     gate: GateConfig, improvement: Improvement, num_independent: int, *, unchanged: bool
 ) -> tuple[bool, str]:
-    """Returns whether the improvement is significant, and one sentence with the reason."""
     low, high, pairs = improvement.ci_low, improvement.ci_high, _count_examples(improvement.num_pairs)
     mean = f"{improvement.mean_difference:+.3f}"
     if low is None or high is None or (unchanged and low <= gate.margin):
@@ -248,7 +240,6 @@ class BaseComparison:
         return find_clusters(items, self._parts.config.splits.group_key)
 
     def record_best_so_far(self) -> None:
-        """Records the best validation of a run that ends early, and every evaluator before and then."""
         best = choose_best_validation(self._context.validations, self._gate.metric)
         if self._summary.best is None and best is not None:
             self._summary.record_best_so_far(self._context.validations[0], best, self._parts.gate_metric)

@@ -62,12 +62,7 @@ def _list_events(name: str, limits: GuardLimits, epoch: int, count: int, measure
 
 
 class GuardWatch:
-    """The guards of one run.
-
-    Args:
-        held_out: Metrics apart from the reward that must not get worse.
-        is_relative: The reward compares siblings, so the mean of a training reward says nothing.
-    """
+    """The guards of one run."""
 
     def __init__(
         self,
@@ -123,8 +118,6 @@ LEARNING_RATE = "finetuning.policy.optimizer.learning_rate"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a guard measured at one epoch."""
-
     value: float
     is_beyond: bool
     text: str

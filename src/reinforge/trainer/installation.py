@@ -35,8 +35,6 @@ _PART = re.compile(r"(?P<operator>>=|<=|==|!=|<|>|~=)\s*(?P<version>[\d.]+)")
 
 @dataclass(frozen=True, slots=True)
 class InstallationCheck:
-    """The result of one check."""
-
     name: str
     state: State  # `warning`: reinforge works, but something will not
     text: str
@@ -133,7 +131,6 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 
 def check_engine() -> InstallationCheck:
-    """Returns whether the packages that run a model are installed and can be imported."""
     if problems := check_packages():
         return InstallationCheck("engine", "broken", problems[0].message, problems[0].fix)
     try:
@@ -158,7 +155,6 @@ def check_components(registry: Registry) -> list[InstallationCheck]:
 
 
 def check_devices() -> list[InstallationCheck]:
-    """Returns whether each device computes correctly, and how much memory it has."""
     from reinforge.engine.devices import try_devices  # imports torch
 
     checks = []
@@ -172,7 +168,6 @@ def check_devices() -> list[InstallationCheck]:
 
 
 def check_folders(folders: Mapping[str, Path], free_bytes: Callable[[Path], int]) -> list[InstallationCheck]:
-    """Returns whether runs and models can be written to their folders, and how much space there is."""
     checks = []
     for name, folder in folders.items():
         setting = "-o finetuning.output_dir FOLDER" if name == "runs" else "the environment variable REINFORGE_HOME"

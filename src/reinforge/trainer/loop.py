@@ -97,7 +97,6 @@ class EpochTrainer(Trainer):
         self._collector: EpochCollector = None  # type: ignore[assignment]
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Initializes both parts and checks that the backend can take a job."""
         await super().initialize(run_config)
         self.context = self.context or RunContext.stand_in(run_config.output_dir)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)

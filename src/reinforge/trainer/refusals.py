@@ -69,12 +69,7 @@ def refuse_untrainable(
     *,
     trains_on: Literal["tokens", "messages"] = "tokens",
 ) -> None:
-    """Refuses a collection that holds nothing trainable.
-
-    Raises:
-        EvaluationError: Every prompt is too long, no episode called the model, no turn has tokens, or no call is
-            selected for training.
-    """
+    """Refuses a collection that holds nothing trainable."""
     trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
     if trains_on == "messages" and any(trajectory.pairs for trajectory in trajectories):
         return
@@ -158,9 +153,6 @@ def refuse_identical(
 
     Returns:
         The epochs in a row, including this one.
-
-    Raises:
-        EvaluationError: All groups of the first epoch, or nearly all in several epochs in a row.
     """
     several = [group for group in collection.groups if len(group.trajectories) > 1]
     groups = [group for group in several if not any(trajectory.pairs for trajectory in group.trajectories)]
@@ -179,7 +171,6 @@ def refuse_identical(
 
 
 def explain_empty_selection(selection: Selection) -> str:
-    """Returns why a selection is empty, with counts."""
     if selection.skip_reason is not None:
         return selection.skip_reason
     counts = {

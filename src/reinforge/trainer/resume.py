@@ -61,9 +61,6 @@ def load_run_config(
     Args:
         project_root: The folder of the run's Python files, which the user trusts; None: the one that the run names, if
             this user made the run here.
-
-    Raises:
-        ConfigError: It cannot be read, the run stopped before it wrote its configuration, or it was made elsewhere.
     """
     from reinforge.runs.journal.repair import repair_journal
 
@@ -110,7 +107,6 @@ def _explain_secret(problem: Problem, folder: Path) -> Problem:
 
 
 def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
-    """Returns a hash over all examples and their splits."""
     digest = hashlib.sha256()
     for split, items in splits.items():
         for item in items:

@@ -45,8 +45,6 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class CandidateAnswer:
-    """An answer to score."""
-
     example_id: str
     kind: str  # `expected`, `real`, `wrong`, or the attack
     output: Any
@@ -75,8 +73,6 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RewardTestReport:
-    """The result of one test."""
-
     reward: str
     num_examples: int
     answers: list[ScoredAnswer]
@@ -173,8 +169,6 @@ def _format_score(score: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RewardTestOptions:
-    """Options of one test."""
-
     limit: int = 8  # how many examples, from the first of the training split
     answers: Path | None = None
     """JSON Lines with `id` and `output` of real answers, and `label: false` for those known to be wrong."""
@@ -329,7 +323,6 @@ def _choose_trusted(
 
 
 def _read_answers(path: Path, items: Sequence[EvalInputItem]) -> list[CandidateAnswer]:
-    """Returns the given answers to these examples; those to other examples are left out."""
     problems, ids = RowProblems(), {str(item.id) for item in items}
     answers, num_rows = list[CandidateAnswer](), 0
     for row in read_jsonl_rows(TextRows(path, RowLimits()), problems):

@@ -108,11 +108,6 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
 
     Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 stop the run; finished work stays in the run folder. A second signal, or a run
     that does not stop in time, ends the process.
-
-    Raises:
-        ConfigError: The configuration or the data is wrong; nothing was started.
-        Interrupted: A signal stopped the run.
-        ReinforgeError: The run failed; the summary in its folder holds the reason.
     """
     options = options or RunOptions()
     return run_interruptible(run_async(loaded, options, registry), options)
@@ -270,10 +265,8 @@ class _Run:
                     remove_folder(context.folder / MODEL)
 
     async def _train(self) -> list[TrainingJobStatus]:
-        """Runs all epochs and returns the status of every job.
-
-        Raises:
-            JobFailed: A job failed, or a user's trainer submitted none in more epochs than may train nothing.
+        """Raises:
+        JobFailed: A job failed, or a user's trainer submitted none in more epochs than may train nothing.
         """
         num_epochs = self.config.num_epochs
         if isinstance(self.trainer, EpochTrainer):

@@ -76,8 +76,6 @@ class LoggedProgress:
 
 
 class _LogStream(io.TextIOBase):
-    """A stream whose lines are messages of the log."""
-
     def write(self, text: str) -> int:
         logger.info("%s", text.rstrip("\n"))
         return len(text)
@@ -89,7 +87,6 @@ WATCHDOG_S = 5.0
 
 @contextlib.contextmanager
 def log_to_folder(folder: Path) -> Iterator[None]:
-    """Writes the package's log to `run.log` while the run lasts."""
     handler = RunLogHandler(folder)
     handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("reinforge")

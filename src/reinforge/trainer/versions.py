@@ -30,7 +30,6 @@ async def commit(
 
     Args:
         state: What a resume needs; the current counters are added unless it holds some.
-        version: Version of the current weights; None: the backend serves no policy.
 
     Returns:
         The checkpoint; None if the backend does not save its weights.
@@ -125,9 +124,6 @@ async def adopt(
 
     Args:
         num_updates: Optimizer steps of the job; None: the backend does not report them.
-
-    Raises:
-        JobFailed: The canary failed.
     """
     before = context.policy_versions[-1] if context.policy_versions else None
     version = policy.version
@@ -146,11 +142,7 @@ async def adopt(
 async def adopt_unpublished(
     context: RunContext, adapter: TrainerAdapter, statuses: Sequence[TrainingJobStatus]
 ) -> None:
-    """Adopts weights that a trainer has trained but not published, as one version.
-
-    Raises:
-        JobFailed: Jobs completed, but the policy still serves the previous weights.
-    """
+    """Adopts weights that a trainer has trained but not published, as one version."""
     policy = adapter.policy()
     if policy is None:
         return
@@ -237,11 +229,7 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
 async def _compare(
     policy: PolicyServer, name: str, version: int, prompts: Sequence[list[Message]]
 ) -> NDArray[np.float64] | None:
-    """Returns learner minus sampler log-prob of each token of a few replies, in nats; None: no tokens are known.
-
-    Raises:
-        JobFailed: They differ by more than the noise, or the replies carry another version.
-    """
+    """Returns learner minus sampler log-prob of each token of a few replies, in nats; None: no tokens are known."""
     requests = [
         ModelRequest(list(messages), SamplingParams(max_tokens=PROBE_TOKENS, seed=index + 1))
         for index, messages in enumerate(prompts or [PROBE])
@@ -284,7 +272,6 @@ def _refuse_other_version(replies: Sequence[ModelReply], version: int) -> None:
 
 
 def pick_prompts(groups: Iterable[TrajectoryGroup]) -> dict[str, list[list[Message]]]:
-    """Returns prompts for the canary, by adapter."""
     parts: dict[str, list[TrajectoryGroup]] = {}
     for group in groups:
         parts.setdefault(group.model_group or "", []).append(group)

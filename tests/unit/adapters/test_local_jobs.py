@@ -31,8 +31,6 @@ def run_config(model, **policy):
 
 
 class Jobs:
-    """An adapter and the data of a few jobs."""
-
     def __init__(self, model, job_folder=None, algorithm=None, *, from_scratch=False, **policy):
         config = LocalAdapterConfig(fine_tune_from_scratch=from_scratch)
         self.adapter = LocalAdapter(config, algorithm or SFT(), job_folder=job_folder)

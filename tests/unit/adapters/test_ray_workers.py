@@ -21,8 +21,6 @@ class Method:
 
 
 class Actor:
-    """Answers each call at once; its engine's weights have one fingerprint."""
-
     answers = {"call": lambda method, *arguments: "weights", "publish": lambda *arguments: None}
     answers |= {"missing_reference": lambda: None}
 
@@ -35,8 +33,6 @@ def make_worker(number):
 
 
 class Replacements:
-    """A recruiter whose workers are ready as soon as they are asked for."""
-
     def __init__(self):
         self.ready = []
 

@@ -158,15 +158,11 @@ def refuse():
 
 
 class Unreadable:
-    """Cannot be read by the process that gets it."""
-
     def __reduce__(self):
         return refuse, ()
 
 
 class Worker:
-    """What is called from the other side."""
-
     def __init__(self):
         self.started, self.cancelled = threading.Event(), threading.Event()
 

@@ -177,8 +177,6 @@ def test_the_middleware_needs_a_key(monkeypatch):
 
 
 class Layer:
-    """A layer of vLLM as the extension sees it."""
-
     def __init__(self, weight):
         self._parameters, self.packed = {"weight": weight}, None
         self.quant_method = SimpleNamespace(process_weights_after_loading=lambda layer: layer.pack())

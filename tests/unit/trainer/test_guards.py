@@ -29,8 +29,6 @@ HALTING = GuardsConfig.model_validate(
 
 
 class Notes(SilentProgress):
-    """Keeps what the user is told."""
-
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -72,7 +70,6 @@ class SyntheticRun:
         return None
 
     def start(self) -> RunContext:
-        """Returns the context of a process that works on the run."""
         context = RunContext("run", self.journal, self.progress, LimitsConfig())
         context.guards = GuardWatch(self.config, self.journal, self.progress.note, ["correct"])
         return context
@@ -98,7 +95,6 @@ class SyntheticRun:
 
     @property
     def events(self) -> list[tuple[str, int, str]]:
-        """Guard, epoch and action of each event in the journal."""
         return [(event.guard, event.epoch, event.action) for event in list_guard_events(self.journal.stages())]
 
 

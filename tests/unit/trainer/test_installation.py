@@ -84,8 +84,6 @@ def test_a_full_disk_and_a_folder_without_permission_are_broken(tmp_path):
 
 
 class Components:
-    """A registry with a broken plugin, or one that cannot be loaded at all."""
-
     def __init__(self, errors):
         self.errors = errors
 

@@ -37,8 +37,6 @@ def by_answer(item):
 
 
 class Loop:
-    """Everything that a run would bind, over doubles."""
-
     def __init__(
         self, tmp_path, *, script=seeded, score=by_answer, workflow=ask, count=20, builder=None, adapter=None, **config
     ):
@@ -189,42 +187,41 @@ async def test_an_epoch_tells_why_episodes_are_missing(loop):
     assert it.context.missing.find_commonest() == it.history[0]["missing_reason"]
 
 
-async def test_an_agent_that_returns_a_coroutine_is_told_with_its_line(loop):
-    async def inner():
-        return "1"
-
-    async def forgets_await(item, llm, context):
-        return inner()
-
-    with pytest.raises(
-        EvaluationError, match=r"forgets_await \(test_loop.py:\d+\) returned a coroutine: write `await`"
-    ):
-        await loop(workflow=forgets_await).run()
+async def inner():
+    return "1"
 
 
-async def test_a_plain_agent_that_calls_an_async_one_is_told_to_be_async(loop):
-    async def inner():
-        return "1"
-
-    def plain(item, llm, context):
-        return inner()
-
-    with pytest.raises(EvaluationError, match=r"write `await` before the call of inner and make the function `async"):
-        await loop(workflow=plain).run()
+async def forgets_await(item, llm, context):
+    return inner()
 
 
-async def test_identical_siblings_are_an_error_that_says_why(loop):
-    it = loop(script=lambda request: "always 1")
-    with pytest.raises(EvaluationError, match="identical siblings.*temperature"):
-        await it.run()
+def plain(item, llm, context):
+    return inner()
 
 
-async def test_a_workflow_that_never_calls_the_model_is_an_error(loop):
-    async def silent(item, llm, context):
-        return "1"
+async def silent(item, llm, context):
+    return "1"
 
-    with pytest.raises(EvaluationError, match="none of the 20 episodes called the model"):
-        await loop(workflow=silent).run()
+
+async def broken(item, llm, context):
+    raise RuntimeError("the database is down")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"workflow": forgets_await}, r"forgets_await \(test_loop.py:\d+\) returned a coroutine: write `await`"),
+        ({"workflow": plain}, r"write `await` before the call of inner and make the function `async"),
+        ({"workflow": silent}, "none of the 20 episodes called the model"),
+        ({"workflow": broken}, "20 of 20 episodes have no score.*the database is down"),
+        ({"script": lambda request: "always 1"}, "identical siblings.*temperature"),
+        ({"target_functions": ["plan"]}, "target_functions .*plan"),
+    ],
+    ids=["no await", "plain agent", "no model call", "no score", "identical siblings", "no target function"],
+)
+async def test_a_collection_that_can_train_nothing_is_an_error_that_says_why(loop, settings, said):
+    with pytest.raises(EvaluationError, match=said):
+        await loop(**settings).run()
 
 
 @pytest.mark.parametrize(
@@ -239,19 +236,6 @@ async def test_prompts_that_are_all_too_long_are_an_error_that_says_so(loop, pol
     assert re.search(r'in example "\d+"', str(e.value))
     assert fix in str(e.value)
     assert "called the model" not in str(e.value)
-
-
-async def test_a_filter_that_matches_nothing_is_an_error(loop):
-    with pytest.raises(EvaluationError, match="target_functions .*plan"):
-        await loop(target_functions=["plan"]).run()
-
-
-async def test_too_many_missing_episodes_stop_the_run(loop):
-    async def broken(item, llm, context):
-        raise RuntimeError("the database is down")
-
-    with pytest.raises(EvaluationError, match="20 of 20 episodes have no score.*the database is down"):
-        await loop(workflow=broken).run()
 
 
 @pytest.mark.parametrize("outcome", ["failed", "canceled"])

@@ -140,8 +140,6 @@ class Tokenizes:
 
 
 class HoldsExamples:
-    """The training examples of a run."""
-
     def __init__(self, items):
         self.items = items
 
@@ -150,7 +148,6 @@ class HoldsExamples:
 
 
 async def build(rows, **settings):
-    """Returns the groups of an epoch, in the order of their ids."""
     builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(**settings), Tokenizes)
     builder.evaluation = HoldsExamples(RowDataset(rows).load())
     await builder.initialize(FinetuneConfig())

@@ -27,8 +27,6 @@ REWARD = {"name": "my_reward"}
 
 
 class OneBuilder(TrajectoryBuilder):
-    """A user's builder with the default `run_eval`."""
-
     async def start_run(self, run_id, meta=None): ...
 
     async def finalize(self, run_id, meta=None): ...

@@ -126,7 +126,6 @@ def test_a_run_that_can_sample_ahead_is_not_refused():
 
 
 def make_record(epoch, *versions):
-    """An episode with a reply of each version."""
     [item] = examples(1)
     record = EpisodeRecord(EpisodeKey("collect", epoch, item.id), item, seed=0, reward=1.0)
     for version in versions:
@@ -195,7 +194,6 @@ def make_run(tmp_path, *, num_epochs=4, adapter=None):
 
 
 def list_versions(folder):
-    """Returns epoch -> versions that sampled its episodes."""
     rows = read_rows(folder, "SELECT epoch, data FROM episodes WHERE phase = 'collect'")
     found = {}
     for epoch, data in rows:

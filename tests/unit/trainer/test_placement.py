@@ -36,7 +36,6 @@ pathlib.Path("imported").touch()
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """A configuration whose agent is in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "placed_task", raising=False)

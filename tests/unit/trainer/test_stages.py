@@ -65,8 +65,6 @@ def test_a_question_that_many_held_out_examples_share_is_that_of_none():
 
 
 class Examples:
-    """Has the training examples, and nothing else."""
-
     def __init__(self, **counts):
         self.splits = {name.replace("_", " "): examples(count) for name, count in counts.items()}
 

@@ -76,10 +76,6 @@ class RayConnection:
 
     The token of such a cluster is made up here and is not left in the environment, so that no agent's process inherits
     it. Its processes end with the thread that started them, which therefore lives until `close`.
-
-    Args:
-        address: Host and port of a running cluster; None: one on this machine.
-        min_workers: How many must fit on the nodes; None: all.
     """
 
     def __init__(

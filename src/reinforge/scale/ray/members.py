@@ -42,8 +42,6 @@ class WeightsLost(BackendUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class GroupSize:
-    """How many workers there are."""
-
     num_workers: int
     min_workers: int
     placement_timeout_s: float
@@ -54,10 +52,6 @@ class Members:
 
     Args:
         prepare: Gives a new worker the current weights; raises what is wrong with it.
-
-    Attributes:
-        ranks: Numbers of the workers that are connected for training, by rank.
-        sharding: Whether each of them holds the model (`replicate`), or they divide it (`full`).
     """
 
     def __init__(self, recruiter: Recruiter, size: GroupSize, prepare: Callable[[WorkerHandle], None]):
@@ -67,7 +61,7 @@ class Members:
         self._num_failures, self._last_failure = 0, ""
         self._has_given_up, self._lost_weights = False, ""
         self.router = Router(())
-        self.ranks: tuple[int, ...] = ()
+        self.ranks: tuple[int, ...] = ()  # numbers of the workers that are connected for training
         self.sharding: Sharding = "replicate"
         self._shards_lost = False
 
@@ -77,11 +71,7 @@ class Members:
         return self.sharding == "full" and (self._shards_lost or not set(self.ranks) <= self._workers.keys())
 
     def require_shards(self) -> None:
-        """Checks that no part of a divided model is lost.
-
-        Raises:
-            BackendUnavailable: One is.
-        """
+        """Checks that no part of a divided model is lost."""
         if self.has_lost_shards:
             raise BackendUnavailable(
                 "the model and its optimizer state were divided among the workers (sharding: full), and the part of "
@@ -100,9 +90,6 @@ class Members:
 
         Args:
             strict: Fail if one has ended; otherwise only if all have.
-
-        Raises:
-            WorkerLost: One has ended.
         """
         found = [each for each in map(self._workers.get, self.ranks) if each is not None]
         if len(found) < (len(self.ranks) if strict else 1):
@@ -139,11 +126,7 @@ class Members:
             self._recruiter.fill_up(self._size.num_workers - len(self._workers))
 
     def fill_up(self, at_least: int | None = None) -> None:
-        """Lets the replacements take part that are ready; waits for some if too few workers are left.
-
-        Args:
-            at_least: How many there must be; None: `min_workers`.
-        """
+        """Lets the replacements take part that are ready; waits for some if too few workers are left."""
         self.require_shards()
         if self.sharding == "full":
             return

@@ -40,8 +40,6 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What every worker is started with."""
-
     policy: PolicyConfig
     settings: Mapping[str, Any]
     resources: Mapping[str, float]
@@ -129,7 +127,6 @@ class Recruiter:
         return sorted(newcomers, key=lambda each: each.worker.number), errors
 
     def dismiss(self, worker: Recruit | WorkerHandle) -> None:
-        """Ends a worker that cannot be used."""
         self.remove(worker.number)
         ray.kill(worker.actor)
 
@@ -149,7 +146,6 @@ class Recruiter:
             return list(self._waiting)
 
     def _check(self, recruit: Recruit) -> WorkerHandle:
-        """Returns a worker that has a process."""
         node, pid, host, versions = ray.get(recruit.process)
         name = f"{node[:6]} ({host})"
         is_near = node == ray.get_runtime_context().get_node_id()

@@ -33,10 +33,6 @@ class WorkerGroup(EngineGroup):
 
     A worker that ends is replaced: the new one loads the model while the others go on, and takes part from the next job
     on, with the weights and the optimizer state of another one.
-
-    Attributes:
-        checkpoints: The folder with the checkpoints of the run, for a replacement when no worker is left; None: there
-            is none yet.
     """
 
     def __init__(self, recruiter: Recruiter, size: GroupSize, descriptions: Mapping[str, Any], config: PolicyConfig):
@@ -44,7 +40,7 @@ class WorkerGroup(EngineGroup):
         self._tokenizer: Any = None
         self._published: dict[str, tuple[int, str]] = {}
         self._ended: dict[str, int] = {}  # versions of jobs that have ended and are not published yet
-        self.checkpoints: Path | None = None
+        self.checkpoints: Path | None = None  # of the run, for a replacement when no worker is left
         self.members = Members(recruiter, size, self._bring_up_to_date)
         self.policies = {name: RoutedPolicy(self, name, each) for name, each in descriptions.items()}
         self.policy = next(iter(self.policies.values()))
@@ -109,9 +105,6 @@ class WorkerGroup(EngineGroup):
         """Gives a new worker the weights, the optimizer state and the versions of the others.
 
         They come from another worker; if none is left, from the checkpoint of the current version.
-
-        Raises:
-            WeightsLost: No worker is left, and no checkpoint has that version.
         """
         for name, policy in self.policies.items():
             version = max(policy.version, self._ended.get(name, 0))
@@ -203,7 +196,6 @@ class WorkerGroup(EngineGroup):
         self.call_connected("call", "begin_job", *adapters)
 
     def end_job(self) -> None:
-        """Ends the job everywhere."""
         calls = [(each, each.actor.call.remote("end_job")) for each in self.members.list_connected(strict=False)]
         self.members.collect(calls, strict=False)
         self._ended = {name: each.version + 1 for name, each in self.policies.items()}
@@ -225,17 +217,14 @@ class WorkerGroup(EngineGroup):
         self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
 
     def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Calls a method of `EngineWorker` on all workers that train together."""
         workers = self.members.list_connected()
         results = self.members.collect([(each, getattr(each.actor, method).remote(*arguments)) for each in workers])
         return dict(zip(map(str, workers), results, strict=True))
 
     def share(self, value: Any) -> Any:
-        """Puts a large argument where each node reads it once."""
         return ray.put(value)
 
     def pack_loss(self, loss: LossSpec) -> bytes | None:
-        """Returns the function of a loss of the project, which the workers have not imported."""
         return pack_loss(loss)
 
     def compare_fingerprints(self, name: str) -> str:

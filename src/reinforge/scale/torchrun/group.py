@@ -147,7 +147,6 @@ class TorchrunGroup(EngineGroup):
         return [call.result() for call in calls]
 
     def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Calls a method of `EngineWorker` in every process; returns what each returned, by its name."""
         results = self._collect([getattr(actor, method).remote(*arguments) for actor in self._actors])
         return {f"process {rank}": result for rank, result in enumerate(results)}
 
@@ -192,7 +191,6 @@ class TorchrunGroup(EngineGroup):
         return super().update(samples, loss, **settings)
 
     def compare_fingerprints(self, name: str) -> str:
-        """Returns the fingerprint of the weights that every process has."""
         found = self.call_connected("call", "fingerprint", name)
         require_equal(found)
         return str(next(iter(found.values())))
@@ -205,7 +203,6 @@ class TorchrunGroup(EngineGroup):
         self._collect(calls)
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
-        """Loads a checkpoint in every process, within an open job."""
         self.call_connected("load_weights", Path(folder).absolute(), {}, adapter)
         self.compare_fingerprints(adapter or self.policy.name)
 
@@ -214,7 +211,6 @@ class TorchrunGroup(EngineGroup):
         return self._engine.missing_reference
 
     def load_reference(self, folder: str | Path, version: int) -> None:
-        """Makes a checkpoint's weights the reference of the current stage everywhere."""
         self.call_connected("load_reference", Path(folder).absolute(), {}, version)
 
     def close(self) -> None:

@@ -69,7 +69,6 @@ def find_place(environment: Mapping[str, str] = os.environ) -> TorchrunPlace | N
 
 
 def check_place(place: TorchrunPlace) -> list[Problem]:
-    """Returns why the processes cannot work together."""
     if place.size_here == place.size:
         return []
     message = f"torchrun has started {place.size} processes on several machines, {place.size_here} of them here"

@@ -74,17 +74,14 @@ class VLLMClient:
         await self.endpoint.call("POST", "/v1/load_lora_adapter", body=body)
 
     async def reload_weights(self, folder: Path) -> None:
-        """Serves the model of a folder."""
         body = {"method": RELOAD_METHOD, "args": [str(folder)]}
         await self.endpoint.call("POST", "/collective_rpc", body=body)
 
     async def reset_prefix_cache(self) -> None:
-        """Drops the keys and values of older weights."""
         if not (await self._post("/reset_prefix_cache", CacheResetAnswer)).success:
             raise BackendError(f"{self.endpoint.url}/reset_prefix_cache: the prefix cache was not dropped")
 
     async def set_weight_label(self, label: str) -> None:
-        """Sets the label that every reply carries from now on."""
         await self.endpoint.call("POST", "/update_weight_version", body={"new_version": label})
 
     async def close(self) -> None:

@@ -56,7 +56,6 @@ class Admission:
                 self._is_idle.set()
 
     async def close(self) -> None:
-        """Admits no request any more and returns when none is in flight."""
         self._is_open.clear()
         await self._is_idle.wait()
 
@@ -91,11 +90,7 @@ class WeightPublisher(Protocol):
 
 
 class VLLMPolicy(PolicyServer):
-    """Samples one adapter, or the whole model, at a vLLM server.
-
-    Attributes:
-        longest_prompts: The longest prompts since the last weights, by which the next ones are checked.
-    """
+    """Samples one adapter, or the whole model, at a vLLM server."""
 
     def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
         self.own, self.served_name, self._server = own, served_name, server
@@ -116,11 +111,9 @@ class VLLMPolicy(PolicyServer):
 
     @property
     def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
         return self.own.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply."""
         sampled = self.own.build_request(request, None, await self.own.compile_grammar(request))
         async with self._server.admission.enter():
             await self.fill_in(sampled, request.grammar)

@@ -102,8 +102,7 @@ def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -
 class VLLMProcess:
     """A server on this machine, at a socket in a folder that only this user can enter.
 
-    Attributes:
-        folder: That folder; weights on their way to the server go there too.
+    Weights on their way to the server go there too.
     """
 
     def __init__(self, config: VLLMLaunchConfig, project_root: Path):

@@ -149,7 +149,6 @@ class VLLMSampler:
             logger.warning("the server is vLLM %s; reinforge is tested with %s", version, TESTED)
 
     async def _find_model(self) -> None:
-        """Reads what the server at the URL serves."""
         model = await self._client.get_model()
         wanted = self.engine.policy.max_model_len
         if model.max_model_len is not None and model.max_model_len < wanted:
@@ -161,7 +160,6 @@ class VLLMSampler:
                 policy.served_name = model.id
 
     async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
-        """Samples one reply."""
         try:
             return await self._client.generate(body)
         except BackendError as error:
@@ -218,7 +216,6 @@ class VLLMSampler:
         return folders
 
     async def _load(self, name: str, folder: Path) -> None:
-        """Replaces an adapter, or all weights."""
         try:
             if self.engine.model.has_adapters:
                 await self._client.load_adapter(name, folder)

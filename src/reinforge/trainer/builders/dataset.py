@@ -153,7 +153,6 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
         ]
 
     async def _find_fitting_rows(self, rows: Mapping[str, Any], row_format: RowFormat) -> list[str]:
-        """Returns the ids of the rows that fit the context, and notes how many do not."""
         found, fitting, reason = RowProblems(), list[str](), ""
         for id_, row in rows.items():
             try:

@@ -41,9 +41,6 @@ class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
 class GroupTrajectoryBuilder(TrajectoryBuilder):
     """Collects `num_generations` episodes of each example and returns all groups.
 
-    Args:
-        policies: Entries of `llms` that are trained, with the adapter of each.
-
     Attributes:
         groups_are_examples: True: each example makes exactly one group, named by the example's id.
     """
@@ -71,11 +68,7 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return self.trajectory_builder_config.num_generations
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Starts the episodes of an epoch; outside a run, one `run_eval` per generation.
-
-        Args:
-            meta: `epoch`; for a refill also `example_ids` and `round`.
-        """
+        """Starts the episodes of an epoch; outside a run, one `run_eval` per generation."""
         if run_id in self.evaluation_runs:
             message = f'run "{run_id}" is being collected already; finalize it first, or use another run_id'
             raise TrajectoryError(message)

@@ -134,8 +134,6 @@ GOOD = 0.5
 
 @dataclass(frozen=True)
 class OfflineChoice:
-    """An algorithm for rows with replies."""
-
     algorithm: str
     settings: str = ""
     problem: str = ""
@@ -162,7 +160,6 @@ def list_offline_choices(loaded: LoadedRows) -> list[OfflineChoice]:
 
 
 def _refuse(algorithm: Algorithm, loaded: LoadedRows) -> str:
-    """Returns why an algorithm cannot train on rows; empty: it can."""
     row_format, rows = loaded.row_format, {str(item.id): item.full_dataset_entry for item in loaded.items}
     locations = [loaded.locations[id_] for id_ in rows]
     unclear = row_format.is_rewardable and row_format.reward_key is None and uses_rewards(algorithm)

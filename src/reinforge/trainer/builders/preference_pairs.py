@@ -161,11 +161,7 @@ class DPOTrajectoryBuilder(GroupTrajectoryBuilder):
 
 
 def find_candidates(record: EpisodeRecord, step_name: str, left_out: Counter[str]) -> list[CandidateStep]:
-    """Returns the candidates that an agent marked in one episode.
-
-    Args:
-        left_out: Counts, by reason, what cannot be used.
-    """
+    """Returns the candidates that an agent marked in one episode."""
     found = []
     for number, mark in enumerate(record.marks):
         data = _read_candidate(mark, step_name)

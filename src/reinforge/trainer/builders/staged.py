@@ -26,8 +26,6 @@ def name_train_split(stage: PipelineStage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """The components of one stage."""
-
     stage: PipelineStage
     algorithm: Algorithm
     builder: TrajectoryBuilder

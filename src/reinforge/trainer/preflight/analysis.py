@@ -37,11 +37,6 @@ async def preflight(
 
     Args:
         loaded: The configuration; the probe changes it.
-
-    Raises:
-        ConfigError: The configuration or the data is wrong; nothing was started.
-        EvaluationError: No sampled episode has a reward.
-        BackendUnavailable: A model did not answer.
     """
     started, options = time.monotonic(), options or PreflightOptions()
     curriculum = loaded.config.finetuning.curriculum_learning
@@ -238,11 +233,7 @@ CONCENTRATIONS = [10 ** (exponent / 10) for exponent in range(-20, 31)]
 
 
 def measure_signal_share(groups: Sequence[Sequence[float]], min_reward_diff: float = 0.0) -> float | None:
-    """Returns the share of groups whose rewards differ by at least `min_reward_diff`; None: there is no group.
-
-    Args:
-        groups: The rewards of each example's replies; groups of fewer than two count as unknown.
-    """
+    """Returns the share of groups whose rewards differ by at least `min_reward_diff`; None: there is no group."""
     known = [group for group in groups if len(group) > 1]
     if not known:
         return None

@@ -60,11 +60,7 @@ class RunSize:
 
 
 class StageClock(SilentProgress):
-    """Measures the stages of a run; a progress display that shows another one what it is told.
-
-    Attributes:
-        seconds: (epoch, stage) -> seconds.
-    """
+    """Measures the stages of a run; a progress display that shows another one what it is told."""
 
     def __init__(self, shown: RunProgress, clock: Callable[[], float] = time.monotonic):
         self._shown, self._clock = shown, clock
@@ -115,7 +111,6 @@ class ProbedEpoch:
 
 
 def list_probed_epochs(clock: StageClock) -> list[ProbedEpoch]:
-    """Returns the epochs that a clock has measured, in their order."""
     epochs = []
     for row in clock.rows:
         of_epoch = {stage: seconds for (epoch, stage), seconds in clock.seconds.items() if epoch == row.epoch}
@@ -168,8 +163,6 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """The predicted duration of one part of a run."""
-
     name: str
     seconds: float | None
     reason: str
@@ -177,8 +170,6 @@ class TimePart:
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """The predicted duration of a run, part by part."""
-
     parts: list[TimePart]
 
     @property

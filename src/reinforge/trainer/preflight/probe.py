@@ -146,7 +146,6 @@ async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: R
 
 @contextmanager
 def _make_folder(output_dir: Path) -> Iterator[Path]:
-    """Makes a folder on the disk of the run folders and removes it at the end."""
     place = output_dir.expanduser().absolute()
     while not place.is_dir():
         place = place.parent
@@ -300,7 +299,6 @@ class _Prober:
             self._recall(records)
 
     def _recall(self, records: Sequence[EpisodeRecord]) -> None:
-        """Uses these episodes wherever they are to be collected."""
         known = {record.key: record for record in records}
 
         def recall(key: EpisodeKey, item: EvalInputItem) -> EpisodeRecord | None:
@@ -353,7 +351,6 @@ async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | No
 
 
 async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
-    """Trains on groups and returns the seconds."""
     started, key = time.monotonic(), f"{NAME}/{len(groups)}"
     trajectories = [group.trajectories for group in groups]
     collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)

@@ -40,8 +40,6 @@ DRY = "-dry"
 
 @dataclass(frozen=True, slots=True)
 class RewardSample:
-    """Scores of one evaluator on one example."""
-
     example_id: str
     evaluator: str
     on_expected: float | str  # score of the dataset's expected answer; a text with the reason if it is missing
@@ -59,8 +57,6 @@ class DiskSpace:
 
 @dataclass
 class CheckReport:
-    """The result of validating a run."""
-
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
@@ -135,7 +131,6 @@ async def check_config(
 
 
 async def refuse_problems(loaded: LoadedConfig, registry: Registry | None = None) -> None:
-    """Refuses a configuration that has problems of its own."""
     if loaded.problems:
         raise ConfigError((await check_config(loaded, registry)).problems)
 

@@ -22,11 +22,7 @@ Splits = Mapping[str, Sequence[EvalInputItem]]
 def find_comparison_problems(
     config: Config, evaluators: Evaluators, held_out: Evaluators, splits: Splits, builder: TrajectoryBuilder | None
 ) -> list[Problem]:
-    """Returns why evaluators that compare answers would have nothing to compare.
-
-    Args:
-        held_out: Those of `select` and `confirm`.
-    """
+    """Returns why evaluators that compare answers would have nothing to compare."""
     problems = _find_missing_answers(evaluators, splits.get("train", []), all_of=False)
     problems += _find_missing_answers(
         held_out, [item for name in HELD_OUT for item in splits.get(name, [])], all_of=True
@@ -113,7 +109,6 @@ def refuse_sampling(config: FinetuneConfig) -> list[Problem]:
 
 
 def require_policy_llm(config: Config) -> list[Problem]:
-    """Returns the problem of a model that is trained although the agent calls only other models."""
     if any(llm.static_type == "policy" for llm in config.llms.values()) or find_served_entries(config):
         return []
     names = ", ".join(f"{name} is {llm.static_type}" for name, llm in config.llms.items())

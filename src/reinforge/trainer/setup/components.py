@@ -46,20 +46,16 @@ class ComponentBuilder:
 
     Args:
         makes_models: False: a bundled model is looked up but not made, for validation alone.
-
-    Attributes:
-        making_s: Seconds that bundled models took, which are made on first use and then kept.
-        replaced_adapter: What serves the policy in place of the configured trainer adapter; None: nothing does.
     """
 
     def __init__(self, loaded: LoadedConfig, registry: Registry | None = None, *, makes_models: bool = True):
         self.loaded, self.registry, self.makes_models = loaded, registry or REGISTRY, makes_models
         self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
-        self.making_s = 0.0
+        self.making_s = 0.0  # of bundled models, which are made on first use and then kept
         self._adapter: TrainerAdapter | None = None
         self._placed: BoundWorkflow | None = None
-        self.replaced_adapter: TrainerAdapter | None = None
+        self.replaced_adapter: TrainerAdapter | None = None  # serves the policy in place of the configured one
         self._validation: ComponentBuilder | None = None
 
     @property
@@ -104,7 +100,6 @@ class ComponentBuilder:
         return int(self.config.eval.general.max_concurrency)
 
     async def get_workflow(self) -> BoundWorkflow:
-        """Returns the agent: the configured one, or the deployed one of `--endpoint`."""
         use_remote_workflow(self.loaded)
         config = self.config.workflow
         made = await self._make("workflow", "workflow", config)
@@ -179,7 +174,6 @@ class ComponentBuilder:
         return await self._make("tracker", f"finetuning.trackers.{name}", self.config.finetuning.trackers[name])
 
     async def get_algorithm(self) -> Algorithm:
-        """Returns the run's algorithm, which is that of its stages if it has a pipeline."""
         stages = list_stages(self.config.finetuning)
         if not stages:
             return await self._get_own_algorithm()
@@ -188,7 +182,6 @@ class ComponentBuilder:
         return StagedAlgorithm([(stage.first, await self.get_stage_algorithm(stage)) for stage in stages])
 
     async def get_stage_algorithm(self, stage: PipelineStage) -> Algorithm:
-        """Returns the algorithm of a stage: its own, or else that of `finetuning`."""
         config = stage.settings.algorithm
         if config is None:
             return await self._get_own_algorithm()
@@ -236,7 +229,6 @@ class ComponentBuilder:
         return await self._make(kind, f"{section}.{name}", entries[name], key=key)
 
     async def _make(self, kind: str, path: str, config: TypedConfig, *, name: str | None = None, key: str = "") -> Any:
-        """Returns a component, built once for each kind, path and key."""
         self._refuse_invalid(path)
         if (kind, path, key) not in self._made:
             name = name or self.loaded.types.get(tuple(path.split(".")), str(config.static_type))

@@ -30,26 +30,27 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
             adapters.setdefault(llm.adapter, []).append(name)
     file = config.run_configuration.validation_config_file if config.run_configuration else None
     validated = f"with {', '.join(parts.held_out_evaluators)} on the examples of {file}" if file else None
-    return [
+    compared = describe_comparisons(parts.evaluators, parts.held_out_evaluators, parts.reward_metric)
+    shown: list[tuple[str, str | None]] = [
         ("agent", parts.workflow.source),
         ("examples", ", ".join(f"{len(items)} {name}" for name, items in parts.splits.items())),
-        *([("dataset", f"rows of the shape {parts.shape}")] if parts.shape else []),
-        *([("sends data to", ", ".join(remote))] if remote else []),
-        *([("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()))] if adapters else []),
-        *([("validate", validated)] if validated else []),
+        ("dataset", f"rows of the shape {parts.shape}" if parts.shape else None),
+        ("sends data to", ", ".join(remote) if remote else None),
+        ("adapters", "; ".join(f"{n}: {', '.join(e)}" for n, e in adapters.items()) if adapters else None),
+        ("validate", validated),
         ("reward", f"{parts.reward_metric}; the verdict uses {parts.gate_metric}"),
-        *([("compares", compared)] if (compared := _describe_comparisons(parts)) else []),
+        ("compares", compared),
         ("verdict", _describe_verdict(parts)),
-        *([("trackers", _describe_trackers(config))] if config.trackers else []),
-        *(_describe_training(parts)),
+        ("trackers", _describe_trackers(config) if config.trackers else None),
+        *_describe_training(parts),
         ("sampling", _describe_sampling(parts)),
-        *([("overlap", _describe_overlap(config.limits.max_staleness))] if config.limits.max_staleness else []),
+        ("overlap", _describe_overlap(config.limits.max_staleness) if config.limits.max_staleness else None),
         *(_training_settings(parts) if of_backend is None else of_backend),
     ]
+    return [(name, text) for name, text in shown if text is not None]
 
 
 def _describe_training(parts: Parts) -> list[tuple[str, str]]:
-    """Returns the effective settings of collection and algorithm, or of each stage of a pipeline."""
     if parts.config.pipeline:
         from reinforge.trainer.setup.pipeline import describe_stages  # for a pipeline alone
 
@@ -61,10 +62,6 @@ def _describe_training(parts: Parts) -> list[tuple[str, str]]:
         ("collect", _format_settings(settings.model_dump(exclude={"reward"})) if settings else ""),
         ("algorithm", f"{type(parts.algorithm).__name__}: {_format_settings(chosen)}"),
     ]
-
-
-def _describe_comparisons(parts: Parts) -> str | None:
-    return describe_comparisons(parts.evaluators, parts.held_out_evaluators, parts.reward_metric)
 
 
 def _describe_verdict(parts: Parts) -> str:

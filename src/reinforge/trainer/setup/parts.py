@@ -35,8 +35,6 @@ from reinforge.types.workflow import BoundWorkflow
 
 @dataclass
 class Parts:
-    """The components of one run."""
-
     config: FinetuneConfig
     workflow: BoundWorkflow
     splits: dict[str, list[EvalInputItem]]  # examples by split: `train`, `select`, `confirm`

@@ -30,8 +30,6 @@ Splits = dict[str, list[EvalInputItem]]
 
 @dataclass(frozen=True, slots=True)
 class StageData:
-    """The training examples of a stage."""
-
     items: list[EvalInputItem]
     row_locations: dict[str, str] = field(default_factory=dict)
     """File and line of each by its id, as far as the loader knows them."""
@@ -81,11 +79,9 @@ async def build_stages(
     *,
     is_known: bool = True,
 ) -> StagedTrajectoryBuilder | None:
-    """Returns the trajectory builder of a pipeline; None: a stage has problems, which `attempt` then holds.
-
-    Args:
-        splits: The run's examples; those of stages with a dataset of their own are added. None: they have problems.
-        is_known: The settings of the agent and of the models are valid, so the stages can be validated against them.
+    """Args:
+    splits: The run's examples; those of stages with a dataset of their own are added. None: they have problems.
+    is_known: The settings of the agent and of the models are valid, so the stages can be validated against them.
     """
     whole = list[StageParts]()
     stages = list_stages(builder.config.finetuning)
@@ -106,7 +102,6 @@ def _find_builder(builder: ComponentBuilder, stage: PipelineStage) -> str:
 
 
 async def _build_parts(builder: ComponentBuilder, stage: PipelineStage, attempt: Attempts) -> StageParts | None:
-    """Returns the components of a stage; None: one has problems, or none is named."""
     name = stage.settings.trajectory_builder or builder.config.finetuning.trajectory_builder
     algorithm = await attempt(partial(builder.get_stage_algorithm, stage))
     own = None if name is None else await attempt(partial(builder.get_trajectory_builder, name, stage.name))
@@ -165,7 +160,6 @@ async def _load_examples(builder: ComponentBuilder, stage: PipelineStage, splits
 
 
 def check_pipeline(builder: ComponentBuilder, adapter: TrainerAdapter | None) -> list[Problem]:
-    """Returns why a run with these components cannot have a pipeline."""
     config = builder.config
     problems = []
     trainer = config.trainers.get(str(config.finetuning.trainer))
@@ -179,7 +173,6 @@ def check_pipeline(builder: ComponentBuilder, adapter: TrainerAdapter | None) ->
 
 
 def describe_stages(builder: TrajectoryBuilder, splits: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
-    """Returns the effective settings of each stage that do not concern the optimizer."""
     assert isinstance(builder, StagedTrajectoryBuilder)  # `build_stages` made it
     return [(f"stage {each.stage.name}", _describe_stage(each, splits)) for each in builder.parts]
 

@@ -16,11 +16,7 @@ from reinforge.trainer.setup.placement import AGENT_SECTIONS
 
 
 async def load_workflow(function: dict[str, Any], project_root: Path) -> tuple[Perform, Message]:
-    """Returns how to run an episode with the agent of a configuration, and what it is.
-
-    Args:
-        function: `settings`: what `dump_settings` returned.
-    """
+    """Returns how to run an episode with the agent of a configuration, and what it is."""
     if not project_root.is_dir():
         raise ConfigError(f"there is no folder {project_root} on this node: every node needs the project at this path")
     loaded = replace(build_config(function["settings"], keep_going=True), project_root=project_root)

@@ -46,11 +46,6 @@ def require_enabled(loaded: LoadedConfig) -> None:
 
 
 async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
-    """Returns every component of a valid run.
-
-    Args:
-        folder: The new run folder, which must not exist yet; None: not needed.
-    """
     attempt = Attempts(builder.locate)
     parts = await try_build_parts(builder, folder, attempt)
     attempt.raise_if_any()

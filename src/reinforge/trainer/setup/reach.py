@@ -127,7 +127,6 @@ def _list_imports(loaded: LoadedConfig, registry: Registry) -> Iterator[NamedImp
 
 
 def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
-    """Yields the programs of command workflows and of MCP servers."""
     for path, model in iterate_models(loaded.config):
         command = getattr(model, "command", None)
         if type(model).__module__ in RUN_PROGRAMS and command:
@@ -190,7 +189,6 @@ def _iterate_above(path: KeyPath) -> Iterator[str]:
 
 
 def _iterate_hosts(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yields the path of a block, the block, and a URL that it names or calls."""
     for path, model in iterate_models(loaded.config):
         if isinstance(model, EndpointConfig):
             yield format_path(path), model, _find_url(model)

@@ -51,7 +51,6 @@ class KeyGuard:
         self.app, self._expected = app, f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, with 401 unless it has the key."""
         if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":
             return await self.app(scope, receive, send)
         given = dict(scope["headers"]).get(b"authorization", b"")
