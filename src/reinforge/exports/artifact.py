@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from reinforge.config.blocks import SamplingConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, read_json
 from reinforge.engine.model.source import find_source, open_source
 from reinforge.engine.packages import check_packages
 from reinforge.errors import BackendError, ConfigError, Problem
-from reinforge.exports.ollama import find_blocks, format_modelfile
 from reinforge.exports.trained_model import RUN, BaseModel, TrainedModel
 from reinforge.files import MANIFEST
 from reinforge.types.request import Message
@@ -85,9 +88,10 @@ def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
 def write_artifact(model: TrainedModel, options: ArtifactOptions, folder: Path) -> Artifact:
     if options.format == "peft":
         return _write_adapter(model, options, folder)
-    from reinforge.exports.merging import load_artifact_tokenizer, load_merged, save_model, set_sampling
+    from reinforge.engine.model.loading import load_tokenizer
+    from reinforge.exports.merging import load_merged, save_model, set_sampling
 
-    module, tokenizer = load_merged(model.folder), load_artifact_tokenizer(model.folder)
+    module, tokenizer = load_merged(model.folder), load_tokenizer(PolicyConfig(model=str(model.folder)))
     set_sampling(module, model.sampling)
     if options.format == "merged":
         dtype = options.dtype or model.dtype
@@ -161,3 +165,113 @@ def _run_quantizer(source: Path, target: Path, storage: str) -> None:
     if done.returncode or not target.is_file():
         tail = " ".join((done.stderr or done.stdout).split())[-300:]
         raise BackendError(f"{QUANTIZER} failed with exit code {done.returncode}: {tail}")
+
+
+Render = Callable[[Sequence[Message], bool], str]
+"""Renders messages by the chat template; True: with the generation prompt."""
+
+MARK = "\u241fcontent\u241f"
+"""Stands for a message's content; no template writes it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTemplate:
+    """A chat template that writes each message by itself, so that an Ollama `Modelfile` can hold it.
+
+    Ollama reads no Jinja. It knows templates of its own for a few families, and for any other model it sends the bare
+    prompt. So the template is rewritten in Ollama's language where it is a sequence of blocks, one a message:
+
+        <|user|>2+3?<|end|><|assistant|>
+        =>  {{ if eq .Role "user" }}<|user|>{{ .Content }}<|end|>{{ end }} ... <|assistant|>
+
+    The result is checked: rendered over several conversations it must give the text of the Jinja template.
+    """
+
+    start: str
+    """Text before everything."""
+    default: str
+    """Text for a conversation without a system message, such as a default one."""
+    blocks: dict[str, tuple[str, str]]
+    """Role -> text before and after the content."""
+    prompt: str
+    """The generation prompt."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        has_system = any(message["role"] == "system" for message in messages)
+        parts = [self.start, "" if has_system else self.default]
+        for message in messages:
+            before, after = self.blocks[message["role"]]
+            parts += [before, message["content"], after]
+        return "".join([*parts, self.prompt])
+
+    def format(self) -> str:
+        """Returns it in the language of Ollama's templates (Go's text/template)."""
+        default = f"{{{{ if not .System }}}}{self.default}{{{{ end }}}}" if self.default else ""
+        branches = [
+            f'{{{{ if eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}{{{{ end }}}}'
+            for role, (before, after) in self.blocks.items()
+        ]
+        return f"{self.start}{default}{{{{ range .Messages }}}}{''.join(branches)}{{{{ end }}}}{self.prompt}"
+
+
+def find_blocks(render: Render) -> BlockTemplate | None:
+    """Returns a chat template as blocks; None: it is not a sequence of them, or Ollama's language cannot hold it."""
+    try:
+        found = _split(render)
+        if found is None or any("{{" in part or '"""' in part for part in _list_texts(found)):
+            return None
+        conversations: list[list[Message]] = [
+            [{"role": role, "content": f"{role} {index}\n {{}}"} for index, role in enumerate(roles)]
+            for roles in (
+                ("user",),
+                ("system", "user"),
+                ("user", "assistant", "user"),
+                ("system", "user", "assistant", "user", "assistant", "user"),
+            )
+        ]
+        return found if all(found.render(each) == render(each, True) for each in conversations) else None
+    except Exception:  # noqa: BLE001  a template may raise anything, for example for a role that it does not know
+        return None
+
+
+def _split(render: Render) -> BlockTemplate | None:
+    """Returns the blocks that the template shows in conversations of one to three messages."""
+    user, system, reply = ({"role": role, "content": MARK} for role in ("user", "system", "assistant"))
+    alone, prompted, pair = render([user], False), render([user], True), render([system, user], False)
+    turns, longer = render([user, reply], False), render([user, reply, user], False)
+    counts = [text.count(MARK) for text in (alone, pair, turns, longer)]
+    if counts != [1, 2, 2, 3] or not prompted.startswith(alone) or not longer.startswith(turns):
+        return None
+    before, after_user = alone.split(MARK)
+    _, before_reply, after_reply = turns.split(MARK)
+    own = longer.removeprefix(turns).split(MARK)[0]
+    before_system, between, _ = pair.split(MARK)
+    opening = before.removesuffix(own)
+    has_default = not before_system.startswith(opening)  # else it comes before a system message, too, as BOS does
+    blocks = {
+        "system": (before_system if has_default else before_system.removeprefix(opening), between.removesuffix(own)),
+        "user": (own, after_user),
+        "assistant": (before_reply.removeprefix(after_user), after_reply),
+    }
+    start, default = ("", opening) if has_default else (opening, "")
+    return BlockTemplate(start, default, blocks, prompted.removeprefix(alone))
+
+
+def _list_texts(found: BlockTemplate) -> list[str]:
+    return [found.start, found.default, found.prompt, *(text for pair in found.blocks.values() for text in pair)]
+
+
+def format_modelfile(file: str, sampling: SamplingConfig, ends: Sequence[str], template: BlockTemplate | None) -> str:
+    """Returns a Modelfile for a GGUF file beside it; without a template, it says how to choose one."""
+    lines = ["# ollama create NAME -f Modelfile", f"FROM ./{file}"]
+    if template is not None:
+        lines.append(f'TEMPLATE """{template.format()}"""')
+    else:
+        lines += [
+            "# The chat template cannot be written in Ollama's language. Ollama picks one by the model's family:",
+            "# compare `ollama show --template NAME` with the file's chat template, or use llama-server --jinja.",
+        ]
+    lines += [f"PARAMETER stop {json.dumps(end, ensure_ascii=False)}" for end in ends]
+    values = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    lines += [f"PARAMETER {name} {value:g}" for name, value in {**values, "min_p": sampling.min_p}.items()]
+    return "\n".join([*lines, "PARAMETER repeat_penalty 1", ""])

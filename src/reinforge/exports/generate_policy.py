@@ -115,11 +115,8 @@ class GeneratePolicy(FrozenPolicy):
             **settings,
         )
         rows = [row[longest:].tolist()[:limit] for row, limit in zip(out, limits, strict=True)]
-        return [tuple(self._cut_at_end(row)) for row in rows]
-
-    def _cut_at_end(self, row: list[int]) -> list[int]:
-        place = next((index for index, token in enumerate(row) if token in self.ends), None)
-        return row if place is None else row[: place + 1]
+        counts = [next((i for i, token in enumerate(row, 1) if token in self.ends), len(row)) for row in rows]
+        return [tuple(row[:count]) for row, count in zip(rows, counts, strict=True)]
 
     def _build_reply(self, request: ModelRequest, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> ModelReply:
         text, stop = self.renderer.decode(tokens), request.sampling.stop

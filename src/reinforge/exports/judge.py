@@ -62,14 +62,10 @@ class Judgement:
         if self.run_figure is not None:
             pairs.append(("", f"{self.run_figure}, in the run"))
         if self.difference is not None:
-            pairs.append(("difference", describe_difference(self.difference)))
+            low, high = self.difference.ci_low, self.difference.ci_high
+            text = format_interval(self.difference.mean_difference, low, high, signed=True)
+            pairs.append(("difference", f"{text} over {self.difference.num_pairs} examples"))
         return [*pairs, *([("not judged", self.note)] if self.note else [])]
-
-
-def describe_difference(difference: Improvement) -> str:
-    """Returns `-0.008 [-0.040, +0.024] over 125 examples`: exported minus run."""
-    low, high = difference.ci_low, difference.ci_high
-    return f"{format_interval(difference.mean_difference, low, high, signed=True)} over {difference.num_pairs} examples"
 
 
 @dataclass(frozen=True, slots=True)

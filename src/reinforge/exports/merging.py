@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from reinforge.config.blocks import SamplingConfig
-from reinforge.config.policy import PolicyConfig
 from reinforge.engine.checkpoint import hide_progress_bars
 from reinforge.engine.model.hub import check_model_source
-from reinforge.engine.model.loading import load_module, load_tokenizer
+from reinforge.engine.model.loading import load_module
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
 from reinforge.engine.model.source import find_base_source, open_source
 from reinforge.errors import EngineError, boundary
@@ -67,11 +66,6 @@ def _refuse_shared_weights(module: nn.Module, folder: Path) -> None:
                 f"{folder} adapts {path}, whose weights another layer shares ({' and '.join(paths[key])}), so they "
                 "cannot be merged; export the adapter as it is, or train without an adapter of that layer"
             )
-
-
-def load_artifact_tokenizer(folder: Path) -> Any:
-    """Returns the tokenizer that a checkpoint was saved with, its chat template included."""
-    return load_tokenizer(PolicyConfig(model=str(folder)))
 
 
 def set_sampling(module: Any, sampling: SamplingConfig) -> None:

@@ -88,7 +88,9 @@ def write_gguf(path: Path, module: Any, tokenizer: Any, settings: GgufSettings) 
     import gguf
 
     config, architecture = module.config, ARCHITECTURES[module.config.model_type]
-    vocabulary = build_vocabulary(tokenizer, module.get_input_embeddings().weight.shape[0], _list_ends(module))
+    ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
+    ends = ends if isinstance(ends, list) else [ends] if ends is not None else []
+    vocabulary = build_vocabulary(tokenizer, module.get_input_embeddings().weight.shape[0], ends)
     num_bytes = sum(each.numel() for each in module.parameters()) * {"f32": 4, "q8_0": 1}.get(settings.file_type, 2)
     writer = gguf.GGUFWriter(path, architecture)
     try:
@@ -239,11 +241,6 @@ def _read_rope(config: Any) -> dict[str, Any]:
     rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     rope.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
     return rope
-
-
-def _list_ends(module: Any) -> list[int]:
-    ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
-    return list(ends) if isinstance(ends, list) else [ends] if ends is not None else []
 
 
 def _describe(message: str) -> Problem:

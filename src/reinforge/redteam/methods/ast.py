@@ -356,14 +356,11 @@ class WeightChanges:
         watcher = weakref.ref(self)  # torch keeps the hook for good if `close` is not called
 
         def count_step(optimizer: Optimizer, *_: Any) -> None:
-            if (changes := watcher()) is not None:
-                changes._count_step(optimizer)
+            stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if (changes := watcher()) is not None and stepped & changes._ids:
+                changes._num_steps += 1
 
         self._hook = register_optimizer_step_post_hook(count_step)
-
-    def _count_step(self, optimizer: Optimizer) -> None:
-        if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
-            self._num_steps += 1
 
     def count(self) -> int:
         import torch

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ListDataset(Generic[Step]):
-    """Steps as a dataset for torch's `DataLoader`, under astra-rl's name."""
+class StepDataset(Generic[Step]):
+    """Steps as a dataset for torch's `DataLoader`."""
 
     def __init__(self, list: Sequence[Step]):
         self.list = list
@@ -28,6 +28,10 @@ class ListDataset(Generic[Step]):
 
     def __getitem__(self, idx: int) -> Step:
         return self.list[idx]
+
+
+ListDataset = StepDataset
+"""astra-rl's name."""
 
 
 class Harness(Generic[StateT, ActionT, Step, Batch]):
@@ -95,9 +99,9 @@ class Harness(Generic[StateT, ActionT, Step, Batch]):
         steps = [step for graph in self.graphs for step in self.algorithm.flatten(graph)]
         if not steps:
             logger.warning("no training signal in an experience of %d rollouts", len(self.graphs))
-        return self._batches(ListDataset(steps))
+        return self._batches(StepDataset(steps))
 
-    def _batches(self, steps: ListDataset[Step]) -> Iterator[Batch]:
+    def _batches(self, steps: StepDataset[Step]) -> Iterator[Batch]:
         from torch.utils.data import DataLoader
 
         if not len(steps):

@@ -149,7 +149,13 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
         self.ckpt_dir, self.show_progress = Path(ckpt_dir), show_progress
         self.best_score: float | None = None
         self.sampler = environment
-        _check_tester_can_be_saved(environment.system)
+        if not hasattr(environment.system, "save") and _find_module(environment.system) is None:
+            logger.warning(
+                "%s has neither save(folder) nor a tester with save_pretrained: testers are written as %s, which "
+                "system.read loads; add one of the two to write them in another format",
+                type(environment.system).__name__,
+                WEIGHTS_FILE,
+            )
         settings = config.model_copy(update={"eval_every": None})
         super().__init__(settings, environment, algorithm, use_wandb=use_wandb)
 
@@ -228,16 +234,6 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
             self.best_score = score
             self.save(step, "best")
         return score
-
-
-def _check_tester_can_be_saved(system: System[Any, Any]) -> None:
-    if not hasattr(system, "save") and _find_module(system) is None:
-        logger.warning(
-            "%s has neither save(folder) nor a tester with save_pretrained: testers are written as %s, which "
-            "system.read loads; add one of the two to write them in another format",
-            type(system).__name__,
-            WEIGHTS_FILE,
-        )
 
 
 def _find_module(system: System[Any, Any]) -> Any:
