@@ -11,6 +11,7 @@ import click
 from reinforge.cli.options import CONFIG_FILE, JSON, OVERRIDE, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import Command
+from reinforge.errors import did_you_mean
 
 
 @click.group("config")
@@ -99,7 +100,6 @@ def components_command(kind: str | None, as_json: bool) -> None:
       reinforge components evaluator
       reinforge components model
     """
-    from reinforge.errors import did_you_mean
     from reinforge.registry import KINDS, REGISTRY
 
     if kind is not None and kind not in KINDS:

@@ -25,6 +25,7 @@ from reinforge.cli.options import (
 )
 from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.cli.report import Command, load_file, run_work
+from reinforge.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
@@ -175,7 +176,6 @@ def preflight_command(
 
 
 def _refuse_unknown(prices: dict[str, TokenPrice], loaded: LoadedConfig) -> None:
-    from reinforge.errors import ConfigError, Problem, did_you_mean
 
     llms = loaded.config.llms
     unknown = [entry for entry in prices if entry not in llms]
