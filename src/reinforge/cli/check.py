@@ -11,6 +11,7 @@ import click
 from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, OVERRIDE, GroupedOption, option
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command
+from reinforge.errors import ConfigError
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
@@ -54,7 +55,6 @@ def command(
     if no_import and num_samples:
         raise click.UsageError("--no_import and --sample cannot be combined: evaluators are imported")
     from reinforge.config.loader import load_config
-    from reinforge.errors import ConfigError
     from reinforge.trainer.setup.reach import list_reach
 
     loaded = load_config(file, overrides=overrides, keep_going=True)
@@ -73,7 +73,6 @@ def command(
 
 
 def _validate(file: Path, loaded: LoadedConfig, reach: Reach, num_samples: int, *, as_json: bool) -> None:
-    from reinforge.errors import ConfigError
     from reinforge.trainer.setup.check import check_config
 
     report = asyncio.run(check_config(loaded, num_samples=num_samples))
