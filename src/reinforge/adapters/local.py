@@ -19,7 +19,7 @@ from reinforge.adapters.local_jobs import (
     save_job,
     write_checkpoint,
 )
-from reinforge.adapters.processes import SAMPLERS, ReplicaSampler, find_launcher
+from reinforge.adapters.processes import SAMPLERS, OutsideSampler, find_launcher
 from reinforge.adapters.training import JobRunner
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig
@@ -97,7 +97,7 @@ class LocalAdapter(TrainerAdapter):
         self.model, self.adapters, self.job_folder = model, tuple(adapters), job_folder
         self.project_root = project_root
         self.engine: Engine | None = None
-        self._sampler: ReplicaSampler | None = None
+        self._sampler: OutsideSampler | None = None
         self._runner = JobRunner(algorithm, from_scratch=adapter_config.fine_tune_from_scratch)
         self._jobs = JobQueue(self.backend)
 

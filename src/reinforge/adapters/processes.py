@@ -24,7 +24,7 @@ SAMPLERS = {"vllm": "reinforge.scale.vllm.sampler:VLLMSampler"}
 """The class of each `sampler`, by its `_type`."""
 
 
-class EngineLauncher(Protocol):
+class PeerLauncher(Protocol):
     """What has started this process and others like it, which train together."""
 
     def check(self, backend: str, where: str, *, max_staleness: int, has_sampler: bool) -> list[Problem]:
@@ -40,7 +40,7 @@ class EngineLauncher(Protocol):
         """Lets the other processes exit, if this is the first: its command is done."""
 
 
-class ReplicaSampler(Protocol):
+class OutsideSampler(Protocol):
     """Another program that samples the weights that the engine trains."""
 
     policy: PolicyServer
@@ -52,8 +52,8 @@ class ReplicaSampler(Protocol):
         """Stops what `start` started."""
 
 
-def find_launcher(environment: Mapping[str, str] = os.environ) -> EngineLauncher | None:
+def find_launcher(environment: Mapping[str, str] = os.environ) -> PeerLauncher | None:
     """Returns what has started this process and others; None: this process trains alone."""
     names = [name for variable, name in LAUNCHERS.items() if variable in environment]
-    launcher: EngineLauncher | None = load_named(names[0])() if names else None
+    launcher: PeerLauncher | None = load_named(names[0])() if names else None
     return launcher

@@ -10,7 +10,6 @@ import click
 from reinforge.cli.options import CONFIG_FILE, JSON, OVERRIDE, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import Command
-from reinforge.errors import did_you_mean
 
 
 @click.group("config")

@@ -24,7 +24,6 @@ from reinforge.cli.options import (
 )
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command, load_file, run_work
-from reinforge.errors import ConfigError, Problem, did_you_mean
 
 SPLITS = click.Choice(["select", "confirm", "train", "all"])
 

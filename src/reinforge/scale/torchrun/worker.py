@@ -70,7 +70,7 @@ class PatientStop:
 
 
 class Torchrun:
-    """The processes of torchrun, as an `EngineLauncher` of the embedded engine."""
+    """The processes of torchrun, as a `PeerLauncher` of the embedded engine."""
 
     check = staticmethod(check_torchrun)
 
