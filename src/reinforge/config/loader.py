@@ -21,7 +21,6 @@ from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.dump import protect_secrets, report_secrets_in_urls
 from reinforge.config.fields import find_aliases
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.partial import build_partial
 from reinforge.config.pipeline import fill_in_stages
 from reinforge.config.problems import Validator
 from reinforge.config.schema import Block, Config
@@ -195,7 +194,12 @@ def _validate(
     config = validator.validate(Config, blocks, ())
     check_references(document)
     invalid = frozenset[KeyPath]()
-    if keep_going and document.problems and (left := build_partial(document, blocks, registry)) is not None:
+    left = None
+    if keep_going and document.problems:
+        from reinforge.config.partial import build_partial  # for a file with problems alone
+
+        left = build_partial(document, blocks, registry)
+    if left is not None:
         config, invalid = left
     else:
         document.raise_problems()

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.served_adapters import add_saved_adapter, remove_adapter
 from reinforge.engine.training.collate import make_plain_sample
-from reinforge.engine.training.data_parallel import DataParallel
 from reinforge.engine.training.job import LearnerSnapshot
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.memory_need import needs_sharding
@@ -74,6 +73,9 @@ from reinforge.types.sample import (
     add_mismatched_samples,
 )
 from reinforge.types.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from reinforge.engine.training.data_parallel import DataParallel
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, distributed
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from reinforge.engine.training.collate import get_prefix, group_pairs
+from reinforge.engine.training.micro_batch_loss import MetricSums
 from reinforge.errors import BackendUnavailable, EngineError
 from reinforge.types.sample import TrainingSample
 
@@ -43,33 +44,6 @@ LOST_CONNECTION = (TIMED_OUT, "gloo", "Connection", "connection", "NCCL")
 
 class PeerFailed(EngineError):
     """Another process failed in a step that it shares with this one; its own error says why."""
-
-
-@dataclass(slots=True)
-class MetricSums:
-    """The loss of a step, and sums of metrics over its trained tokens or samples."""
-
-    loss: float = 0.0
-    totals: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
-        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, `[B]`, or one number."""
-        for name, values in metrics.items():
-            selected = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
-            self._add(name, selected.sum().item(), selected.numel())
-
-    def merge(self, other: MetricSums) -> None:
-        self.loss += other.loss
-        for name, total in other.totals.items():
-            self._add(name, total, other.counts[name])
-
-    def means(self) -> dict[str, float]:
-        return {name: total / self.counts[name] for name, total in self.totals.items()}
-
-    def _add(self, name: str, total: float, count: int) -> None:
-        self.totals[name] = self.totals.get(name, 0.0) + total
-        self.counts[name] = self.counts.get(name, 0) + count
 
 
 def listen(host: str) -> socket.socket:

@@ -25,10 +25,9 @@ from reinforge.engine.model.causal_model import CausalModel, checkpoint_activati
 from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.data_parallel import MetricSums
 from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
-from reinforge.engine.training.micro_batch_loss import compute_mismatch, scale_loss, set_deferred_logprobs
+from reinforge.engine.training.micro_batch_loss import MetricSums, compute_mismatch, scale_loss, set_deferred_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches, plan_steps
 from reinforge.engine.training.scheduled_optimizer import log_skipped_step
 from reinforge.engine.training.sharding import ShardedOptimizer

@@ -1,8 +1,9 @@
-"""What a micro-batch adds to its step: a share of the loss, log-probs, how far sampler and learner differ."""
+"""What a micro-batch adds to its step: a share of the loss, log-probs, metrics, how far sampler and learner differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +12,33 @@ from reinforge.engine.losses.base import LossOutput
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.errors import EngineError
 from reinforge.types.sample import TrainingSample
+
+
+@dataclass(slots=True)
+class MetricSums:
+    """The loss of a step, and sums of metrics over its trained tokens or samples."""
+
+    loss: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
+        """Adds the values of one micro-batch: `[B, T]`, read where the mask is True, `[B]`, or one number."""
+        for name, values in metrics.items():
+            selected = values.detach()[mask_BT] if values.ndim == 2 else values.detach()
+            self._add(name, selected.sum().item(), selected.numel())
+
+    def merge(self, other: MetricSums) -> None:
+        self.loss += other.loss
+        for name, total in other.totals.items():
+            self._add(name, total, other.counts[name])
+
+    def means(self) -> dict[str, float]:
+        return {name: total / self.counts[name] for name, total in self.totals.items()}
+
+    def _add(self, name: str, total: float, count: int) -> None:
+        self.totals[name] = self.totals.get(name, 0.0) + total
+        self.counts[name] = self.counts.get(name, 0) + count
 
 
 def set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_BT: Tensor) -> None:

@@ -21,9 +21,8 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
-from reinforge.engine.training.data_parallel import MetricSums
 from reinforge.engine.training.logprobs import token_logprobs
-from reinforge.engine.training.micro_batch_loss import scale_loss
+from reinforge.engine.training.micro_batch_loss import MetricSums, scale_loss
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import TrajectoryError
 from reinforge.types.request import TokenLogprobs

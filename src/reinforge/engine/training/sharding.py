@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,12 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import CRITIC_PREFIX, ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
-from reinforge.engine.training.data_parallel import DataParallel
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 from reinforge.errors import EngineError
+
+if TYPE_CHECKING:
+    from reinforge.engine.training.data_parallel import DataParallel
 
 FILLER = (0, 0)
 """Tokens of the pass that a process makes while only others still have samples; its gradient is zero."""

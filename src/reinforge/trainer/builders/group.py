@@ -15,7 +15,6 @@ from reinforge.errors import EvaluationError, Problem, TrajectoryError
 from reinforge.interfaces import Algorithm, Builder, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_adapter_trajectories, extract_text, is_trained_call
-from reinforge.rollout.functions import find_named_llm
 from reinforge.rollout.models.llms import find_adapters, find_served_entries
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
@@ -249,6 +248,8 @@ def find_remote_entries(config: Config) -> list[str]:
     Example: llms {planner: {model_name: m}, critic: {model_name: m}, judge: {model_name: j}}, workflow.llm: planner ->
     ["planner", "critic"].
     """
+    from reinforge.rollout.functions import find_named_llm  # for such a backend alone
+
     models = {entry: getattr(llm, "model_name", None) or entry for entry, llm in config.llms.items()}
     wanted = config.finetuning.target_model or find_named_llm(config.workflow, config.llms)
     if wanted is None:

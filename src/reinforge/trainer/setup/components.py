@@ -28,7 +28,6 @@ from reinforge.interfaces import (
     TrajectoryBuilder,
 )
 from reinforge.registry import REGISTRY, Registry, TypedConfig
-from reinforge.rollout.functions import FunctionInfo, build_client
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.run_settings import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
@@ -94,7 +93,11 @@ class ComponentBuilder:
 
     async def get_llm(self, name: str, wrapper_type: str | None = None) -> Any:
         model = await self._section("llm", "llms", name)
-        return model if wrapper_type is None else build_client(name, wrapper_type)
+        if wrapper_type is None:
+            return model
+        from reinforge.rollout.functions import build_client  # for agents of the NeMo Agent Toolkit alone
+
+        return build_client(name, wrapper_type)
 
     def get_max_concurrency(self) -> int:
         return int(self.config.eval.general.max_concurrency)
@@ -124,6 +127,8 @@ class ComponentBuilder:
             path = f"functions.{name}.placement"
             fix = "leave it out here; `workflow.placement` moves the whole agent"
             raise ConfigError(self.locate(Problem(path, "a function runs where the agent runs", fix)))
+        from reinforge.rollout.functions import FunctionInfo  # for a run with functions alone
+
         made = await self._section("workflow", "functions", name)
         if isinstance(made, FunctionInfo):
             made.name = name
