@@ -104,12 +104,13 @@ def finetune(
     builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
     if examples_per_epoch is not None:
         builder["examples_per_epoch"] = examples_per_epoch
+    evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
     data = build_sections(
         llms={LLM: {"_type": "policy"}},
         workflow={"_type": "python", "function": workflow, "llm": LLM},
         evaluation={
             "general": {"max_concurrency": max_concurrency, "dataset": build_dataset_block(dataset)},
-            "evaluators": {REWARD: {"_type": reward} if isinstance(reward, str) else _python_block(reward)},
+            "evaluators": {REWARD: evaluator},
         },
         builder=builder,
         adapter={"_type": "local"},
@@ -193,10 +194,6 @@ def build_sections(
         "trainers": {"trainer": {"_type": "epoch"}},
         "finetuning": {**defaults, **finetuning},
     }
-
-
-def _python_block(function: Callable[..., Any]) -> dict[str, Any]:
-    return {"_type": "python", "function": function}
 
 
 def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:

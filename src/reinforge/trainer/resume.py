@@ -242,15 +242,12 @@ def can_reuse_episodes(trainer: Trainer, builder: TrajectoryBuilder) -> bool:
     return trainer.is_resumable and builder.is_resumable
 
 
-CONFIG = "config.yml"
-
-
 def keep_settings_of_one_call(folder: Path, text: str) -> str:
     """Returns a resolved configuration with the limits and paths that the run was started with.
 
     They hold for the call that names them, and the next one starts from those of the run again.
     """
-    if not (folder / CONFIG).is_file():  # the run stopped during startup
+    if not (folder / "config.yml").is_file():  # the run stopped during startup
         return text
     before, after = read_config(folder), yaml.safe_load(text)
     changed = False
@@ -264,7 +261,7 @@ def keep_settings_of_one_call(folder: Path, text: str) -> str:
 
 def count_added_epochs(folder: Path, num_epochs: int) -> int:
     """Returns how many epochs a configuration has more than the run in a folder; 0 if it has not more."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / "config.yml").is_file():
         return 0
     *above, key = NUM_EPOCHS.split(".")
     known = (_descend(read_config(folder), above) or {}).get(key)

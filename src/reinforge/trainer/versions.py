@@ -216,8 +216,7 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
         await _compare(policy.get_policy(name) if name else policy, name, version, prompts.get(name, []))
         for name in policy.names or ("",)
     ]
-    found = [each for each in results if each is not None]
-    d_N = np.concatenate(found) if found else np.zeros(0)
+    d_N = np.concatenate([np.zeros(0), *(each for each in results if each is not None)])
     if not len(d_N):  # nothing was compared: unknown, not 0.0
         return CanaryReport(version, fingerprint, None, None, None, 0)
     distances_N, k3_N = np.abs(d_N), np.expm1(d_N) - d_N

@@ -68,13 +68,6 @@ def find_place(environment: Mapping[str, str] = os.environ) -> TorchrunPlace | N
     )
 
 
-def check_place(place: TorchrunPlace) -> list[Problem]:
-    if place.size_here == place.size:
-        return []
-    message = f"torchrun has started {place.size} processes on several machines, {place.size_here} of them here"
-    return [Problem("", message, "use `trainer_adapters.NAME._type: ray` for several machines")]
-
-
 def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler: bool) -> list[Problem]:
     """Returns why a trainer adapter cannot use the processes of torchrun, if it has started this one."""
     place = find_place()
@@ -83,7 +76,10 @@ def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler:
     if backend != "local":
         message = f"torchrun has started {place.size} processes, which `_type: {backend}` does not use"
         return [Problem(where, message, "start reinforge without torchrun, or use `_type: local`")]
-    problems = check_place(place)
+    problems = list[Problem]()
+    if place.size_here != place.size:
+        message = f"torchrun has started {place.size} processes on several machines, {place.size_here} of them here"
+        problems.append(Problem("", message, "use `trainer_adapters.NAME._type: ray` for several machines"))
     fix = "start reinforge without torchrun, or remove it"
     if max_staleness > 0:
         message = f"replies sampled while a job trains need one process, and torchrun has started {place.size}"

@@ -136,10 +136,8 @@ class VLLMProcess:
             if (name in INHERITED or name.startswith(INHERITED_PREFIXES)) and name != SECRET
         }
         variables = {**inherit_variables(), **kept, **SWITCHES, **self.config.environment}
-        paths = {
-            "PYTHONPATH": str(PLUGIN),
-            "PATH": str(self._python.parent),
-        }  # of its own: ninja, the compiler's driver
+        # of its own PATH: ninja, the compiler's driver
+        paths = {"PYTHONPATH": str(PLUGIN), "PATH": str(self._python.parent)}
         joined = {name: os.pathsep.join(filter(None, (first, variables.get(name)))) for name, first in paths.items()}
         return {**variables, **joined}
 

@@ -201,7 +201,6 @@ async def _gather(tasks: list[asyncio.Task[EvaluationRunOutput]]) -> list[Evalua
 
 
 def reward_of_episode(record: EpisodeRecord) -> float | None:
-    """Returns the reward that the journal keeps of an episode; None where the episode is missing."""
     return None if record.outcome.is_missing else record.reward
 
 

@@ -41,14 +41,14 @@ async def preflight(
     started, options = time.monotonic(), options or PreflightOptions()
     curriculum = loaded.config.finetuning.curriculum_learning
     probe = await probe_run(loaded, options, registry)
-    groups, gate = probe.group_rewards(), probe.config.gate
+    groups, gate = probe.group_rewards(), probe.parts.config.gate
     noise = measure_noise(probe.scored_twice, groups, probe.rescored)
     lengths = measure_lengths(probe.records, probe.max_model_len)
     findings = _collect_findings(probe, groups, noise, lengths, options.num_samples)
     share = findings.signal_by_size.get(probe.size.group_size) if probe.parts.algorithm.needs_groups else None
     growth = compute_growth(curriculum, len(probe.timings.epochs), probe.size.num_epochs)
     predicted = predict_time(probe.size, probe.timings, signal_share=share, growth=growth)
-    if others := [stage.name for stage in list_stages(probe.config)[1:]]:
+    if others := [stage.name for stage in list_stages(probe.parts.config)[1:]]:
         unknown = TimePart("stages", None, f"only the first stage of the pipeline was probed, not {', '.join(others)}")
         predicted = PredictedTime([*predicted.parts, unknown])
     metric = probe.parts.gate_metric
@@ -156,7 +156,7 @@ def measure_detectable(gate: GateConfig, num_confirm: int, groups: Sequence[Sequ
 def _collect_findings(
     probe: Probe, groups: Sequence[Sequence[float]], noise: JudgeNoise, lengths: Lengths, num_samples: int
 ) -> Findings:
-    records, least = probe.records, probe.config.curriculum_learning.min_reward_diff
+    records, least = probe.records, probe.parts.config.curriculum_learning.min_reward_diff
     failed = [record for record in records if record.outcome.is_policy_failure]
     judged = _group_scores(records, probe.parts.gate_metric) or groups  # the metric of the verdict says what is good
     scores = [score for group in judged for score in group]
@@ -179,10 +179,10 @@ def _collect_findings(
         signal_share=measure_signal_share(groups, least),
         signal_by_size={size: share for size, share in predicted.items() if share is not None},
         group_size=probe.size.group_size,
-        algorithm="grpo" if probe.config.algorithm is None else str(probe.config.algorithm.static_type),
+        algorithm="grpo" if probe.parts.config.algorithm is None else str(probe.parts.config.algorithm.static_type),
         noise_share=noise.share,
         noise=noise.deviation,
-        max_missing=probe.config.outcomes.max_missing,
+        max_missing=probe.parts.config.outcomes.max_missing,
         has_pairs=rows.is_paired,
         has_labels=rows.shape == LABELLED or (rows.is_rewardable and rows.reward_key == LABEL),
         has_answers=all(item.expected_output_obj is not None for item in train),
@@ -217,7 +217,7 @@ def _predict_all_costs(probe: Probe, options: PreflightOptions) -> list[ModelCos
 
 
 def _collect_notes(probe: Probe, total_s: float) -> list[str]:
-    notes, limits = [], probe.config.limits
+    notes, limits = [], probe.parts.config.limits
     if probe.failure:
         notes.append(f"the probe of training failed, as the run would: {probe.failure}")
     if not probe.trains_here:

@@ -9,8 +9,7 @@ No price is built in: prices change, and a wrong one is worse than none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.models.openai_client import ModelUsage
@@ -36,9 +35,6 @@ class ModelCost:
     prompt_tokens: float  # tokens of prompts, or tokens that are trained on
     completion_tokens: float
     cost: float | None  # in the currency of the price; None: no price was given
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def copy_usage(llms: Mapping[str, ChatModel]) -> dict[str, ModelUsage]:

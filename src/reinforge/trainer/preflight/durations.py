@@ -105,10 +105,6 @@ class ProbedEpoch:
     num_kept: int
     num_episodes: int
 
-    @property
-    def total_s(self) -> float:
-        return self.collect_s + self.train_s + self.publish_s
-
 
 def list_probed_epochs(clock: StageClock) -> list[ProbedEpoch]:
     epochs = []

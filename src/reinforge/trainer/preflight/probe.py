@@ -27,7 +27,6 @@ from reinforge.config.blocks import LimitsConfig
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
-from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
 from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
@@ -108,10 +107,6 @@ class Probe:
     failure: str = ""  # the error that would end the run; empty: none came up
     max_model_len: int | None = None
     memory: MemoryUse | None = None
-
-    @property
-    def config(self) -> FinetuneConfig:
-        return self.parts.config
 
     def group_rewards(self) -> list[list[float]]:
         """Returns the rewards of each example's episodes; those that the environment failed are left out."""

@@ -90,7 +90,7 @@ class PreflightReport:
             "lengths": asdict(self.lengths),
             "time": self.time.as_dict(),
             "memory": None if self.memory is None else asdict(self.memory),
-            "costs": [cost.as_dict() for cost in self.costs],
+            "costs": [asdict(cost) for cost in self.costs],
             "total_cost": self.total_cost,
             "detectable": asdict(self.detectable),
             "recommendation": asdict(self.recommendation),
@@ -99,9 +99,9 @@ class PreflightReport:
         }
 
     def format_lines(self) -> list[str]:
-        found = self.findings
+        found, taken = self.findings, format_duration(self.sample_s)
         rows: list[tuple[str, Sequence[str]]] = [
-            ("sample", [f"{self.num_episodes} episodes of {found.num_examples} train examples in {self._format_s()}"]),
+            ("sample", [f"{self.num_episodes} episodes of {found.num_examples} train examples in {taken}"]),
             ("base", [_format_metric(summary) for summary in self.metrics]),
             ("", [_describe_replies(found)]),
             ("signal", _describe_signal(found)),
@@ -118,9 +118,6 @@ class PreflightReport:
             for number, text in enumerate(texts):
                 lines.append(f"  {name if number == 0 or name == 'note' else '':<9} {text}")
         return [*lines, "", f"recommendation: {self.recommendation}"]
-
-    def _format_s(self) -> str:
-        return format_duration(self.sample_s)
 
     def _describe_costs(self) -> list[str]:
         if not self.costs:

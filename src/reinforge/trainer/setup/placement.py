@@ -54,22 +54,16 @@ async def open_placed(
 
     open_pool = partial(WorkerPool, {"settings": dump_settings(loaded)}, loaded.project_root, LOADER)
     open_pool = partial(open_pool, name=workflow.source, num_shared=config.num_processes)
-    if config.placement == RAY:
-        agents = load_named(RAY_AGENTS)(find_address(loaded))
-        pool, close = open_pool(open_transport=agents.open), agents.close
-    else:
-        pool, close = open_pool(), _close_nothing
+    agents = load_named(RAY_AGENTS)(find_address(loaded)) if config.placement == RAY else None
+    pool = open_pool() if agents is None else open_pool(open_transport=agents.open)
     try:
-        if config.placement != RAY and is_run:
+        if agents is None and is_run:
             await pool.start(shared=True)
         yield PlacedWorkflow.share(workflow, pool)
     finally:
         await pool.close()
-        await close()
-
-
-async def _close_nothing() -> None:
-    pass
+        if agents is not None:
+            await agents.close()
 
 
 def find_address(loaded: LoadedConfig) -> str | None:

@@ -128,7 +128,6 @@ def test_the_clock_adds_up_stages_and_shows_them():
     assert shown.shown[:2] == [("LOAD", 4), ("COLLECT", 4)]
     assert shown.shown[-1] == "hello"
     assert list_probed_epochs(stages) == [ProbedEpoch(10 + 5, 9, 11, 4, 3, 16)]
-    assert list_probed_epochs(stages)[0].total_s == 35
 
 
 def test_a_curriculum_trains_on_more_later():
