@@ -49,11 +49,9 @@ from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.policy import EmbeddedPolicy, find_end_tokens
 from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
-from reinforge.engine.served_adapters import add_saved_adapter, remove_adapter
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import LearnerSnapshot
 from reinforge.engine.training.learner import JobProgress, Learner
-from reinforge.engine.training.memory_need import needs_sharding
 from reinforge.engine.training.pipeline import PipelineStages
 from reinforge.engine.training.reply_logprobs import ReplyLogprobs
 from reinforge.engine.training.scoring import LogprobScorer, choose_unscored
@@ -278,6 +276,8 @@ class Engine:
         return any(learner.sharded is not None for learner in self._learners.values())
 
     def _needs_sharding(self, processes_here: int) -> bool:
+        from reinforge.engine.training.memory_need import needs_sharding  # for several processes alone
+
         return needs_sharding(self.learner, processes_here, has_trained=self._has_trained)
 
     def _find_sharding_obstacle(self) -> str:
@@ -736,6 +736,8 @@ class Engine:
         if self._served is not None:
             raise EngineError("add_adapter: an engine that serves during jobs has the adapters that it was loaded with")
 
+        from reinforge.engine.served_adapters import add_saved_adapter  # for a server alone
+
         def add() -> None:
             add_saved_adapter(self.model, name, Path(folder))
             self._sampler.add_adapter(name)
@@ -767,6 +769,8 @@ class Engine:
         """
         if name not in self.policies or name in self._learners:
             raise EngineError(f"remove_adapter: {name} was not added by add_adapter")
+        from reinforge.engine.served_adapters import remove_adapter
+
         del self.policies[name]
         self._sampler.pause(name)
 

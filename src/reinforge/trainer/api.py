@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.registry import Registry
-from reinforge.runs.notebook import NotebookProgress, find_display
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.run_folder import find_run
 from reinforge.runs.summary import RunSummary, load_summary
@@ -124,8 +124,8 @@ def finetune(
     if resume is not None:
         options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
     summary = _run_within_budget(loaded, options, registry)
-    if isinstance(shown, NotebookProgress):
-        shown.show_summary(summary)
+    if (show_summary := getattr(shown, "show_summary", None)) is not None:  # of a notebook
+        show_summary(summary)
     return summary
 
 
@@ -142,6 +142,10 @@ def _merge_settings(finetuning: dict[str, Any], settings: Mapping[str, Any]) -> 
 
 
 def _choose_progress() -> RunProgress:
+    if "IPython" not in sys.modules:
+        return default_progress()
+    from reinforge.runs.notebook import NotebookProgress, find_display
+
     display = find_display()
     if display is None:
         return default_progress()
