@@ -279,9 +279,8 @@ class FineTuningRunner:
     # The run.
 
     async def _run(self, job: FineTuningJob) -> None:
-        read_grader(
-            job, allow_python=self.settings.allow_python
-        )  # the operator may have turned graders in Python off since
+        # the operator may have turned graders in Python off since the job was queued
+        read_grader(job, allow_python=self.settings.allow_python)
         await self._change(job.id, JobState.RUNNING, "Fine-tuning job started", only_from=JobState.QUEUED)
         folder = self.folder / job.id
         for _ in range(MAX_LOST):
