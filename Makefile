@@ -68,7 +68,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/contract/test_layering.py tests/contract/test_links.py
+	$(BIN)/python -m pytest tests/contract/test_layering.py tests/contract/test_links.py tests/contract/test_english.py
 
 # TRL, which our speed is measured against, is installed by this alone
 bench: $(STAMP)
@@ -91,10 +91,10 @@ vllm: $(STAMP) .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# licences, a list of what is installed (an SBOM in CycloneDX's format), and its known vulnerabilities; the last needs the
+# licenses, a list of what is installed (an SBOM in CycloneDX's format), and its known vulnerabilities; the last needs the
 # network, and --strict fails where a package could not be looked up
 audit: $(STAMP)
-	$(BIN)/python -m pytest tests/contract/test_licences.py
+	$(BIN)/python -m pytest tests/contract/test_licenses.py
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom
 	mkdir -p build

@@ -2,7 +2,7 @@
 
     python benchmarks/gateway.py
 
-The server, with one episode per door, runs in this process; the load comes from a second one, which has a connection
+The server, with one episode per access, runs in this process; the load comes from a second one, which has a connection
 for each of 64 open episodes and sends the next request when the response has come. Each reply is recorded in its
 episode as in a run. The load speaks HTTP/1.1 over plain sockets, since a client library would be slower than the server
 on a machine with two cores; `--client aiohttp` measures with that one.
@@ -79,11 +79,11 @@ async def _ask_by_aiohttp(url: str, key: str, end_s: float, wait_s: float) -> li
     return taken
 
 
-async def load(doors: list[list[str]], seconds: float, spread_s: float, client: str) -> None:
+async def load(accesses: list[list[str]], seconds: float, spread_s: float, client: str) -> None:
     """Prints the seconds that each response took, as JSON, without those of the first moments."""
     ask = _ask_by_aiohttp if client == "aiohttp" else _ask_plainly
     rng, started = random.Random(0), time.perf_counter()
-    asking = [ask(url, key, started + WARM_S + seconds, rng.random() * spread_s) for url, key in doors]
+    asking = [ask(url, key, started + WARM_S + seconds, rng.random() * spread_s) for url, key in accesses]
     taken = [each for one in await asyncio.gather(*asking) for each in one]
     print(json.dumps([latency for ended, latency in taken if ended >= started + WARM_S]))
 
@@ -116,12 +116,12 @@ async def measure(upstream_s: float, seconds: float, client: str, spread_s: floa
 
     model = SlowModel(upstream_s)
     async with Gateway() as gateway:
-        doors, captures = [], [Capture(seed=number) for number in range(EPISODES)]
+        accesses, captures = [], [Capture(seed=number) for number in range(EPISODES)]
         for capture in captures:
             handle = AsyncLLM("agent", model, capture, None)
             endpoint = EpisodeEndpoint(lambda name, handle=handle: handle, "agent", {"agent": "slow"})
-            doors.append(gateway.attach(endpoint))
-        job = json.dumps([[[door.base_url, door.api_key] for door in doors], seconds, spread_s, client])
+            accesses.append(gateway.attach(endpoint))
+        job = json.dumps([[[access.base_url, access.api_key] for access in accesses], seconds, spread_s, client])
         process = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--load", stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

@@ -9,7 +9,7 @@ is active). It exits with 1 if one is above 1e-4.
 
 The same settings have different names: a mean over sequences is TRL's `grpo`, over tokens `bnpo` and `dapo`, a sum
 divided by a constant `dr_grpo`; `dual_clip` is `delta`. CISPO's `epsilon_high` is the limit itself, ours is added to 1.
-TRL's IPO averages over tokens (`length_normalised`); its factor on the KL (`use_bias_correction_kl`) is off. TRL's RLOO
+TRL's IPO averages over tokens (`length_normalized`); its factor on the KL (`use_bias_correction_kl`) is off. TRL's RLOO
 clips the ratio of sequences, ours that of tokens divided by `constant_length`; the two are equal on policy up to that
 factor, so they are compared there. TRL's ORPO also imitates the prompt; what is compared is the difference that the
 odds ratio makes. Its KTO gets our mismatched replies, since it chooses them when it reads the dataset.
@@ -162,14 +162,14 @@ def list_cases() -> list[Case]:
         ),
         Case("DPO", dpo.DPO(dpo.DPOConfig(beta=0.1)), "pair", {"loss_type": ["sigmoid"], "beta": 0.1}),
         Case(
-            "DPO, length-normalised",
-            dpo.DPO(dpo.DPOConfig(beta=2.0, length_normalised=True)),
+            "DPO, length-normalized",
+            dpo.DPO(dpo.DPOConfig(beta=2.0, length_normalized=True)),
             "pair",
             {"loss_type": ["sigmoid_norm"], "beta": 2.0},
         ),
         Case(
-            "IPO, length-normalised",
-            ipo.IPO(ipo.IPOConfig(beta=0.1, length_normalised=True)),
+            "IPO, length-normalized",
+            ipo.IPO(ipo.IPOConfig(beta=0.1, length_normalized=True)),
             "pair",
             {"loss_type": ["ipo"], "beta": 0.1},
         ),

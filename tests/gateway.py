@@ -55,14 +55,14 @@ class Episode:
         return [call.reply.message["content"] for call in self.capture.calls]
 
 
-def write_request(door, body=CHAT, *, path="/chat/completions", method="POST", **headers):
+def write_request(access, body=CHAT, *, path="/chat/completions", method="POST", **headers):
     """Returns the bytes of an HTTP request; keywords are headers, and None leaves one out."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    port = door.base_url.split(":")[2].partition("/")[0]
-    base = "/" + door.base_url.split("/", 3)[3]
+    port = access.base_url.split(":")[2].partition("/")[0]
+    base = "/" + access.base_url.split("/", 3)[3]
     named = {
         "host": f"127.0.0.1:{port}",
-        "authorization": f"Bearer {door.api_key}",
+        "authorization": f"Bearer {access.api_key}",
         "content-length": str(len(content)),
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
@@ -71,9 +71,9 @@ def write_request(door, body=CHAT, *, path="/chat/completions", method="POST", *
     return "\r\n".join([*lines, "", ""]).encode("latin-1", "surrogateescape") + content
 
 
-async def open_connection(door):
+async def open_connection(access):
     """Returns reader and writer of a new connection to the gateway."""
-    host, port = door.base_url.removeprefix("http://").partition("/")[0].split(":")
+    host, port = access.base_url.removeprefix("http://").partition("/")[0].split(":")
     return await asyncio.open_connection(host, int(port))
 
 
@@ -85,11 +85,11 @@ async def read_response(reader, *, has_body=True):
     return int(head[0].split()[1]), headers, await reader.readexactly(length)
 
 
-async def ask(door, body=CHAT, *, method="POST", **keywords):
+async def ask(access, body=CHAT, *, method="POST", **keywords):
     """Sends one request over a connection of its own; returns status, headers and body of the response."""
-    reader, writer = await open_connection(door)
+    reader, writer = await open_connection(access)
     try:
-        writer.write(write_request(door, body, method=method, **keywords))
+        writer.write(write_request(access, body, method=method, **keywords))
         return await read_response(reader, has_body=method != "HEAD")
     finally:
         writer.close()

@@ -32,7 +32,7 @@ def list_calls(folder: str) -> list[tuple[str, str, Any]]:
         ("reset", "POST /reset_prefix_cache", None),
         ("label", "POST /update_weight_version", {"new_version": "a-1"}),
         ("resume", "POST /resume", None),
-        ("labelled", "GET /weight_info", None),
+        ("labeled", "GET /weight_info", None),
         ("generate again", "POST /inference/v1/generate", generate),
     ]
 

@@ -59,8 +59,8 @@ def to_json(value: Any) -> str:
     """Returns compact JSON: unknown types become text, non-finite floats null, and lone surrogates their escapes.
 
     Raises:
-        RecordError: The value contains itself, is nested too deeply, has a key that is no text, number or None, or an
-            integer with too many digits; or converting one of its parts failed.
+        RecordError: The value contains itself, is nested too deeply, has a key that is not a string, number or None, or
+            an integer with too many digits; or converting one of its parts failed.
     """
     try:
         text = _encode(value)

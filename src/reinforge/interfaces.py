@@ -186,7 +186,7 @@ class GroupEvaluator(Evaluator):
         """Returns the score of one answer in comparison with the expected answer."""
         if item.expected_output_obj is None:
             raise EvaluationError("it compares answers, and this example has no expected answer to compare with")
-        alone = item.copy_with_updates(trajectory=[], expected_output_obj=None)  # a contestant is no answer key
+        alone = item.copy_with_updates(trajectory=[], expected_output_obj=None)  # a contestant is not an answer key
         reference = alone.copy_with_updates(output_obj=item.expected_output_obj)
         return (await self.evaluate_group([reference, alone]))[1]
 

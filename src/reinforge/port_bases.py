@@ -101,7 +101,7 @@ class BuilderBase:
         return []
 
     def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
-        """Returns the mean reward of each example of an epoch's groups; empty where rewards are no scores."""
+        """Returns the mean reward of each example of an epoch's groups; empty where rewards are not scores."""
         return [group.mean_reward for group in groups] if self.rewards_are_scores else []
 
 

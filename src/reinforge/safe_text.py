@@ -102,7 +102,7 @@ def is_secret_variable(name: str) -> bool:
 
 
 def is_stand_in(text: str) -> bool:
-    """Returns True for what is no key, though it stands in the place of one: `EMPTY`, `none`, `{api_key}`."""
+    """Returns True for what is not a key, though it stands in the place of one: `EMPTY`, `none`, `{api_key}`."""
     return text.strip().lower() in ("", "bearer {api_key}", *_STAND_INS.split())
 
 

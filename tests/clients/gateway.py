@@ -17,9 +17,9 @@ DESCRIPTION = Path(__file__).parents[1] / "data" / "gateway_openapi.yml"
 async def main(program: str, *arguments: str) -> int:
     episode = Episode(ScriptedPolicy(lambda request: "four"))
     async with Gateway() as gateway:
-        with gateway.attach(episode.endpoint) as door:
+        with gateway.attach(episode.endpoint) as access:
             command = [program, "run", str(DESCRIPTION), "--url", gateway.origin, "--checks", "not_a_server_error"]
-            command += ["--header", f"Authorization: Bearer {door.api_key}", "--seed", "0", *arguments]
+            command += ["--header", f"Authorization: Bearer {access.api_key}", "--seed", "0", *arguments]
             process = await asyncio.create_subprocess_exec(*command)
             code = await process.wait()
     print(f"  ok: {len(episode.capture.calls)} calls were sampled")  # noqa: T201

@@ -219,8 +219,8 @@ def build_workflow(answer: Callable[..., Any]) -> Callable[..., Any]:
             stream = item.id.endswith("streamed")
             if not item.id.startswith("gateway"):
                 return await answer(item.input_obj, Connection.in_process(context), stream=stream)
-            async with context.gateway() as door:
-                return await answer(item.input_obj, Connection(door.base_url, door.api_key), stream=stream)
+            async with context.gateway() as access:
+                return await answer(item.input_obj, Connection(access.base_url, access.api_key), stream=stream)
 
         return run_async_agent
 
@@ -238,5 +238,5 @@ def connect(item: Any, context: Any) -> Iterator[Connection]:
     if not item.id.startswith("gateway"):
         yield Connection.in_process(context)
         return
-    with context.gateway() as door:
-        yield Connection(door.base_url, door.api_key)
+    with context.gateway() as access:
+        yield Connection(access.base_url, access.api_key)

@@ -208,7 +208,7 @@ def test_a_gguf_file_is_checked_evaluated_and_chats(project, tiny_model_dir, mon
     write(project)
     result = invoke("check", "run.yml", "-o", "finetuning.policy.model", file)
     assert result.exit_code == 0, result.output
-    assert f"model      {file} (licence apache-2.0)" in result.output
+    assert f"model      {file} (license apache-2.0)" in result.output
     assert not (tmp_path / "home").exists()  # nothing is converted before a run
     assert evaluate(project, "--model", file)["model"] == file
     plain = invoke(

@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bundled:tickets", "--host", "0.0.0.0"], "there is no token that keeps strangers out"),
+        (["bundled:tickets", "--host", "0.0.0.0"], "no API key is set"),
         (["nothing-there"], 'there is no run and no folder "nothing-there"'),
     ],
 )

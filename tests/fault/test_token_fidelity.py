@@ -294,7 +294,7 @@ def train_the_context(row, ids):
         ("add_context", train_the_context),
         ("add_reply", tokenise_again("byte-level pairs")),
     ],
-    ids=["breaks are not seen", "context is trained", "tokenised again"],
+    ids=["breaks are not seen", "context is trained", "tokenized again"],
 )
 def test_tokens_that_were_not_sampled_are_noticed(engine_of, monkeypatch, method, mutation):
     """Mutation check."""

@@ -97,8 +97,8 @@ def requests(draw):
 async def send(check):
     episode = Episode(ScriptedPolicy(lambda request: "four"))
     async with Gateway() as gateway:
-        with gateway.attach(episode.endpoint) as door:
-            await check(door)
+        with gateway.attach(episode.endpoint) as access:
+            await check(access)
     assert episode.capture.pending == 0
 
 
@@ -116,8 +116,8 @@ def write_json(value):
 def test_any_body_is_answered_or_refused(request):
     path, body = request
 
-    async def check(door):
-        status, headers, content = await ask(door, write_json(body), path=path)
+    async def check(access):
+        status, headers, content = await ask(access, write_json(body), path=path)
         assert status < 500, content
         if headers.get("content-type", "").startswith("application/json"):
             answer = json.loads(content)
@@ -136,13 +136,13 @@ def test_any_body_is_answered_or_refused(request):
     quick=60,
 )  # fmt: skip
 def test_any_request_is_answered(method, path, headers, body):
-    async def check(door):
+    async def check(access):
         named = {
             name.replace("-", "_"): value.encode("utf-8", "replace").decode("latin-1")
             for name, value in headers.items()
         }
-        reader, writer = await open_connection(door)
-        writer.write(write_request(door, body, path=f"/v1/{path}", method=method, **named))
+        reader, writer = await open_connection(access)
+        writer.write(write_request(access, body, path=f"/v1/{path}", method=method, **named))
         writer.write_eof()
         answer = await reader.read()
         writer.close()
@@ -153,8 +153,8 @@ def test_any_request_is_answered(method, path, headers, body):
 
 @fuzzed(st.lists(st.binary(max_size=100), max_size=4), quick=25)
 def test_any_bytes_are_answered_or_cut(pieces):
-    async def check(door):
-        reader, writer = await open_connection(door)
+    async def check(access):
+        reader, writer = await open_connection(access)
         for piece in pieces:
             writer.write(piece)
         writer.write_eof()

@@ -52,7 +52,7 @@ def play(model, rng) -> list[TrajectoryGroup]:
     logprobs = []
     for _ in range(2):
         logp = torch.log_softmax(model.logits(model.features(ids)[:, -1]), -1)
-        sampled = torch.tensor([rng.choice(logp.shape[1], p=p) for p in _normalised(logp)])
+        sampled = torch.tensor([rng.choice(logp.shape[1], p=p) for p in _normalized(logp)])
         logprobs.append(logp.gather(1, sampled[:, None])[:, 0])
         ids = torch.cat((ids, sampled[:, None]), dim=1)
     trajectories = []
@@ -65,7 +65,7 @@ def play(model, rng) -> list[TrajectoryGroup]:
     return [TrajectoryGroup(group_id=f"g{n}", trajectories=siblings) for n, siblings in enumerate(parts)]
 
 
-def _normalised(logp):
+def _normalized(logp):
     p = logp.double().exp().numpy()
     return p / p.sum(axis=1, keepdims=True)
 

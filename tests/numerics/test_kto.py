@@ -90,7 +90,7 @@ def test_what_is_missing_is_refused():
         kto(batch, logprobs)
 
 
-def labelled_samples(model, shift=0.0):
+def labeled_samples(model, shift=0.0):
     """Siblings with labels, log-probs of a reference near the model's, and what estimates the KL.
 
     Args:
@@ -111,12 +111,12 @@ def labelled_samples(model, shift=0.0):
 
 def test_the_baseline_is_the_weighted_mean_over_the_step_and_at_least_zero(tiny_model_dir):
     model = make_learner(tiny_model_dir).model
-    samples = labelled_samples(model, shift=0.25)
+    samples = labeled_samples(model, shift=0.25)
     lengths = [sample.mismatched.num_trained for sample in samples]
     expected = 0.25 * np.average(lengths, weights=[sample.weight for sample in samples])
     for max_tokens in (1, 60, 10_000):
         assert estimate_kl(model, samples, max_tokens) == pytest.approx(expected, rel=1e-4)
-    assert estimate_kl(model, labelled_samples(model, shift=-0.25), 10_000) == 0.0
+    assert estimate_kl(model, labeled_samples(model, shift=-0.25), 10_000) == 0.0
     assert estimate_kl(model, [reply([5], [-1.0], 1.0)], 10_000) is None
     samples[0].mismatched.ref_logprobs = None
     with pytest.raises(EngineError, match="mismatched samples need ref_logprobs"):
@@ -125,7 +125,7 @@ def test_the_baseline_is_the_weighted_mean_over_the_step_and_at_least_zero(tiny_
 
 def test_how_a_step_is_computed_changes_nothing(tiny_model_dir):
     """One batch or many, prefixes shared or not, any order: the same baseline, loss and gradient."""
-    samples = labelled_samples(make_learner(tiny_model_dir).model, shift=0.25)
+    samples = labeled_samples(make_learner(tiny_model_dir).model, shift=0.25)
     expected, gradients = step(make_learner(tiny_model_dir), samples, SPEC)
     assert expected["kl_baseline"] > 0.5
     mixed = [samples[i] for i in np.random.default_rng(2).permutation(len(samples))]
@@ -143,7 +143,7 @@ def test_how_a_step_is_computed_changes_nothing(tiny_model_dir):
 
 def test_a_baseline_of_each_micro_batch_would_show(tiny_model_dir, monkeypatch):
     """Mutation check: the baseline comes from the micro-batch instead of the step."""
-    samples = labelled_samples(make_learner(tiny_model_dir).model, shift=0.25)
+    samples = labeled_samples(make_learner(tiny_model_dir).model, shift=0.25)
     expected, _ = step(make_learner(tiny_model_dir), samples, SPEC)
     found = find_loss(SPEC)
     learner = make_learner(tiny_model_dir, 60)
@@ -160,7 +160,7 @@ def test_a_baseline_of_each_micro_batch_would_show(tiny_model_dir, monkeypatch):
 
 def test_the_baseline_has_no_gradient(tiny_model_dir):
     """The gradient is that of the loss with the baseline held as a number."""
-    samples = labelled_samples(make_learner(tiny_model_dir).model, shift=0.25)
+    samples = labeled_samples(make_learner(tiny_model_dir).model, shift=0.25)
     metrics, gradients = step(make_learner(tiny_model_dir), samples, SPEC)
 
     def with_number(batch, logprobs_BT):
@@ -179,7 +179,7 @@ def test_the_baseline_has_no_gradient(tiny_model_dir):
 def test_a_baseline_that_is_not_finite_skips_the_step(tiny_model_dir, value):
     """An infinite one would make every sigmoid 0 or 1: a step of weight decay and momentum alone."""
     learner = make_learner(tiny_model_dir)
-    samples = labelled_samples(learner.model)
+    samples = labeled_samples(learner.model)
     samples[0].mismatched.ref_logprobs[:] = value
     report = learner.update(samples, SPEC, JobProgress(0, 1))
     assert (report.num_updates, report.num_skipped_steps > 0) == (0, True)
@@ -188,7 +188,7 @@ def test_a_baseline_that_is_not_finite_skips_the_step(tiny_model_dir, value):
 def test_every_step_of_a_job_estimates_its_own_baseline(tiny_model_dir, monkeypatch):
     learner = make_learner(tiny_model_dir)
     learner.config.batch.steps_per_job = 3
-    samples, sizes = labelled_samples(learner.model), []
+    samples, sizes = labeled_samples(learner.model), []
 
     def count(model, chosen, *arguments):
         sizes.append(len(chosen))

@@ -93,7 +93,7 @@ def test_the_kl_is_subtracted_from_each_tokens_reward():
     assert trained(samples, algorithm.credit(samples)) == pytest.approx([-0.2, -0.2, 0.8])
 
 
-def test_advantages_of_a_job_are_normalised_over_its_tokens():
+def test_advantages_of_a_job_are_normalized_over_its_tokens():
     algorithm = PPO(PPOConfig(gae_lambda=1.0))
     samples = two_turns(algorithm)  # 0.5, 0.6, 0.8: mean 19/30, deviation sqrt(0.14 / 9)
     deviation = (0.14 / 9) ** 0.5

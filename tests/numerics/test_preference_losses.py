@@ -56,7 +56,7 @@ def test_at_the_reference_dpo_is_log_two():
     assert dpo(batch, batch.ref_logprobs).loss.tolist() == pytest.approx([math.log(2)] * 2)
 
 
-def test_label_smoothing_assumes_that_some_pairs_are_mislabelled():
+def test_label_smoothing_assumes_that_some_pairs_are_mislabeled():
     batch, logprobs = one_pair()
     x = 0.3 * (CHOSEN - REJECTED)
     expected = 0.9 * minus_log_sigma(x) + 0.1 * minus_log_sigma(-x)
@@ -70,16 +70,16 @@ def test_the_sft_term_is_the_preferred_ones_mean_likelihood():
     assert output.metrics["chosen_nll"].tolist() == pytest.approx([0.6, 0.6])
 
 
-def test_the_length_normalised_form_compares_means():
+def test_the_length_normalized_form_compares_means():
     batch, logprobs = one_pair()
-    output = dpo(batch, logprobs, beta=5.0, length_normalised=True)
+    output = dpo(batch, logprobs, beta=5.0, length_normalized=True)
     assert output.loss[0].item() == pytest.approx(minus_log_sigma(5 * (0.4 - 0.25)))
 
 
 def test_ipo_is_the_squared_distance_from_its_target():
     batch, logprobs = one_pair()
     assert ipo(batch, logprobs, beta=0.1).loss.tolist() == pytest.approx([(0.7 - 5) ** 2] * 2, rel=1e-5)
-    assert ipo(batch, logprobs, beta=1.0, length_normalised=True).loss[0].item() == pytest.approx((0.15 - 0.5) ** 2)
+    assert ipo(batch, logprobs, beta=1.0, length_normalized=True).loss[0].item() == pytest.approx((0.15 - 0.5) ** 2)
 
 
 @pytest.mark.parametrize(("loss", "params"), [(dpo, {"label_smoothing": 0.2, "sft_coef": 0.5}), (ipo, {})])

@@ -37,8 +37,8 @@ def engine():
         yield engine
 
 
-def test_the_licence_of_the_file_is_told():
-    assert str(find_source(MODEL)).endswith("licence apache-2.0)")
+def test_the_license_of_the_file_is_told():
+    assert str(find_source(MODEL)).endswith("license apache-2.0)")
 
 
 def test_the_chat_template_and_the_special_tokens_are_whole(engine):

@@ -28,7 +28,7 @@ LOSSES = {
     "gspo": LossSpec("gspo", {"clip_low": 0.1, "clip_high": 0.1, **KL}),
     "cispo": LossSpec("cispo", {"clip_high": 0.3, **KL}),
     "dpo": LossSpec("dpo", {"beta": 0.3, "label_smoothing": 0.1, "sft_coef": 0.5}),
-    "dpo_by_length": LossSpec("dpo", {"length_normalised": True}),
+    "dpo_by_length": LossSpec("dpo", {"length_normalized": True}),
     "ipo": LossSpec("ipo", {"beta": 0.2}),
     "orpo": LossSpec("orpo", {"odds_ratio_coef": 0.5}),
     "sapo": LossSpec("sapo", {"tau_neg": 1.5, **KL}),

@@ -49,7 +49,7 @@ class VLLMLaunchConfig(Block):
         arguments = {name.lstrip("-").replace("-", "_"): value for name, value in arguments.items()}
         for name in arguments:
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                raise ValueError(f"{name!r} is no name of an argument, such as gpu_memory_utilization")
+                raise ValueError(f"{name!r} is not the name of an argument, such as gpu_memory_utilization")
             if name in OWN_ARGUMENTS:
                 raise ValueError(f"{name} follows from the run's own settings; remove it")
         return arguments
@@ -105,7 +105,7 @@ class VLLMSamplerConfig(Block):
             )
         if self.url is not None and self.api_key is None:
             raise ValueError(
-                "url needs api_key: ${VLLM_API_KEY}, since whoever reaches a server without a key can change its "
+                "url needs api_key: ${VLLM_API_KEY}, since anyone who reaches a server without a key can change its "
                 "weights; start the server with the same variable"
             )
         if self.launch is not None and self.api_key is not None:

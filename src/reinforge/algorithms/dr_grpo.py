@@ -2,7 +2,7 @@
 
     A_i = R_i - mean(R),    loss_i = sum_t l_t / L with one constant L
 
-Dividing by the standard deviation favours questions that are almost always or almost never solved. Dividing by a
+Dividing by the standard deviation favors questions that are almost always or almost never solved. Dividing by a
 trajectory's own length makes long wrong answers cheap. Dr. GRPO does neither.
 
 Differs from the paper: the mean is over samples; a trajectory whose history was rewritten has several.

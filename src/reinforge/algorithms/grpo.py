@@ -1,4 +1,4 @@
-"""Group relative policy optimisation (GRPO, arXiv:2402.03300, eq. 3 and section 4.1.2).
+"""Group relative policy optimization (GRPO, arXiv:2402.03300, eq. 3 and section 4.1.2).
 
 All tokens of a trajectory share one advantage, its reward relative to its group. The loss is PPO's clipped surrogate,
 averaged over the tokens of each trajectory and then over trajectories.

@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation (GSPO, arXiv:2507.18071, eq. 5 to 7): the ratio of whole sequences is clipped.
+"""Group sequence policy optimization (GSPO, arXiv:2507.18071, eq. 5 to 7): the ratio of whole sequences is clipped.
 
     s_i = exp(mean_t log p(t) / p_old(t)),    loss_i = -min(s_i A_i, clip(s_i) A_i)
 

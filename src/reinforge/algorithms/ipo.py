@@ -1,4 +1,4 @@
-"""Identity preference optimisation (IPO, arXiv:2310.12036, eq. 17): the margin has a target of 1 / (2 beta).
+"""Identity preference optimization (IPO, arXiv:2310.12036, eq. 17): the margin has a target of 1 / (2 beta).
 
     loss = (h - 1 / (2 beta))^2,    h as in DPO
 
@@ -21,7 +21,7 @@ class IPOConfig(PreferenceConfig, name="ipo"):
     beta: float = Field(
         default=0.1,
         gt=0,
-        description="The margin's target is 1 / (2 beta) nats: 5 nats at 0.1; with length_normalised, nats per token.",
+        description="The margin's target is 1 / (2 beta) nats: 5 nats at 0.1; with length_normalized, nats per token.",
     )
 
 
@@ -30,4 +30,4 @@ class IPO(Preference):
     """Pairs of siblings with the squared distance of their margin from its target."""
 
     config_type = IPOConfig
-    loss_name, loss_settings = "ipo", ("beta", "length_normalised")
+    loss_name, loss_settings = "ipo", ("beta", "length_normalized")

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation (KTO, arXiv:2402.01306, eq. 8): single replies, each of which is good or bad.
+"""Kahneman-Tversky optimization (KTO, arXiv:2402.01306, eq. 8): single replies, each of which is good or bad.
 
     loss = lambda_y (1 - sigma(beta (r - z)))  of a desirable reply,    r = log p(y | x) / p_ref(y | x)
     loss = lambda_y (1 - sigma(beta (z - r)))  of an undesirable one
@@ -8,7 +8,7 @@ where y' is the reply to another prompt. It has no gradient.
 
     prompts a a b b with replies 1 2 3 4  =>  for z: a 3, a 4, b 1, b 2
 
-A trajectory is labelled by `metadata["label"]`, or else by its reward: desirable from `threshold` on. So thumbs of a
+A trajectory is labeled by `metadata["label"]`, or else by its reward: desirable from `threshold` on. So thumbs of a
 log are enough, and so are the scores of any group.
 
 Differs from the paper: y' comes from the whole job instead of the same micro-batch, cut to the length of the job's
@@ -77,7 +77,7 @@ class KTO(Algorithm):
             return f"{len(labels)} reply can be trained, but KTO compares each with the reply to another prompt"
         if not any(labels):
             return (
-                f"none of {len(labels)} replies is desirable (labelled true, or with a reward of at least "
+                f"none of {len(labels)} replies is desirable (labeled true, or with a reward of at least "
                 f"{self.config.threshold:g}, finetuning.algorithm.threshold), so KTO would only unlearn"
             )
         return None

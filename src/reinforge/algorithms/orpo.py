@@ -1,4 +1,4 @@
-"""Odds ratio preference optimisation (ORPO, arXiv:2403.07691, eq. 6 and 7): imitation and preference in one loss.
+"""Odds ratio preference optimization (ORPO, arXiv:2403.07691, eq. 6 and 7): imitation and preference in one loss.
 
     loss = -log P(y_w) - odds_ratio_coef log sigma(log odds(y_w) - log odds(y_l)),    odds = P / (1 - P)
 

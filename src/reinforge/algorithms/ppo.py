@@ -1,4 +1,4 @@
-"""Proximal policy optimisation with a critic (PPO, arXiv:1707.06347) and generalised advantages (arXiv:1506.02438).
+"""Proximal policy optimization with a critic (PPO, arXiv:1707.06347) and generalized advantages (arXiv:1506.02438).
 
     delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
 

@@ -41,7 +41,7 @@ class PreferenceConfig(PairConfig):
         gt=0,
         description="Strength of the pull towards the reference model; 0.01 to 0.5 is usual with sums over tokens.",
     )
-    length_normalised: bool = Field(
+    length_normalized: bool = Field(
         default=False, description="Compare means over tokens instead of sums; use beta 2 to 10 then."
     )
 

@@ -3,7 +3,7 @@
     prompt [1,2] -> [4]; prompt [1,2,4,8] -> [5]   =>  token_ids [1,2,4,8,5], loss_mask [0,0,1,0,1]
     prompt [9]   -> [7]  (history rewritten)       =>  a second sample [9,7], [0,1]
 
-Nothing is tokenised here: the ids are the sampler's own. A token sampled with a filter (top-p, top-k, min-p) or under a
+Nothing is tokenized here: the ids are the sampler's own. A token sampled with a filter (top-p, top-k, min-p) or under a
 grammar is trained over the tokens that it was sampled from. If those were not recorded, the token becomes context and
 counts as untrainable: greedy decoding, a filter that keeps more than `MAX_SUPPORT` tokens, penalties and logit biases,
 which change the distribution itself, or a policy server that does not report them.

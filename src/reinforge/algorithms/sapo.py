@@ -1,4 +1,4 @@
-"""Soft adaptive policy optimisation (SAPO, arXiv:2511.20347, eq. 5 and 6): a sigmoid gate instead of a clip.
+"""Soft adaptive policy optimization (SAPO, arXiv:2511.20347, eq. 5 and 6): a sigmoid gate instead of a clip.
 
     loss = -f(r) A,    f(r) = 4 / tau sigma(tau (r - 1)),    tau = tau_pos if A > 0 else tau_neg
 

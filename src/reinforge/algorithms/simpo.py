@@ -1,4 +1,4 @@
-"""Simple preference optimisation (SimPO, arXiv:2405.14734, eq. 4 and 6): mean log-probs are the rewards.
+"""Simple preference optimization (SimPO, arXiv:2405.14734, eq. 4 and 6): mean log-probs are the rewards.
 
     loss = -log sigma(beta (log P(y_w) - log P(y_l)) - gamma),    log P the mean log-prob of a reply's tokens
 

@@ -24,7 +24,7 @@ from reinforge.cli.report import Command
 def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> None:
     """Write the page of a run: one HTML file that opens in a browser and can be sent to a colleague.
 
-    Every run writes its page when it ends; this command writes it again, or while the run goes on.
+    Every run writes its page when it ends; this command writes it again, or while the run is in progress.
 
     \b
     Example:

@@ -42,7 +42,7 @@ def run_process(work: Callable[[], Any], *, keeps_results: bool) -> NoReturn:
     """Runs a command, and ends the process with its exit code and without the processes that it has started.
 
     Args:
-        keeps_results: True if the results are in files too, so that losing the output is no failure.
+        keeps_results: True if the results are in files too, so that losing the output is not a failure.
     """
     open_missing_descriptors()
     output = make_tolerant(sys.stdout, OUTPUT)

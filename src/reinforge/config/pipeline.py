@@ -79,7 +79,7 @@ def fill_in_stages(document: Document, placeholders: dict[KeyPath, str]) -> None
         return
     for name in stages:
         if not NAME.fullmatch(str(name)):
-            message = f"{ascii(name)[:60]} is no name of a stage"
+            message = f"{ascii(name)[:60]} is not the name of a stage"
             document.report((*STAGES, name), message, "use up to 40 letters, digits, - and _")
         for block in POLICY_BLOCKS:
             _complete(document, (*POLICY, block), (*STAGES, name, "policy", block), placeholders)

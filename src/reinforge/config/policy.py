@@ -112,7 +112,7 @@ class LoRAConfig(Block):
     )
     target_parameters: Literal["all-experts"] | list[str] | None = Field(
         default=None,
-        description="Weights that are no linear layer, by the end of their path, such as mlp.experts.down_proj, or all "
+        description="Weights that are not linear layers, by the end of their path, like mlp.experts.down_proj, or all "
         "experts of a mixture of experts. Each forward then adds the adapters' products to all experts: slower.",
     )
     lora_dropout: float = Field(

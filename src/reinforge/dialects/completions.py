@@ -81,7 +81,7 @@ def _read_prompt(fields: Fields) -> str | list[int]:
         isinstance(each, int) and not isinstance(each, bool) and 0 <= each < MAX_TOKEN_ID for each in prompt
     )
     if not is_ids or not prompt:
-        raise fields.bad("prompt", f"expected a text or a list of token ids, found {describe(prompt)}")
+        raise fields.bad("prompt", f"expected a string or a list of token ids, found {describe(prompt)}")
     return list(prompt)
 
 

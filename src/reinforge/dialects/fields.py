@@ -128,13 +128,13 @@ def keep_given(**arguments: Any) -> dict[str, Any]:
 
 
 def read_stop(fields: Fields, name: str) -> list[str] | None:
-    """Returns the stop texts of a field that is a text or a list of texts."""
+    """Returns the stop texts of a field that is a string or a list of strings."""
     found = fields.value.get(name)
     if found is None:
         return None
     stops = [found] if isinstance(found, str) else found
     if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
-        raise fields.bad(name, f"expected a text that is not empty, or a list of them; found {describe(found)}")
+        raise fields.bad(name, f"expected a string that is not empty, or a list of them; found {describe(found)}")
     return stops
 
 
@@ -169,7 +169,7 @@ def read_texts(fields: Fields, name: str, read_part: Callable[[Fields], str], pa
     if found is None or isinstance(found, str):
         return [found or ""]
     if not isinstance(found, list):
-        raise fields.bad(name, f"expected a text or a list of {parts}, found {describe(found)}")
+        raise fields.bad(name, f"expected a string or a list of {parts}, found {describe(found)}")
     return [read_part(part) for part in fields.objects(name)]
 
 

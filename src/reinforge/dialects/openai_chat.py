@@ -94,7 +94,7 @@ def _check_tool(tool: Fields) -> None:
 def _read_tool_choice(fields: Fields, name: str) -> Any:
     choice = fields.value[name]
     if not isinstance(choice, str | dict):
-        raise fields.bad(name, f"expected a text or an object, found {describe(choice)}")
+        raise fields.bad(name, f"expected a string or an object, found {describe(choice)}")
     return choice
 
 

@@ -50,7 +50,7 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
     messages = [{"role": "system", "content": instructions}] if instructions else []
     messages += read_input(fields)
     if not messages:
-        raise fields.bad("input", "expected a text or items, found neither")
+        raise fields.bad("input", "expected a string or items, found neither")
     with_logprobs = "message.output_text.logprobs" in include
     tools = [_read_tool(each) for each in fields.objects("tools")]
     arguments = keep_given(
@@ -123,7 +123,7 @@ def read_input(fields: Fields) -> list[Message]:
     if isinstance(found, str):
         return [{"role": "user", "content": found}]
     if not isinstance(found, list):
-        raise fields.bad("input", f"expected a text or a list of items, found {describe(found)}")
+        raise fields.bad("input", f"expected a string or a list of items, found {describe(found)}")
     items = _Conversation()
     for item in fields.objects("input"):
         items.add(item)
@@ -199,7 +199,7 @@ class _Conversation:
 
 
 def read_text(item: Fields, name: str) -> str | list[dict[str, Any]]:
-    """Returns the text of a field that is a text or a list of parts; several parts stay parts, in the form of a chat.
+    """Returns the text of a field that is a string or a list of parts; several parts stay parts, in the form of a chat.
 
     Example: `[{"type": "input_text", "text": "a"}]` -> "a".
     """

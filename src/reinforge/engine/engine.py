@@ -321,7 +321,7 @@ class Engine:
             raise OutOfMemory(f"out of memory: {cause}; {fix}") from cause
 
     def begin_job(self, *adapters: str) -> None:
-        """Closes admission and waits until no reply is in flight; with `serves_during_jobs` replies go on.
+        """Closes admission and waits until no reply is in flight; with `serves_during_jobs` replies continue.
 
         Args:
             adapters: The adapters that the job trains, while the others keep serving; none: the first.
@@ -726,13 +726,14 @@ class Engine:
     def add_adapter(self, name: str, folder: str | Path, model_name: str | None = None) -> EmbeddedPolicy:
         """Serves a saved LoRA adapter beside the others, in the same batch, from now on; it cannot be trained.
 
-        Replies that are being sampled go on.
+        Replies that are being sampled continue.
 
         Raises:
             EngineError: The name is taken, the engine has no adapters, or the folder belongs to another model.
         """
         if name in self.policies or not name.isidentifier():
-            raise EngineError(f"add_adapter: {name} is taken or no identifier; in use: {', '.join(self.policies)}")
+            in_use = ", ".join(self.policies)
+            raise EngineError(f"add_adapter: {name} is taken or is not an identifier; in use: {in_use}")
         if self._served is not None:
             raise EngineError("add_adapter: an engine that serves during jobs has the adapters that it was loaded with")
 

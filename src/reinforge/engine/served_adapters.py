@@ -42,7 +42,7 @@ def find_outer_layer(model: CausalModel, folder: Path) -> str | None:
     outer = {id(model.head), id(model.module.get_output_embeddings()), id(model.module.get_input_embeddings())}
     paths = [path for path, part in model.module.named_modules(remove_duplicate=False) if id(part) in outer]
     with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-        names = [name.removeprefix("base_model.model.") for name in file.keys()]  # noqa: SIM118  it is no mapping
+        names = [name.removeprefix("base_model.model.") for name in file.keys()]  # noqa: SIM118  it is not a mapping
     return next((path for path in paths if any(name.startswith(f"{path}.") for name in names)), None)
 
 

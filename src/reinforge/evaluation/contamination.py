@@ -35,7 +35,7 @@ MIN_TEXTS = 5
 BOILERPLATE_SHARE = 0.8
 """Runs of words in more than this share of a dataset's texts are its template, and say nothing about one example."""
 MAX_COPIES, SHARED_SHARE = 3, 0.2
-"""A question that more examples share than both of these allow is no question of one example."""
+"""A question that more examples share than both of these allow is not the question of one example."""
 
 _TOKEN = re.compile(
     r"\d+(?:[.,]\d+)*"  # numbers with their decimal point
@@ -70,7 +70,7 @@ def find_near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> 
 
 
 def split_runs(text: str) -> Runs:
-    """Returns hashes of the runs of five words of a text; of its only run if it is shorter; none if it has no words."""
+    """Returns hashes of the runs of five words of a string; of its only run if it is shorter; without words, none."""
     words = [_hash_word(word) for word in _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())]
     if len(words) <= WORDS_PER_RUN:
         return frozenset([_hash_run(words)] if words else [])

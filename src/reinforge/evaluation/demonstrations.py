@@ -21,7 +21,7 @@ from typing import Any
 
 from reinforge.evaluation.rows import Row
 from reinforge.evaluation.shapes import (
-    LABELLED,
+    LABELED,
     MESSAGES,
     Columns,
     InvalidRowError,
@@ -33,7 +33,7 @@ from reinforge.types.evaluation import MAX_SCORE
 from reinforge.types.request import Message
 
 PREFERENCE_SHAPES = ("prompt/chosen/rejected", "openai preference")
-DEMONSTRATION_SHAPES = (MESSAGES, "prompt/completion", LABELLED, *PREFERENCE_SHAPES)
+DEMONSTRATION_SHAPES = (MESSAGES, "prompt/completion", LABELED, *PREFERENCE_SHAPES)
 """Shapes whose rows contain assistant messages to train on."""
 REWARD_KEYS = ("reward", "score")
 """Columns that are read as rewards if their values are numbers and `reward_key` names no other one."""
@@ -90,12 +90,12 @@ class RowFormat:
 
     @property
     def marks_bad_replies(self) -> bool:
-        return self.is_paired or (self.reward_key in (None, LABEL) and (self.has_disliked or self.shape == LABELLED))
+        return self.is_paired or (self.reward_key in (None, LABEL) and (self.has_disliked or self.shape == LABELED))
 
     @property
     def has_rewards(self) -> bool:
         """True if some replies can be better than others."""
-        return self.reward_key is not None or self.is_paired or self.shape == LABELLED
+        return self.reward_key is not None or self.is_paired or self.shape == LABELED
 
     def parse(self, row: Any) -> list[Demonstration]:
         return parse_demonstrations(row, self.shape, self.reward_key)
@@ -124,7 +124,7 @@ def detect_format(rows: Sequence[Any], reward_key: str | None = None) -> RowForm
     shape = detect_row_shape(rows)
     if reward_key is None and RowFormat(shape).is_rewardable and rows:
         reward_key = next((key for key in REWARD_KEYS if not find_unrewarded(rows, key)), None)
-        if reward_key is None and not find_unlabelled(rows):
+        if reward_key is None and not find_unlabeled(rows):
             reward_key = LABEL
     has_disliked = any(isinstance(row, Mapping) and read_label(row) is False for row in rows)
     return RowFormat(shape, reward_key, has_disliked and shape not in PREFERENCE_SHAPES)
@@ -135,7 +135,7 @@ def find_unrewarded(rows: Sequence[Any], key: str) -> list[int]:
     return [index for index, row in enumerate(rows) if not isinstance(row, Mapping) or _to_reward(row.get(key)) is None]
 
 
-def find_unlabelled(rows: Sequence[Any]) -> list[int]:
+def find_unlabeled(rows: Sequence[Any]) -> list[int]:
     """Returns the indices of the rows without true or false in the column `label`."""
     return [index for index, row in enumerate(rows) if not isinstance(row, Mapping) or read_label(row) is None]
 
@@ -163,9 +163,9 @@ def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | N
     else:
         prompt = row["prompt"]
         answers = [("chosen", 1.0), ("rejected", 0.0)] if shape in PREFERENCE_SHAPES else []
-    if shape == "prompt/completion" or (shape == LABELLED and reward_key is not None):
+    if shape == "prompt/completion" or (shape == LABELED and reward_key is not None):
         answers = [("completion", _read_reward(row, reward_key))]
-    elif shape == LABELLED:
+    elif shape == LABELED:
         if label is None:
             raise InvalidRowError(f"{LABEL}: expected true or false, found {str(row.get(LABEL))[:40]}")
         answers = [("completion", float(label))]

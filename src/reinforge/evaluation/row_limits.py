@@ -132,7 +132,7 @@ def _find_unusable_scalar(value: Any, finite: bool) -> tuple[str, str] | None:
         if found is None:
             return None
         if found[0] == "\x00":
-            return "the character NUL (\\u0000), which is no text", "remove it"
+            return "the character NUL (\\u0000), which is not text", "remove it"
         what = f"a lone surrogate (\\u{ord(found[0]):04x}), half of a character"
         return what, "write the whole character, or remove it"
     if isinstance(value, float) and finite and not math.isfinite(value):

@@ -30,13 +30,13 @@ from reinforge.types.evaluation import EvalInputItem
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 QUESTION_ANSWER = "question/answer"
 MESSAGES, MESSAGES_PROMPTS_ONLY = "messages", "messages (prompts only)"
-LABELLED = "prompt/completion/label"
+LABELED = "prompt/completion/label"
 
 SHAPES: dict[str, tuple[str, ...]] = {
     MESSAGES: ("messages",),
     "openai preference": ("input", "preferred_output", "non_preferred_output"),
     "prompt/chosen/rejected": ("prompt", "chosen", "rejected"),
-    LABELLED: ("prompt", "completion", "label"),
+    LABELED: ("prompt", "completion", "label"),
     "prompt/completion": ("prompt", "completion"),
     "prompt": ("prompt",),
 }
@@ -115,7 +115,7 @@ def read_label(row: Mapping[str, Any]) -> bool | None:
 
 
 def _matches_shape(row: Mapping[str, Any], shape: str) -> bool:
-    if shape == LABELLED and read_label(row) is None:
+    if shape == LABELED and read_label(row) is None:
         return False  # some other column that happens to be called label
     return all(row.get(key) is not None for key in SHAPES[shape])
 
@@ -155,7 +155,7 @@ def _read_shaped_pairs(
             expected = row.value.get(columns.answer_key)
         pairs.append((prompt, expected))
     answered = [expected is not None for prompt, expected in pairs if prompt is not None]
-    if shape == LABELLED or (not any(answered) and not columns.is_configured("answer_key")):
+    if shape == LABELED or (not any(answered) and not columns.is_configured("answer_key")):
         return pairs, MESSAGES_PROMPTS_ONLY if shape == MESSAGES else shape
     for row, (prompt, expected) in zip(rows, pairs, strict=True):
         if prompt is not None and expected is None and not _is_disliked(row.value):
@@ -218,7 +218,7 @@ def parse_messages(value: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _is_disliked(row: Mapping[str, Any]) -> bool:
-    """Returns True if the last message of a row is a reply with a thumb down, which is no answer to expect."""
+    """Returns True if the last message of a row is a reply with a thumb down, which is not an answer to expect."""
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     return read_label(row) is False and isinstance(last, Mapping) and last.get("role") == "assistant"
@@ -261,7 +261,7 @@ def _read_openai_preference(row: dict[str, Any]) -> tuple[Any, Any]:
     return prompt, _parse_answer(row["preferred_output"], "preferred_output")
 
 
-def _read_labelled(row: dict[str, Any]) -> tuple[Any, Any]:
+def _read_labeled(row: dict[str, Any]) -> tuple[Any, Any]:
     if (label := read_label(row)) is None:
         raise InvalidRowError(f"label: expected true or false, found {_describe(row['label'])}")
     answer = _parse_answer(row["completion"], "completion")
@@ -272,7 +272,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
     MESSAGES: _read_conversation,
     "openai preference": _read_openai_preference,
     "prompt/chosen/rejected": _read_preference,
-    LABELLED: _read_labelled,
+    LABELED: _read_labeled,
     "prompt/completion": lambda row: (_parse_prompt(row["prompt"]), _parse_answer(row["completion"], "completion")),
     "prompt": lambda row: (_parse_prompt(row["prompt"]), None),
 }

@@ -236,10 +236,10 @@ def _is_binary(values: Scores) -> bool:
 def _wilson_interval(successes: int, n: int, level: float) -> tuple[float, float]:
     z = NormalDist().inv_cdf((1 + level) / 2)
     share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == n else centre + half
+    low = 0.0 if successes == 0 else center - half
+    high = 1.0 if successes == n else center + half
     return low, high
 
 

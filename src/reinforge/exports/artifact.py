@@ -108,7 +108,7 @@ def _write_adapter(model: TrainedModel, options: ArtifactOptions, folder: Path) 
     if not (folder / ADAPTER_WEIGHTS).is_file() or not (folder / ADAPTER_CONFIG).is_file():
         raise ConfigError(Problem(RUN, f"{model.folder} holds no adapter in PEFT's layout", "use --format merged"))
     named = options.base_model
-    base = BaseModel(named, named, None, model.base.licence) if named else _open_base(model)
+    base = BaseModel(named, named, None, model.base.license) if named else _open_base(model)
     name_base(folder, base.location, base.revision)
     notes = () if base.is_portable else ("The base model is a folder of the machine that exported it.",)
     return Artifact(folder, model.dtype, base, notes)
@@ -120,7 +120,7 @@ def _open_base(model: TrainedModel) -> BaseModel:
     if base.is_portable and not base.location.startswith("pip:"):
         return base
     opened = open_source(find_source(base.location, RUN), RUN)
-    return BaseModel(base.name, str(Path(opened.location).absolute()), opened.revision, base.licence)
+    return BaseModel(base.name, str(Path(opened.location).absolute()), opened.revision, base.license)
 
 
 def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, module: Any, tokenizer: Any) -> Artifact:
@@ -133,7 +133,7 @@ def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, mod
     file = folder / f"{model.name}-{storage}.gguf"
     written = folder / f"{model.name}-{direct}.gguf"
     name = model.base.name if not Path(model.base.name).exists() else Path(model.base.name).name
-    settings = GgufSettings(direct, model.name, model.sampling, model.base.licence, name)
+    settings = GgufSettings(direct, model.name, model.sampling, model.base.license, name)
     vocabulary = write_gguf(written, module, tokenizer, settings)
     if file != written:
         _run_quantizer(written, file, storage)

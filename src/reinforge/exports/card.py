@@ -79,8 +79,8 @@ def _format_front_matter(model: TrainedModel, artifact: Artifact, kind: Format) 
     base = artifact.base
     if base.is_portable and "/" in base.location and ":" not in base.location:
         front["base_model"] = base.location
-    if base.licence:
-        front["license"] = base.licence.lower() if " " not in base.licence else "other"
+    if base.license:
+        front["license"] = base.license.lower() if " " not in base.license else "other"
     return f"---\n{yaml.safe_dump(front, sort_keys=True, allow_unicode=False).rstrip()}\n---"
 
 
@@ -93,11 +93,11 @@ def _describe(model: TrainedModel, artifact: Artifact, kind: Format) -> str:
     }[kind]
     base = artifact.base
     revision = f", revision {escape_markdown(base.revision)}" if base.revision else ""
-    licence = f"licence {escape_markdown(base.licence)}" if base.licence else "licence unknown: see the base model"
+    license = f"license {escape_markdown(base.license)}" if base.license else "license unknown: see the base model"
     if model.base.name.startswith(BUNDLED):
-        licence = "a small model that reinforge makes itself"
+        license = "a small model that reinforge makes itself"
     lines = [
-        f"{what}, trained from {_name_base(model.base)}{revision} ({licence}) by the agent's own runs with "
+        f"{what}, trained from {_name_base(model.base)}{revision} ({license}) by the agent's own runs with "
         f"reinforge. It is {escape_markdown(model.description or 'the model of the run')}.",
         *artifact.notes,
     ]

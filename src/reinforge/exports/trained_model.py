@@ -23,7 +23,7 @@ from reinforge.trainer.provenance import LIBRARIES, Provenance
 from reinforge.trainer.resume import PROVENANCE
 
 RUN = "RUN"
-LICENCE = "license"
+LICENSE = "license"
 """The key of a model card's front matter."""
 
 
@@ -35,7 +35,7 @@ class BaseModel:
     """Folder or hub id that an adapter belongs to."""
     revision: str | None = None
     """Commit of a hub id; None: unknown, or it is not a hub id."""
-    licence: str | None = None
+    license: str | None = None
 
     @property
     def is_portable(self) -> bool:
@@ -132,7 +132,7 @@ def find_trained_model(name: str, output_dir: Path, adapter: str | None = None) 
 def _find_run(name: str, output_dir: Path) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "run.sqlite").is_file():
-        message = f"{folder} is no run folder (no run.sqlite)"
+        message = f"{folder} is not a run folder (no run.sqlite)"
         raise ConfigError(Problem(RUN, message, "name a run; a model's folder can be used as it is"))
     if name.startswith("bundled:"):
         message = f"{name} is a starter that no run has trained; its folder is a model that transformers loads"
@@ -155,20 +155,20 @@ def _choose_adapter(found: SavedModel, adapter: str | None) -> tuple[Path, str |
 
 
 def _find_base(folder: Path, config: Mapping[str, Any], provenance: Provenance) -> BaseModel:
-    """Returns what a model was trained from; its licence is that of the file, the package or the model card."""
+    """Returns what a model was trained from; its license is that of the file, the package or the model card."""
     policy = config.get("finetuning", {}).get("policy") or {}
     name = str(policy.get("model") or (read_json(folder / ADAPTER_CONFIG) or {}).get("base_model_name_or_path") or "")
     held = find_base_source(folder, RUN)
-    location, revision, licence = (
-        (held.location, held.revision, held.licence) if held is not None else (name, None, None)
+    location, revision, license = (
+        (held.location, held.revision, held.license) if held is not None else (name, None, None)
     )
     revision = revision or policy.get("revision") or provenance.versions.get(name)
-    if licence is None and name and not name.startswith("bundled:"):
+    if license is None and name and not name.startswith("bundled:"):
         try:
-            licence = find_source(name, RUN).licence
+            license = find_source(name, RUN).license
         except ConfigError:  # the package or the file is gone since the run
-            licence = None
-    return BaseModel(name or location, location, revision, licence or _read_card_licence(location, revision))
+            license = None
+    return BaseModel(name or location, location, revision, license or _read_card_license(location, revision))
 
 
 def _read_stored_dtype(folder: Path) -> str:
@@ -176,8 +176,8 @@ def _read_stored_dtype(folder: Path) -> str:
     return "bfloat16" if any(entry.get("dtype") == "BF16" for entry in entries) else "float32"
 
 
-def _read_card_licence(location: str, revision: str | None) -> str | None:
-    """Returns the licence that a model card names; None: there is no card here, or it names none."""
+def _read_card_license(location: str, revision: str | None) -> str | None:
+    """Returns the license that a model card names; None: there is no card here, or it names none."""
     import yaml
 
     file: Any = Path(location) / "README.md"
@@ -186,12 +186,12 @@ def _read_card_licence(location: str, revision: str | None) -> str | None:
             from huggingface_hub import try_to_load_from_cache
 
             file = try_to_load_from_cache(location, "README.md", revision=revision)
-        except Exception:  # noqa: BLE001  no library, an odd name or cache: the licence is unknown
+        except Exception:  # noqa: BLE001  no library, an odd name or cache: the license is unknown
             return None
     try:
         _, marker, rest = Path(file).read_text(encoding="utf-8").partition("---\n")
         front = yaml.safe_load(rest.partition("\n---")[0]) if marker else None
     except (OSError, TypeError, ValueError, RecursionError, yaml.YAMLError):
         return None
-    stated = front.get(LICENCE) if isinstance(front, dict) else None
+    stated = front.get(LICENSE) if isinstance(front, dict) else None
     return stated if isinstance(stated, str) else None

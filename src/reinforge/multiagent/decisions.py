@@ -4,10 +4,10 @@ accept                     accept     a line with nothing but the word, markup a
 I reject.                  reject     or the word with "I" before it
 Cell 3 is blue.            reject     or a line that begins with decision, verdict or answer, then the word,
 Decision: reject, sorry               then nothing or a mark
-I do not accept            None       a word inside a sentence is no decision: it may be negated, asked or quoted
+I do not accept            None       a word inside a sentence is not a decision: it may be negated, asked or quoted
 Decision: not accept       None
-Decision: accept or none?  None       two different words are no decision
-accept, and below it       None       nor are two lines that disagree; labelled lines take precedence
+Decision: accept or none?  None       two different words are not a decision
+accept, and below it       None       nor are two lines that disagree; labeled lines take precedence
 reject
 """
 
@@ -32,16 +32,16 @@ def read_decision(text: str, words: Mapping[str, Decision]) -> Decision | None:
 def find_decision_words(text: str, words: Mapping[str, Decision]) -> set[str]:
     """Returns the words of a message that decide; several may agree, or contradict each other."""
     word = "|".join(re.escape(each) for each in sorted(words, key=len, reverse=True))
-    labelled, alone = set[str](), set[str]()
+    labeled, alone = set[str](), set[str]()
     for line in text.lower().splitlines():
         line = line.strip(_AROUND)
         if found := re.match(rf"{_LABEL}({word}){_STOPS}(.*)", line):
             others = {words[other] for other in re.findall(rf"\b({word})\b", found[2])}
             if not others - {words[found[1]]} and "?" not in found[2]:
-                labelled.add(found[1])
+                labeled.add(found[1])
         elif found := re.fullmatch(rf"(?:i\s+)?({word})[\s.!*_]*", line):
             alone.add(found[1])
-    return labelled or alone
+    return labeled or alone
 
 
 def list_decision_words(values: Mapping[str, float]) -> str:

@@ -108,7 +108,7 @@ def _find_algorithm_problems(
     if (first := algorithm.for_epoch(0)) is not algorithm:
         yield from _find_algorithm_problems(config, first, f"{path}.initial_ei")
     if isinstance(algorithm, DPO):
-        for name in ("label_smoothing", "sft_coef", "length_normalised"):
+        for name in ("label_smoothing", "sft_coef", "length_normalized"):
             value, default = getattr(algorithm.config, name), DPOConfig.model_fields[name].default
             if value != default:
                 message = f"is {value}, but the fine-tuning API's DPO has no such setting"

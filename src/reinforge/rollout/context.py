@@ -102,7 +102,7 @@ class EpisodeContext:
     def gateway(self) -> EpisodeGateway:
         """Opens a server on the loopback through which programs of any language reach this episode's models.
 
-        `with context.gateway() as door: subprocess.run(command, env={**os.environ, **door.environment()})`; in an
+        `with context.gateway() as access: subprocess.run(command, env={**os.environ, **access.environment()})`; in an
         `async def` workflow `async with`.
         """
         from reinforge.rollout.gateway import EpisodeGateway  # imports the HTTP server

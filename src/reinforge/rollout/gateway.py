@@ -1,7 +1,7 @@
 """A server on the loopback through which programs of any language reach the models of their episode.
 
     async with Gateway() as gateway:
-        with gateway.attach(context.endpoint) as door:
+        with gateway.attach(context.endpoint) as access:
             ...                     OPENAI_BASE_URL=http://127.0.0.1:PORT/episodes/ID/v1, OPENAI_API_KEY=KEY
 
     /episodes/ID/v1/chat/completions   with the episode's key
@@ -32,7 +32,7 @@ from reinforge.errors import CaptureError
 from reinforge.rollout.http.access import LOOPBACK, read_body, read_key
 from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
 from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, build_error_response
-from reinforge.rollout.http.gateway_door import GatewayDoor
+from reinforge.rollout.http.gateway_access import GatewayAccess
 
 _http_logger = logging.getLogger(f"{__name__}.http")
 _http_logger.addFilter(
@@ -58,11 +58,11 @@ class Gateway:
     def __init__(self, *, max_body_bytes: int = MAX_BODY_BYTES, body_timeout_s: float = BODY_TIMEOUT_S):
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
         self.port = 0
-        self._doors: dict[str, GatewayDoor] = {}
-        self._keys: dict[bytes, GatewayDoor] = {}
+        self._accesses: dict[str, GatewayAccess] = {}
+        self._keys: dict[bytes, GatewayAccess] = {}
         self._ended: OrderedDict[str, bytes] = OrderedDict()
         self._ended_keys: set[bytes] = set()
-        self._closing: set[GatewayDoor] = set()
+        self._closing: set[GatewayAccess] = set()
         self._server: web.Server | None = None
         self._listener: asyncio.Server | None = None
         self._hosts: frozenset[str] = frozenset()
@@ -84,12 +84,12 @@ class Gateway:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        for door in list(self._doors.values()):
-            door.close()
+        for access in list(self._accesses.values()):
+            access.close()
         if self._listener is not None:
             self._listener.close()
-        for door in list(self._closing):
-            await door.wait_closed()
+        for access in list(self._closing):
+            await access.wait_closed()
         if self._server is not None:
             self._server.pre_shutdown()
             await self._server.shutdown(LINGER_S)
@@ -98,17 +98,17 @@ class Gateway:
     def origin(self) -> str:
         return f"http://{LOOPBACK}:{self.port}"
 
-    def attach(self, endpoint: EpisodeEndpoint) -> GatewayDoor:
-        door = GatewayDoor(endpoint, self.origin, self._detach)
-        self._doors[door.episode_id] = self._keys[_hash_key(door.api_key)] = door
-        return door
+    def attach(self, endpoint: EpisodeEndpoint) -> GatewayAccess:
+        access = GatewayAccess(endpoint, self.origin, self._detach)
+        self._accesses[access.episode_id] = self._keys[_hash_key(access.api_key)] = access
+        return access
 
-    def _detach(self, door: GatewayDoor) -> None:
-        key = _hash_key(door.api_key)
-        del self._doors[door.episode_id], self._keys[key]
-        self._ended[door.episode_id] = key
+    def _detach(self, access: GatewayAccess) -> None:
+        key = _hash_key(access.api_key)
+        del self._accesses[access.episode_id], self._keys[key]
+        self._ended[access.episode_id] = key
         self._ended_keys.add(key)
-        self._closing = {each for each in self._closing if each.num_in_flight} | {door}
+        self._closing = {each for each in self._closing if each.num_in_flight} | {access}
         while len(self._ended) > MAX_ENDED:
             _, oldest = self._ended.popitem(last=False)
             self._ended_keys.remove(oldest)
@@ -128,13 +128,13 @@ class Gateway:
         self._check_origin(request)
         if request.method == "OPTIONS":
             return web.Response(status=204, headers={"allow": _METHODS})
-        door, path = self._find_door(request)
-        async with door.slots:
-            door.check_open()
+        access, path = self._find_access(request)
+        async with access.slots:
+            access.check_open()
             method = "GET" if request.method == "HEAD" else request.method
             body = await self._read_body(request)
             _check_connected(request)
-            response, reply = await door.answer(EndpointRequest(method, path, request.headers, body))
+            response, reply = await access.answer(EndpointRequest(method, path, request.headers, body))
             written = _write(response)
             await written.prepare(request)
             await written.write_eof()
@@ -150,24 +150,24 @@ class Gateway:
         if origin is not None and origin.lower().removeprefix("http://") not in self._hosts:
             raise BadRequest("requests of a page in a browser are refused", status=403, code="forbidden_origin")
 
-    def _find_door(self, request: BaseRequest) -> tuple[GatewayDoor, str]:
-        """Returns the episode's door and the path behind it."""
+    def _find_access(self, request: BaseRequest) -> tuple[GatewayAccess, str]:
+        """Returns the episode's access and the path behind it."""
         key, path = read_key(request.headers), request.path
         hashed = _hash_key(key)
         if (found := _PATH.fullmatch(path)) is not None:
             path, episode_id = found["path"], found["id"]
-            door, ended = self._doors.get(episode_id), self._ended.get(episode_id)
-            if door is None and ended is None:
+            access, ended = self._accesses.get(episode_id), self._ended.get(episode_id)
+            if access is None and ended is None:
                 raise BadRequest(f"there is no episode {episode_id!r} here", status=404, code="episode_not_found")
             has_ended = ended is not None and hmac.compare_digest(ended, hashed)
         else:
-            door, has_ended = self._keys.get(hashed), hashed in self._ended_keys
+            access, has_ended = self._keys.get(hashed), hashed in self._ended_keys
         if has_ended:
             raise build_ended()
-        if door is None or not door.accepts(key):
+        if access is None or not access.accepts(key):
             message = "the API key is wrong or missing; send the episode's: `Authorization: Bearer KEY` or `x-api-key`"
             raise BadRequest(message, status=401, code="invalid_api_key")
-        return door, path
+        return access, path
 
     async def _read_body(self, request: BaseRequest) -> bytes:
         return await read_body(request, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s, expects=True)
@@ -179,14 +179,14 @@ class EpisodeGateway:
     def __init__(self, endpoint: EpisodeEndpoint):
         self._endpoint, self._gateway = endpoint, Gateway()
 
-    async def __aenter__(self) -> GatewayDoor:
+    async def __aenter__(self) -> GatewayAccess:
         await self._gateway.__aenter__()
         return self._gateway.attach(self._endpoint)
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._gateway.__aexit__()
 
-    def __enter__(self) -> GatewayDoor:
+    def __enter__(self) -> GatewayAccess:
         return self._run(self.__aenter__())
 
     def __exit__(self, *exc_info: object) -> None:
@@ -216,6 +216,6 @@ def _hash_key(key: str) -> bytes:
 
 
 def _write(response: EndpointResponse, headers: dict[str, str] | None = None) -> web.Response:
-    assert isinstance(response.body, bytes)  # a door joins the pieces
+    assert isinstance(response.body, bytes)  # a access joins the pieces
     named = {**response.headers, "server": "reinforge", **(headers or {})}
     return web.Response(status=response.status, headers=named, body=response.body)

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 TOOL_CHOICES = {"any": "required", True: "required", False: "none"}
-"""LangChain's values of `tool_choice` that OpenAI has another one for; any other text that is no mode names a tool."""
+"""LangChain's values of `tool_choice` that OpenAI spells otherwise; any string that is not a mode names a tool."""
 
 MODES = ("auto", "none", "required")
 

@@ -111,7 +111,8 @@ def _build_message(value: Any, step: IntermediateStep) -> Message:
     read = value.get if isinstance(value, Mapping) else lambda name, default=None: getattr(value, name, default)
     role = read("role") or read("type")
     if not isinstance(role, str):
-        raise ValueError(f"step {step.UUID} ({step.event_type}): {type(value).__name__} is no message, it has no role")
+        found = type(value).__name__
+        raise ValueError(f"step {step.UUID} ({step.event_type}): {found} is not a message, it has no role")
     content = read("content")
     message: Message = {"role": ROLES.get(role, role), "content": "" if content is None else content}
     for name in ("tool_call_id", "function_call", "name"):

@@ -35,7 +35,7 @@ class RequestGuard:
     def __init__(self, host: str, token: str | None, allowed_hosts: Iterable[str] = ()):
         self.is_local = is_loopback(host)
         if not self.is_local and not token:
-            message = f"other machines can reach {host}, and there is no token that keeps strangers out"
+            message = f"other machines can reach {host}, and no API key is set"
             fix = "pass --token_file FILE (made if it does not exist), or listen on 127.0.0.1"
             raise ConfigError(Problem("--host", message, fix))
         self.token = token or None

@@ -224,7 +224,7 @@ def _list_versions(name: str, found: SavedModel) -> dict[str, str]:
     served = Path(found.path)
     runs = [folder for folder in served.parents[:2] if (folder / "run.sqlite").is_file()] if found.description else []
     if not runs:
-        raise ConfigError(Problem("--versions", f"{name} is no run, so it has no versions", "leave it out"))
+        raise ConfigError(Problem("--versions", f"{name} is not a run, so it has no versions", "leave it out"))
     folders = {int(path.name.partition("-")[2]): path for path in sorted((runs[0] / "checkpoints").glob("step-*"))}
     if whole := [path for path in folders.values() if not (path / ADAPTER_CONFIG).is_file()]:
         message = f"{whole[0]} holds all weights, and each version would need an engine of its own"

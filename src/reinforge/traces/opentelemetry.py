@@ -129,7 +129,7 @@ def _read_span(attributes: Record, events: Events, span: str, place: Place) -> E
     if operation in _OTHER_OPERATIONS:
         raise IgnoredRecordError(f"spans of the operation {operation}")
     if not any(key.startswith(("gen_ai.", "llm.")) for key in attributes):
-        raise IgnoredRecordError("spans that are no model call")
+        raise IgnoredRecordError("spans that are not model calls")
     if attributes.get("error.type"):
         raise IgnoredRecordError("spans of model calls that failed")
     prompt, reply = _read_attributes(attributes) or _read_indexed(attributes) or _read_events(events) or ([], None)
@@ -137,7 +137,7 @@ def _read_span(attributes: Record, events: Events, span: str, place: Place) -> E
         if operation or prompt:
             what = "let the instrumentation capture message content, and export its log events too"
             return MissingContent(span, f"a span of a model call has no messages or no reply; {what}")
-        raise IgnoredRecordError("spans that are no model call")
+        raise IgnoredRecordError("spans that are not model calls")
     tools = read_tools(_first(attributes, "gen_ai.tool.definitions", "gen_ai.request.tools"))
     return Exchange.of_call(prompt, reply, id=span, tools=tools or _read_indexed_tools(attributes), **place)
 

@@ -4,7 +4,7 @@
                        count          0    1    2    3    4    5    6
                                          warns    halts          halts, if the run was resumed after the first time
 
-The counts follow from the metrics that the journal keeps, so a run that was killed and resumed goes on counting.
+The counts follow from the metrics that the journal keeps, so a run that was killed and resumed continues the count.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class GuardWatch:
 
 
 def describe_halt(config: GuardsConfig, event: GuardEvent) -> str:
-    """Returns why the run stops and how it can go on."""
+    """Returns why the run stops and how it can continue."""
     limits: GuardLimits = getattr(config, event.guard)
     path = f"finetuning.guards.{event.guard}"
     many = f"{event.count} {limits.measured_at} in a row" if event.count > 1 else f"epoch {event.epoch}"
     return (
-        f"guard {event.guard} stopped the run after {many} beyond {path}.limit: {event.text}. To go on all the same, "
+        f"guard {event.guard} stopped the run after {many} beyond {path}.limit: {event.text}. To continue anyway, "
         f"resume it, with -o {path}.halt_after null if this guard should only warn"
     )
 

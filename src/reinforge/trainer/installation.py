@@ -110,7 +110,7 @@ def check_required(requirements: Sequence[str], find_version: Callable[[str], st
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Returns False if a version is outside a range; parts of versions that are no numbers are ignored.
+    """Returns False if a version is outside a range; parts of versions that are not numbers are ignored.
 
     Example: fits("2.13.0+cpu", ">=2.10,<2.16") -> True; fits("3.0", ">=2.10,<2.16") -> False.
     """

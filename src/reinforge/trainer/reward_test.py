@@ -35,7 +35,7 @@ from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalInputItem
 
 EXPECTED, REAL = "expected", "real"
-"""Kinds of answers that are no attack: the dataset's, and those that were given or sampled."""
+"""Kinds of answers that are not attacks: the dataset's, and those that were given or sampled."""
 WRONG = "wrong"
 """Given answers with `label: false`."""
 

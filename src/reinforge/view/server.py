@@ -308,7 +308,7 @@ def _read_number(request: web.Request, name: str, default: int = 0) -> int:
 
 
 def _write_page(page: Element, status: int = 200) -> web.Response:
-    body = to_html(page).encode("utf-8", "replace")  # the name of a folder may be no text
+    body = to_html(page).encode("utf-8", "replace")  # the name of a folder may not be text
     return web.Response(body=body, status=status, headers={**HEADERS, "Content-Type": "text/html; charset=utf-8"})
 
 

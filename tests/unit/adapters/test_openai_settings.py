@@ -96,7 +96,7 @@ def test_an_unsupported_algorithm_is_rejected(algorithm: Algorithm) -> None:
     assert problem.startswith(f"finetuning.algorithm: the fine-tuning API does not support {name}\n")
 
 
-@pytest.mark.parametrize("setting", [{"label_smoothing": 0.1}, {"sft_coef": 1.0}, {"length_normalised": True}])
+@pytest.mark.parametrize("setting", [{"label_smoothing": 0.1}, {"sft_coef": 1.0}, {"length_normalized": True}])
 def test_unsupported_dpo_settings_are_rejected(setting: dict[str, Any]) -> None:
     (problem,) = find_problems(DPO(DPOConfig(**setting)))
     assert f"finetuning.algorithm.{next(iter(setting))}" in problem

@@ -40,7 +40,7 @@ KEY = "k-1234567890"
         ({"url": "http://a:1/v1", "api_key": "k"}, "without /v1"),
         ({"launch": {"python": "p"}, "api_key": "k"}, "api_key belongs to a server at `url`"),
         ({"launch": {"python": "p", "arguments": {"--dtype": "half"}}}, "dtype follows from the run's own settings"),
-        ({"launch": {"python": "p", "arguments": {"a b": 1}}}, "is no name of an argument"),
+        ({"launch": {"python": "p", "arguments": {"a b": 1}}}, "is not the name of an argument"),
         ({"_type": "sglang", "launch": {"python": "p"}}, "should be 'vllm'"),
     ],
 )

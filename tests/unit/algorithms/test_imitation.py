@@ -182,9 +182,9 @@ def test_all_pairs_repeat_a_trajectory_as_a_sample_of_each():
 
 
 def test_settings_reach_the_loss():
-    config = DPOConfig(beta=0.2, label_smoothing=0.1, sft_coef=1.0, length_normalised=True)
-    assert DPO(config).loss.params == {"beta": 0.2, "label_smoothing": 0.1, "sft_coef": 1.0, "length_normalised": True}
-    assert IPO(IPOConfig(beta=0.3)).loss.params == {"beta": 0.3, "length_normalised": False}
+    config = DPOConfig(beta=0.2, label_smoothing=0.1, sft_coef=1.0, length_normalized=True)
+    assert DPO(config).loss.params == {"beta": 0.2, "label_smoothing": 0.1, "sft_coef": 1.0, "length_normalized": True}
+    assert IPO(IPOConfig(beta=0.3)).loss.params == {"beta": 0.3, "length_normalized": False}
 
 
 def test_a_sibling_without_tokens_is_in_no_pair():

@@ -180,7 +180,7 @@ def test_reinforce_pp_with_baseline_centres_each_group_first():
 
 
 def test_credit_by_turn_compares_returns_of_the_same_turn():
-    """Shaped [1, 0] and [0, 2]; outcomes 1 and 0 at the last turn: returns [2, 1] and [2, 2], centred by turn."""
+    """Shaped [1, 0] and [0, 2]; outcomes 1 and 0 at the last turn: returns [2, 1] and [2, 2], centered by turn."""
     siblings = TrajectoryGroup(group_id="g", trajectories=[talk(1, [1, 0], 2), talk(0, [0, 2], 2)])
     config = GRPOConfig(credit="turn", scale_rewards=False)
     assert advantages(GRPO(config), siblings)[1] == [[0, -0.5], [0, 0.5]]

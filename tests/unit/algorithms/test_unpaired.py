@@ -94,7 +94,7 @@ def test_epochs_that_kto_cannot_learn_from_are_skipped():
     assert KTO().skip_reason([group(1, 1)]) is None
     reason = KTO(KTOConfig(threshold=0.75)).skip_reason([group(0.5, 0.2), group(0.1)])
     assert reason == (
-        "none of 3 replies is desirable (labelled true, or with a reward of at least 0.75, "
+        "none of 3 replies is desirable (labeled true, or with a reward of at least 0.75, "
         "finetuning.algorithm.threshold), so KTO would only unlearn"
     )
     untrainable = group(1, 0)

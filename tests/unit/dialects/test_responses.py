@@ -101,7 +101,7 @@ def test_tools_and_formats_take_the_form_of_chat_completions():
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "takes text only"),
         ({"input": [3]}, r"input\[0\]: expected an object, found 3"),
         ({"input": None}, "input"),
-        ({"input": {}}, "input: expected a text or a list of items"),
+        ({"input": {}}, "input: expected a string or a list of items"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"model": None}, "model: this field is required"),
     ],

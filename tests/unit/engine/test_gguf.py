@@ -122,8 +122,8 @@ def test_other_rotations_than_llama_3_are_refused():
         find_llama3_rotation(10000.0, [1.0, 3.0, 2.0, 8.0])
 
 
-def test_the_licence_is_told(file):
-    assert str(find_source(str(file))) == f"{file} (licence apache-2.0)"
+def test_the_license_is_told(file):
+    assert str(find_source(str(file))) == f"{file} (license apache-2.0)"
 
 
 def write_sentence_piece(path, folder, tokenizer):

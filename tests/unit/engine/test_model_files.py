@@ -117,7 +117,7 @@ def test_links_are_followed_to_regular_files_only(folder, tmp_path):
     assert load_module(folder, torch.float32) is not None
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to("/dev/zero")
-    refuse(folder, "model.safetensors is no regular file")
+    refuse(folder, "model.safetensors is not a regular file")
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to("/dev/zero")
     assert "no readable config.json" in str(check_policy(PolicyConfig(model=str(folder))))

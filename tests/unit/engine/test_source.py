@@ -67,7 +67,7 @@ def test_the_model_of_a_package_is_found_without_importing_the_package(install, 
     install("tiny-carrier", {"tiny_carrier/__init__.py": code, "tiny_carrier/tiny.gguf": gguf_file.read_bytes()})
     policy = PolicyConfig(model="pip:tiny-carrier")
     assert check_policy(policy) == []
-    assert str(find_source("pip:tiny-carrier")) == "pip:tiny-carrier (tiny-carrier 1.2, licence apache-2.0)"
+    assert str(find_source("pip:tiny-carrier")) == "pip:tiny-carrier (tiny-carrier 1.2, license apache-2.0)"
     expected = dict(load_module(str(gguf_file), torch.float32).named_parameters())
     found = dict(load_model(policy, 0, "cpu").module.named_parameters())
     assert all(torch.equal(found[name], weights) for name, weights in expected.items())
@@ -79,7 +79,7 @@ def test_a_package_may_carry_a_folder(install, tiny_model_dir):
     files = {f"carrier/small/{path.name}": path.read_bytes() for path in tiny_model_dir.iterdir()}
     install("carrier", files, "Classifier: License :: OSI Approved :: MIT License")
     assert check_policy(PolicyConfig(model="pip:carrier")) == []
-    assert find_source("pip:carrier").licence == "MIT License"
+    assert find_source("pip:carrier").license == "MIT License"
     assert load_module("pip:carrier", torch.float32) is not None
 
 
@@ -101,7 +101,7 @@ def test_packages_without_or_with_several_models(install, gguf_file):
     )
     assert check_policy(PolicyConfig(model="pip:several/b.gguf")) == []
     assert 'did you mean "b.gguf"?' in only_problem(model="pip:several/bb.gguf").message
-    assert "is no name of a package" in only_problem(model="pip:../x").message
+    assert "is not the name of a package" in only_problem(model="pip:../x").message
 
 
 def test_a_package_lists_no_files_outside_of_it(install, gguf_file, tmp_path):
@@ -110,10 +110,10 @@ def test_a_package_lists_no_files_outside_of_it(install, gguf_file, tmp_path):
     assert "carries no model" in only_problem(model="pip:sly").message
 
 
-def test_the_licence_is_logged_at_load(gguf_file, caplog):
+def test_the_license_is_logged_at_load(gguf_file, caplog):
     with caplog.at_level(logging.INFO, "reinforge.engine.model.source"):
         load_module(str(gguf_file), torch.float32)
-    assert f"model {gguf_file} (licence apache-2.0)" in caplog.messages
+    assert f"model {gguf_file} (license apache-2.0)" in caplog.messages
 
 
 # names
@@ -156,7 +156,7 @@ def test_only_a_hub_id_has_a_revision(model, tiny_model_dir, gguf_file):
     assert len(problems) == 1
     if not model.startswith("pip:"):  # a package that is not installed is told first
         assert problems[0].path == "finetuning.policy.revision"
-        assert f"{name} is no hub id" in problems[0].message
+        assert f"{name} is not a hub id" in problems[0].message
 
 
 def test_a_hub_id_may_have_a_revision():
@@ -321,5 +321,5 @@ def test_weights_that_would_be_random_are_refused(tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"has no weights for lm_head.weight, so it is no complete language model"):
+    with pytest.raises(ConfigError, match=r"has no weights for lm_head.weight, so it is not a complete language model"):
         load_module(folder, torch.float32)

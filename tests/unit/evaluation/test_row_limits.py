@@ -65,7 +65,7 @@ ROWS = [
         r'{"question": 1, "\ud83d": 2}',
         r"the field \ud83d (its name) has a lone surrogate (\ud83d), half of a character",
     ),
-    (as_question(r'"a\u0000"'), r"the field question has the character NUL (\u0000), which is no text"),
+    (as_question(r'"a\u0000"'), r"the field question has the character NUL (\u0000), which is not text"),
     (as_question(DIGITS), "an integer has more than 4,300 digits"),
     (as_question("1e400"), "the field question has a number that is not finite (inf)"),
     (as_question("-" + "1" * 400 + ".0"), "the field question has a number that is not finite (-inf)"),
@@ -136,7 +136,7 @@ def test_cells_of_a_csv_file_have_limits_too() -> None:
     problem = refuse("csv", "question\na\nb\x00\n")
     assert (problem.location, problem.message) == (
         "d.csv:3",
-        r"the field [0] has the character NUL (\u0000), which is no text",
+        r"the field [0] has the character NUL (\u0000), which is not text",
     )
 
 

@@ -43,10 +43,10 @@ def test_fair_coin_cdf_matches_scipy(n):
 def test_wilson_interval_matches_the_papers_formula():
     # 15 of 20: (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z = 1.95996
     z, n, p = 1.959963985, 20, 0.75
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     mean, low, high = compute_mean_interval([1] * 15 + [0] * 5)
     assert mean == 0.75
-    assert (low, high) == pytest.approx(((centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)))
+    assert (low, high) == pytest.approx(((center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)))
 
 
 @pytest.mark.parametrize(

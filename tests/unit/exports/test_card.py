@@ -52,7 +52,7 @@ def test_a_card(tmp_path):
     assert front["license"] == "apache-2.0"
     assert front["library_name"] == "transformers"
     for text in (
-        "trained from org/base, revision abc123 (licence Apache-2.0)",
+        "trained from org/base, revision abc123 (license Apache-2.0)",
         "| base model | 0.250 [0.125, 0.375] | 40 |",
         "| trained model | 0.500 [0.375, 0.625] | 40 |",
         "| this export | 0.490 [0.365, 0.615] | 40 |",

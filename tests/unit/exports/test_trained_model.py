@@ -85,6 +85,6 @@ def test_a_running_run_waits(run):
 
 
 def test_starters_and_folders_are_no_runs(tmp_path):
-    for name, reason in (("bundled:shop", "a starter that no run has trained"), (str(tmp_path), "is no run folder")):
+    for name, reason in (("bundled:shop", "a starter that no run has trained"), (str(tmp_path), "is not a run folder")):
         with pytest.raises(ConfigError, match=reason):
             find_trained_model(name, tmp_path)

@@ -52,13 +52,13 @@ async def test_an_agent_that_heard_nothing_gets_the_continue_prompt():
 
 
 async def test_the_prompt_has_the_rows_columns_and_the_agents_settings():
-    prompt = "$question $colour $stance $max_response_words $$5"
+    prompt = "$question $color $stance $max_response_words $$5"
     talk = Talk(
         NIP(NIPConfig(agents={}, verifier_first=False)),
         {"verifier": ["accept"], "prover": ["x"]},
         {"prover": {"prompt": prompt, "max_response_words": 9}},
     )
-    await talk.output(item=example(colour="red"))
+    await talk.output(item=example(color="red"))
     assert talk.prompts_of("prover") == [[user("Is cell 3 red? red accept 9 $5")]]
 
 

@@ -193,12 +193,12 @@ async def test_a_protocol_that_contradicts_itself(tmp_path):
 def test_a_protocol_that_cannot_read_a_row():
     class Columns(Loud):
         def parse_problem(self, item):
-            return item.full_dataset_entry["colour"]
+            return item.full_dataset_entry["color"]
 
     talk = Talk(Columns(LoudConfig(agents={})), {})
     problems = talk.workflow.example_problems([example(), example()])
     assert [problem.path for problem in problems] == ["eval.general.dataset"]
-    assert problems[0].message.startswith("example 1: KeyError: 'colour' (test_workflow.py:")
+    assert problems[0].message.startswith("example 1: KeyError: 'color' (test_workflow.py:")
 
 
 def test_protocols_are_listed_as_such():

@@ -328,7 +328,7 @@ async def test_a_task_that_can_be_no_argument_is_told_before_work_starts(tmp_pat
 async def test_a_check_opens_no_port_and_runs_nothing(tmp_path):
     async with open_workflow(tmp_path, {"_type": "command", "command": [PYTHON, "-V"]}, makes_models=False) as workflow:
         assert workflow.source == f"{PYTHON} -V"
-        assert workflow.function.doors.gateway is None
+        assert workflow.function.accesses.gateway is None
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

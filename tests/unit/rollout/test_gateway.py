@@ -12,7 +12,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from reinforge.rollout import gateway as server
 from reinforge.rollout.gateway import Gateway
-from reinforge.rollout.http import gateway_door
+from reinforge.rollout.http import gateway_access
 from reinforge.types.request import TokenLogprob
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
@@ -33,16 +33,16 @@ async def episode():
 
 @pytest.fixture
 async def openai(gateway, episode):
-    with gateway.attach(episode.endpoint) as door:
-        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0) as client:
+    with gateway.attach(episode.endpoint) as access:
+        async with AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as client:
             yield client
 
 
 @pytest.fixture
 async def anthropic(gateway, episode):
-    with gateway.attach(episode.endpoint) as door:
-        url = door.environment()["ANTHROPIC_BASE_URL"]
-        async with AsyncAnthropic(base_url=url, api_key=door.api_key, max_retries=0) as client:
+    with gateway.attach(episode.endpoint) as access:
+        url = access.environment()["ANTHROPIC_BASE_URL"]
+        async with AsyncAnthropic(base_url=url, api_key=access.api_key, max_retries=0) as client:
             yield client
 
 
@@ -66,8 +66,8 @@ class NamingPolicy(ScriptedPolicy):
 
 async def test_the_most_likely_tokens_are_in_each_format(gateway):
     episode = Episode(NamingPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0) as client:
+    with gateway.attach(episode.endpoint) as access:
+        async with AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as client:
             chat = await client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=2)
             text = await client.completions.create(model="m", prompt="hello", logprobs=2)
             with pytest.raises(BadRequestError, match="top_logprobs must be a whole number from 0 to 20, found 21"):
@@ -113,8 +113,8 @@ async def test_models_are_the_entries_of_llms(openai):
 
 
 async def test_the_environment_is_all_that_the_official_clients_need(gateway, episode, monkeypatch):
-    with gateway.attach(episode.endpoint) as door:
-        for name, value in door.environment().items():
+    with gateway.attach(episode.endpoint) as access:
+        for name, value in access.environment().items():
             monkeypatch.setenv(name, value)
         async with AsyncOpenAI() as openai, AsyncAnthropic() as anthropic:
             await openai.responses.create(model="agent", input="hello?")
@@ -124,9 +124,9 @@ async def test_the_environment_is_all_that_the_official_clients_need(gateway, ep
 
 async def test_the_key_alone_says_which_episode(gateway):
     first, second = Episode(), Episode()
-    with gateway.attach(first.endpoint), gateway.attach(second.endpoint) as door:
-        for headers in ({}, {"authorization": None, "x_api_key": door.api_key}):
-            status, _, _ = await ask(door, path="/v1/chat/completions", **headers)
+    with gateway.attach(first.endpoint), gateway.attach(second.endpoint) as access:
+        for headers in ({}, {"authorization": None, "x_api_key": access.api_key}):
+            status, _, _ = await ask(access, path="/v1/chat/completions", **headers)
             assert status == 200
     assert (len(first.capture.calls), len(second.capture.calls)) == (0, 2)
 
@@ -136,9 +136,9 @@ async def test_an_error_of_either_api_has_the_message_and_the_type_of_its_client
         await openai.chat.completions.create(model="agent", messages=HELLO, temperature="hot")  # type: ignore[arg-type]
     assert failure.value.status_code == 400
     episode = Episode(entries=("agent", "judge"))
-    with gateway.attach(episode.endpoint) as door:
-        url = door.environment()["ANTHROPIC_BASE_URL"]
-        async with AsyncAnthropic(base_url=url, api_key=door.api_key) as client:
+    with gateway.attach(episode.endpoint) as access:
+        url = access.environment()["ANTHROPIC_BASE_URL"]
+        async with AsyncAnthropic(base_url=url, api_key=access.api_key) as client:
             with pytest.raises(NotFoundError, match="llms has: agent, judge"):
                 await client.messages.create(model="claude", max_tokens=9, messages=HELLO)
 
@@ -151,9 +151,9 @@ async def test_the_server_listens_on_the_loopback_only(gateway):
 
 async def ask_at_another_address(gateway):
     """Asks at 127.0.0.2, an address of this machine on Linux that is not the gateway's; returns the status."""
-    with gateway.attach(Episode().endpoint) as door:
+    with gateway.attach(Episode().endpoint) as access:
         reader, writer = await asyncio.open_connection("127.0.0.2", gateway.port)
-        writer.write(write_request(door, host=f"localhost:{gateway.port}"))
+        writer.write(write_request(access, host=f"localhost:{gateway.port}"))
         status, _, _ = await read_response(reader)
         writer.close()
     return status
@@ -174,10 +174,10 @@ async def test_without_the_loopback_every_address_is_answered(monkeypatch):
 
 
 async def test_a_connection_is_used_again(gateway):
-    with gateway.attach(Episode().endpoint) as door:
-        reader, writer = await open_connection(door)
+    with gateway.attach(Episode().endpoint) as access:
+        reader, writer = await open_connection(access)
         for _ in range(3):
-            writer.write(write_request(door))
+            writer.write(write_request(access))
             status, headers, _ = await read_response(reader)
             assert status == 200
             assert headers["server"] == "reinforge"
@@ -185,10 +185,10 @@ async def test_a_connection_is_used_again(gateway):
 
 
 async def test_too_many_requests_wait_and_none_is_lost(gateway, monkeypatch):
-    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 4)
+    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 4)
     episode = Episode(HeldPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        asking = [asyncio.create_task(ask(door)) for _ in range(40)]
+    with gateway.attach(episode.endpoint) as access:
+        asking = [asyncio.create_task(ask(access)) for _ in range(40)]
         while episode.policy.most < 4:
             await asyncio.sleep(0)
         episode.policy.release.set()
@@ -199,10 +199,10 @@ async def test_too_many_requests_wait_and_none_is_lost(gateway, monkeypatch):
 
 
 async def test_without_the_bound_all_requests_are_sampled_at_once(gateway, monkeypatch):
-    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 10**6)
+    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 10**6)
     episode = Episode(HeldPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        asking = [asyncio.create_task(ask(door)) for _ in range(40)]
+    with gateway.attach(episode.endpoint) as access:
+        asking = [asyncio.create_task(ask(access)) for _ in range(40)]
         while episode.policy.most < 40:
             await asyncio.sleep(0)
         episode.policy.release.set()
@@ -212,12 +212,12 @@ async def test_without_the_bound_all_requests_are_sampled_at_once(gateway, monke
 async def test_the_end_of_an_episode_cancels_its_calls_and_tells_their_clients(gateway):
     episode, other = Episode(HeldPolicy()), Episode(HeldPolicy())
     with gateway.attach(other.endpoint) as open_door:
-        with gateway.attach(episode.endpoint) as door:
-            asking, waiting = asyncio.create_task(ask(door)), asyncio.create_task(ask(open_door))
+        with gateway.attach(episode.endpoint) as access:
+            asking, waiting = asyncio.create_task(ask(access)), asyncio.create_task(ask(open_door))
             await asyncio.gather(episode.policy.asked.wait(), other.policy.asked.wait())
         status, _, body = await asking
         assert (status, json.loads(body)["error"]["code"]) == (410, "episode_ended")
-        await door.wait_closed()
+        await access.wait_closed()
         assert episode.capture.calls == []
         assert episode.capture.pending == 0
         other.policy.release.set()
@@ -227,20 +227,20 @@ async def test_the_end_of_an_episode_cancels_its_calls_and_tells_their_clients(g
 async def test_the_end_of_the_gateway_waits_for_what_it_cancels():
     episode = Episode(HeldPolicy())
     async with Gateway() as gateway:
-        door = gateway.attach(episode.endpoint)
-        asking = asyncio.create_task(ask(door))
+        access = gateway.attach(episode.endpoint)
+        asking = asyncio.create_task(ask(access))
         await episode.policy.asked.wait()
     assert (await asking)[0] == 410
     assert episode.capture.pending == 0
     with pytest.raises(OSError, match="."):
-        await open_connection(door)
+        await open_connection(access)
 
 
 async def test_a_long_stream_lets_other_requests_through(gateway):
     text = "word " * 3000
     episode = Episode(ScriptedPolicy(lambda request: text))
-    with gateway.attach(episode.endpoint) as door:
-        status, headers, body = await ask(door, {**CHAT, "stream": True})
+    with gateway.attach(episode.endpoint) as access:
+        status, headers, body = await ask(access, {**CHAT, "stream": True})
     assert status == 200
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert body.endswith(b"data: [DONE]\n\n")

@@ -71,7 +71,7 @@ def solve_by_messages(client, question, *, stream):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_chat_completions(stream):
     def agent(item, llm, context):
-        with context.gateway() as door, OpenAI(base_url=door.base_url, api_key=door.api_key) as client:
+        with context.gateway() as access, OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
             return solve(client, item.input_obj, stream=stream)
 
     for record in await run(agent, count=3):
@@ -82,8 +82,8 @@ async def test_chat_completions(stream):
 async def test_chat_completions_of_a_coroutine(stream):
     async def agent(item, llm, context):
         async with (
-            context.gateway() as door,
-            AsyncOpenAI(base_url=door.base_url, api_key=door.api_key) as client,
+            context.gateway() as access,
+            AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client,
         ):
             return await async_solve(client, item.input_obj, stream=stream)
 
@@ -94,7 +94,7 @@ async def test_chat_completions_of_a_coroutine(stream):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_responses(stream):
     def agent(item, llm, context):
-        with context.gateway() as door, OpenAI(base_url=door.base_url, api_key=door.api_key) as client:
+        with context.gateway() as access, OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
             return solve_by_responses(client, item.input_obj, stream=stream)
 
     for record in await run(agent, count=3):
@@ -104,8 +104,8 @@ async def test_responses(stream):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_messages_of_anthropic(stream):
     def agent(item, llm, context):
-        with context.gateway() as door:
-            environment = door.environment()
+        with context.gateway() as access:
+            environment = access.environment()
             url, key = environment["ANTHROPIC_BASE_URL"], environment["ANTHROPIC_API_KEY"]
             with Anthropic(base_url=url, api_key=key) as client:
                 return solve_by_messages(client, item.input_obj, stream=stream)
@@ -116,8 +116,8 @@ async def test_messages_of_anthropic(stream):
 
 async def test_a_program_needs_its_environment_only():
     def agent(item, llm, context):
-        with context.gateway() as door:
-            environment = {**os.environ, **door.environment()}
+        with context.gateway() as access:
+            environment = {**os.environ, **access.environment()}
             done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
         return done.stdout.strip() or done.stderr
 

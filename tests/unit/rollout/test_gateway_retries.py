@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from reinforge.rollout import gateway as server
 from reinforge.rollout.gateway import Gateway
-from reinforge.rollout.http import gateway_door
+from reinforge.rollout.http import gateway_access
 from reinforge.rollout.http.exchange import EndpointResponse
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
@@ -29,32 +29,32 @@ async def episode():
 
 
 @pytest.fixture
-async def door(gateway, episode):
-    with gateway.attach(episode.endpoint) as door:
-        yield door
+async def access(gateway, episode):
+    with gateway.attach(episode.endpoint) as access:
+        yield access
 
 
-async def retry(door, count=1, body=CHAT):
-    status, _, content = await ask(door, body, x_stainless_retry_count=count)
+async def retry(access, count=1, body=CHAT):
+    status, _, content = await ask(access, body, x_stainless_retry_count=count)
     assert status == 200
     return text_of(content)
 
 
-async def test_a_retry_gets_the_reply_that_was_sampled(door, episode):
-    _, _, first = await ask(door, x_stainless_retry_count=0)
-    assert [text_of(first), await retry(door, 1), await retry(door, 2)] == ["reply 0"] * 3
+async def test_a_retry_gets_the_reply_that_was_sampled(access, episode):
+    _, _, first = await ask(access, x_stainless_retry_count=0)
+    assert [text_of(first), await retry(access, 1), await retry(access, 2)] == ["reply 0"] * 3
     assert episode.replies == ["reply 0"]
 
 
 async def test_a_retry_during_sampling_waits_for_the_same_reply(gateway):
     episode = Episode(HeldPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        first = asyncio.create_task(ask(door))
+    with gateway.attach(episode.endpoint) as access:
+        first = asyncio.create_task(ask(access))
         await episode.policy.asked.wait()
-        reader, writer = await open_connection(door)
-        writer.write(write_request(door, x_stainless_retry_count=1))
+        reader, writer = await open_connection(access)
+        writer.write(write_request(access, x_stainless_retry_count=1))
         second = asyncio.create_task(read_response(reader))
-        while all(each.num_retries == 0 for each in door._replies._replies):
+        while all(each.num_retries == 0 for each in access._replies._replies):
             await asyncio.sleep(0)
         episode.policy.release.set()
         assert [text_of((await each)[2]) for each in (first, second)] == ["reply 0"] * 2
@@ -62,16 +62,16 @@ async def test_a_retry_during_sampling_waits_for_the_same_reply(gateway):
     assert episode.replies == ["reply 0"]
 
 
-async def test_what_an_agent_repeats_on_purpose_is_sampled_again(door, episode):
-    assert [text_of((await ask(door))[2]) for _ in range(2)] == ["reply 0", "reply 1"]
+async def test_what_an_agent_repeats_on_purpose_is_sampled_again(access, episode):
+    assert [text_of((await ask(access))[2]) for _ in range(2)] == ["reply 0", "reply 1"]
     assert episode.replies == ["reply 0", "reply 1"]
 
 
-async def test_a_retry_of_something_else_is_a_call(door, episode):
-    await ask(door)
+async def test_a_retry_of_something_else_is_a_call(access, episode):
+    await ask(access)
     other = {**CHAT, "messages": HELLO}
-    assert await retry(door, 1, other) == "reply 1"
-    status, _, _ = await ask(door, {**CHAT, "prompt": "x"}, path="/completions", x_stainless_retry_count=1)
+    assert await retry(access, 1, other) == "reply 1"
+    status, _, _ = await ask(access, {**CHAT, "prompt": "x"}, path="/completions", x_stainless_retry_count=1)
     assert status == 400
     assert len(episode.replies) == 2
 
@@ -79,64 +79,64 @@ async def test_a_retry_of_something_else_is_a_call(door, episode):
 async def test_a_retry_after_an_error_is_a_call(gateway):
     answers = iter([RuntimeError("broken"), "well"])
     episode = Episode(ScriptedPolicy(lambda request: next(answers)))
-    with gateway.attach(episode.endpoint) as door:
-        assert (await ask(door))[0] == 500
-        assert await retry(door) == "well"
+    with gateway.attach(episode.endpoint) as access:
+        assert (await ask(access))[0] == 500
+        assert await retry(access) == "well"
 
 
 async def test_the_reply_that_reached_no_client_is_what_a_retry_gets(gateway):
     """Two equal requests at once: one is answered, the other's client hangs up and tries again."""
     episode = Episode(HeldPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        _, gone = await open_connection(door)
-        gone.write(write_request(door))
+    with gateway.attach(episode.endpoint) as access:
+        _, gone = await open_connection(access)
+        gone.write(write_request(access))
         await episode.policy.asked.wait()
-        patient = asyncio.create_task(ask(door))
+        patient = asyncio.create_task(ask(access))
         while episode.policy.most < 2:
             await asyncio.sleep(0)
         gone.transport.abort()
         episode.policy.release.set()
         assert text_of((await patient)[2]) == "reply 1"
-        await door.wait_closed()
-        assert await retry(door) == "reply 0"
+        await access.wait_closed()
+        assert await retry(access) == "reply 0"
     assert sorted(episode.replies) == ["reply 0", "reply 1"]
 
 
 async def test_a_call_whose_client_hangs_up_is_recorded_once(gateway):
     episode = Episode(HeldPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        _, writer = await open_connection(door)
-        writer.write(write_request(door, {**CHAT, "stream": True}))
+    with gateway.attach(episode.endpoint) as access:
+        _, writer = await open_connection(access)
+        writer.write(write_request(access, {**CHAT, "stream": True}))
         await episode.policy.asked.wait()
         writer.transport.abort()
         episode.policy.release.set()
-        await door.wait_closed()
+        await access.wait_closed()
         assert episode.replies == ["reply 0"]
-        assert (await ask(door))[0] == 200
+        assert (await ask(access))[0] == 200
     assert episode.replies == ["reply 0", "reply 1"]
 
 
 async def hang_up_while_waiting(gateway):
     """Three requests, of which the second one's client hangs up while it waits; returns how many were sampled."""
     episode = Episode(HeldPolicy())
-    with gateway.attach(episode.endpoint) as door:
-        first = asyncio.create_task(ask(door))
+    with gateway.attach(episode.endpoint) as access:
+        first = asyncio.create_task(ask(access))
         await episode.policy.asked.wait()
-        _, writer = await open_connection(door)
-        writer.write(write_request(door))
-        while not door.slots._waiters:
+        _, writer = await open_connection(access)
+        writer.write(write_request(access))
+        while not access.slots._waiters:
             await asyncio.sleep(0)
         writer.transport.abort()
         while len(gateway._server.connections) > 1 and gateway._server.connections[-1].transport is not None:
             await asyncio.sleep(0)
         episode.policy.release.set()
         await first
-        assert (await ask(door))[0] == 200
+        assert (await ask(access))[0] == 200
     return len(episode.replies)
 
 
 async def test_a_client_that_hangs_up_while_it_waits_is_never_sampled(gateway, monkeypatch, caplog):
-    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 1)
     assert await hang_up_while_waiting(gateway) == 2
     assert not caplog.records
 
@@ -147,25 +147,25 @@ async def test_without_the_check_a_client_that_has_hung_up_is_sampled(gateway, m
     async def read(self, request):
         return json.dumps(CHAT).encode()
 
-    monkeypatch.setattr(gateway_door, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 1)
     monkeypatch.setattr(server, "_check_connected", lambda request: None)
     monkeypatch.setattr(Gateway, "_read_body", read)
     assert await hang_up_while_waiting(gateway) == 3
 
 
-async def test_an_idempotency_key_belongs_to_one_request(door, episode):
-    replies = [await ask(door, idempotency_key="k") for _ in range(2)]
+async def test_an_idempotency_key_belongs_to_one_request(access, episode):
+    replies = [await ask(access, idempotency_key="k") for _ in range(2)]
     assert [text_of(body) for _, _, body in replies] == ["reply 0"] * 2
-    status, headers, body = await ask(door, {**CHAT, "messages": HELLO}, idempotency_key="k")
+    status, headers, body = await ask(access, {**CHAT, "messages": HELLO}, idempotency_key="k")
     assert (status, json.loads(body)["error"]["code"]) == (409, "idempotency_key_reused")
     assert headers["x-should-retry"] == "false"
     assert episode.replies == ["reply 0"]
 
 
 @pytest.mark.parametrize("count", ["-1", "many", "", "²", "1" * 400])
-async def test_a_retry_count_that_is_none_is_no_retry(door, episode, count):
-    await ask(door)
-    status, _, _ = await ask(door, x_stainless_retry_count=count.encode().decode("latin-1"))
+async def test_a_retry_count_that_is_none_is_no_retry(access, episode, count):
+    await ask(access)
+    status, _, _ = await ask(access, x_stainless_retry_count=count.encode().decode("latin-1"))
     assert status == 200
     assert len(episode.replies) == 2
 
@@ -173,8 +173,8 @@ async def test_a_retry_count_that_is_none_is_no_retry(door, episode, count):
 class CuttingProxy:
     """Passes connections on, and drops the first one when its response comes."""
 
-    def __init__(self, door):
-        self._port = int(door.base_url.split(":")[2].partition("/")[0])
+    def __init__(self, access):
+        self._port = int(access.base_url.split(":")[2].partition("/")[0])
         self.num_cut = 0
 
     async def __aenter__(self):
@@ -204,44 +204,44 @@ class CuttingProxy:
             sending.write(data)
 
 
-async def call_openai(url, door):
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=door.api_key, max_retries=2) as client:
+async def call_openai(url, access):
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=access.api_key, max_retries=2) as client:
         reply = await client.chat.completions.create(model="agent", messages=HELLO)
     return reply.choices[0].message.content
 
 
-async def stream_openai(url, door):
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=door.api_key, max_retries=2) as client:
+async def stream_openai(url, access):
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=access.api_key, max_retries=2) as client:
         stream = await client.chat.completions.create(model="agent", messages=HELLO, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def call_anthropic(url, door):
-    async with AsyncAnthropic(base_url=url, api_key=door.api_key, max_retries=2) as client:
+async def call_anthropic(url, access):
+    async with AsyncAnthropic(base_url=url, api_key=access.api_key, max_retries=2) as client:
         return (await client.messages.create(model="agent", max_tokens=9, messages=HELLO)).content[0].text
 
 
 CLIENTS = [call_openai, stream_openai, call_anthropic]
 
 
-async def call_through_proxy(call, door, monkeypatch):
-    async with CuttingProxy(door) as proxy:
+async def call_through_proxy(call, access, monkeypatch):
+    async with CuttingProxy(access) as proxy:
         monkeypatch.setattr(Gateway, "_check_origin", lambda self, request: None)  # the proxy has another port
-        reply = await call(f"http://127.0.0.1:{proxy.port}/episodes/{door.episode_id}", door)
+        reply = await call(f"http://127.0.0.1:{proxy.port}/episodes/{access.episode_id}", access)
         assert proxy.num_cut == 1
     return reply
 
 
 @pytest.mark.parametrize("call", CLIENTS)
-async def test_an_official_client_that_lost_the_response_trains_one_call(door, episode, monkeypatch, call):
-    assert await call_through_proxy(call, door, monkeypatch) == "reply 0"
+async def test_an_official_client_that_lost_the_response_trains_one_call(access, episode, monkeypatch, call):
+    assert await call_through_proxy(call, access, monkeypatch) == "reply 0"
     assert episode.replies == ["reply 0"]
 
 
 @pytest.mark.parametrize("call", CLIENTS)
-async def test_without_the_record_of_replies_it_trains_two(door, episode, monkeypatch, call):
-    monkeypatch.setattr(gateway_door.SentReplies, "find", lambda self, digest, headers: None)
-    assert await call_through_proxy(call, door, monkeypatch) == "reply 1"
+async def test_without_the_record_of_replies_it_trains_two(access, episode, monkeypatch, call):
+    monkeypatch.setattr(gateway_access.SentReplies, "find", lambda self, digest, headers: None)
+    assert await call_through_proxy(call, access, monkeypatch) == "reply 1"
     assert episode.replies == ["reply 0", "reply 1"]
 
 
@@ -260,22 +260,22 @@ def is_kept(replies, number):
 )
 async def test_the_oldest_replies_are_dropped(monkeypatch, size, bounds, kept):
     for name, value in bounds.items():
-        monkeypatch.setattr(gateway_door, name, value)
-    replies = gateway_door.SentReplies()
+        monkeypatch.setattr(gateway_access, name, value)
+    replies = gateway_access.SentReplies()
     for number in range(5):
         response = asyncio.Future()
-        replies.add(gateway_door.SentReply(b"%d" % number, response))
+        replies.add(gateway_access.SentReply(b"%d" % number, response))
         response.set_result(EndpointResponse(200, {}, b"x" * size))
         await asyncio.sleep(0)
     assert [is_kept(replies, number) for number in range(5)] == kept
 
 
 async def test_a_request_that_is_being_answered_is_never_dropped(monkeypatch):
-    monkeypatch.setattr(gateway_door, "MAX_REPLIES", 2)
-    replies = gateway_door.SentReplies()
+    monkeypatch.setattr(gateway_access, "MAX_REPLIES", 2)
+    replies = gateway_access.SentReplies()
     for number in range(5):
         response = asyncio.Future()
-        replies.add(gateway_door.SentReply(b"%d" % number, response))
+        replies.add(gateway_access.SentReply(b"%d" % number, response))
         if number:
             response.set_result(EndpointResponse(200, {}, b"x"))
         await asyncio.sleep(0)

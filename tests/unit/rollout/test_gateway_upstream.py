@@ -46,8 +46,8 @@ async def call(step, body=CHAT, *, is_policy=False, path="/chat/completions", **
             llm = AsyncLLM("agent", PolicyModel(HostedPolicy(chat, "served")) if is_policy else chat, capture, None)
             endpoint = EpisodeEndpoint(lambda name: llm, "agent", {"agent": "served"})
             async with Gateway() as gateway:
-                with gateway.attach(endpoint) as door:
-                    status, _, content = await ask(door, body, path=path)
+                with gateway.attach(endpoint) as access:
+                    status, _, content = await ask(access, body, path=path)
         finally:
             await chat.close()
     record = EpisodeRecord(EpisodeKey("collect", 0, "0"), examples(1)[0])

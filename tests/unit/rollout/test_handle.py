@@ -418,7 +418,7 @@ REFUSED = [
     ({"messages": block("input_audio")}, "messages[1].content[1]", "which is audio"),
     ({"messages": block("file")}, "messages[1].content[1]", "which is a file"),
     ({"messages": block("video_url")}, "messages[1].content[1]", "which is a video"),
-    ({"messages": block("hologram")}, "messages[1].content[1]", "'hologram', which is no text"),
+    ({"messages": block("hologram")}, "messages[1].content[1]", "'hologram', which is not text"),
 ]  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_log_probs_and_the_choice_that_the_agent_used():
 
 
 def test_what_is_no_message_is_named():
-    with pytest.raises(ValueError, match=r"step 1 \(LLM_START\): int is no message, it has no role"):
+    with pytest.raises(ValueError, match=r"step 1 \(LLM_START\): int is not a message, it has no role"):
         parse_to_openai_messages([step("LLM_START", input=[3])])
 
 

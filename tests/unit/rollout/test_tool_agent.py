@@ -388,7 +388,7 @@ async def test_a_server_that_hangs_costs_its_episode(served, tmp_path):
 @pytest.mark.parametrize(
     ("code", "server", "message"),
     [
-        ("import sys; sys.exit('no licence')", {}, "no licence"),
+        ("import sys; sys.exit('no license')", {}, "no license"),
         (SERVER, {"tools": ["other"]}, 'it has no tool "other"; it has note, fail, show'),
     ],
 )

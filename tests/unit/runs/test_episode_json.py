@@ -74,7 +74,7 @@ def test_a_sample_holds_the_tokens_with_recorded_supports():
 
 
 def test_wide_supports_take_little_space():
-    """64 tokens of 300 neighbouring words each would be 76,800 bytes as they are."""
+    """64 tokens of 300 neighboring words each would be 76,800 bytes as they are."""
     sets = [np.arange(token, token + 300, dtype=np.int32) for token in range(64)]
     supports = Supports.from_sets(sets)
     assert len(supports.packed_token_ids) == 76_800

@@ -109,12 +109,12 @@ def test_the_tokenizer_of_the_trained_model_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("logprob", "name"), [(0, "p0"), (-0.3, "p1"), (-0.7, "p2"), (-1.5, "p3"), (-3, "p4"), (-9, "p5")]
 )
-def test_the_colour_of_a_log_prob(logprob, name):
+def test_the_color_of_a_log_prob(logprob, name):
     assert choose_logprob_class(logprob) == name
 
 
 @pytest.mark.parametrize(("relative", "name"), [(-1, "n2"), (-0.1, "n1"), (0, "a0"), (0.1, "g1"), (0.5, "g2")])
-def test_the_colour_of_a_relative_reward(relative, name):
+def test_the_color_of_a_relative_reward(relative, name):
     assert choose_relative_class(relative) == name
 
 

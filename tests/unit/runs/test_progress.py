@@ -252,7 +252,7 @@ def test_default_fits_the_stream(stream, environment, kind):
     assert type(default_progress(stream, environment)) is kind
 
 
-def test_no_color_keeps_the_live_line_without_colour():
+def test_no_color_keeps_the_live_line_without_color():
     progress = default_progress(Terminal(), {"TERM": "xterm", "NO_COLOR": "1"})
     assert progress._console.no_color is True
 

@@ -61,11 +61,11 @@ def test_promoted_run_in_ten_lines():
     ]
 
 
-def test_colour_does_not_change_the_text():
-    plain, coloured = finished().closing_lines(color=False), finished().closing_lines(color=True)
-    assert "\x1b[" in coloured[0]
+def test_color_does_not_change_the_text():
+    plain, colored = finished().closing_lines(color=False), finished().closing_lines(color=True)
+    assert "\x1b[" in colored[0]
     assert not any("\x1b" in line for line in plain)
-    assert len(plain) == len(coloured)
+    assert len(plain) == len(colored)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, 
         ({"seed": -1}, "seed", "whole number from 0"),
         ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations", "not supported"),
         ({"extra_body": {"n_epochs": 3}}, None, "Unrecognized request argument supplied: n_epochs"),
-        ({"extra_body": {"job_key": 3}}, "job_key", "must be a text"),
+        ({"extra_body": {"job_key": 3}}, "job_key", "must be a string"),
     ],
 )  # fmt: skip
 async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client, body, param, message):

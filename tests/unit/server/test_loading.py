@@ -167,7 +167,7 @@ async def test_the_versions_of_a_run_are_names_of_one_engine(tiny_model_dir, ada
     assert [reply.version for reply in replies] == [1, 3, 12]
     assert replies[0].tokens.token_ids == replies[2].tokens.token_ids != replies[1].tokens.token_ids
     assert len({id(model.policy.sampler) for model in models}) == 1
-    with pytest.raises(ConfigError, match="is no run, so it has no versions"):
+    with pytest.raises(ConfigError, match="is not a run, so it has no versions"):
         await loading.open(str(tiny_model_dir))
     await models.close()
 

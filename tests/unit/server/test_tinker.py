@@ -517,6 +517,6 @@ async def test_other_bodies_are_refused(client):
     path = {"session_id": client.session_id, "model_seq_id": 3, "optimizer": True}
     for wrong in ("tinker://x/weights/../../etc", "file:///etc/passwd", f"tinker://{model_id}/weights/..", "tinker://"):
         failed = await client.result(await client.post("load_weights", **path, path=wrong))
-        assert "is no path of a checkpoint" in failed["error"]
+        assert "is not the path of a checkpoint" in failed["error"]
         path["model_seq_id"] += 1
     assert json.loads((await client.http.get("training_runs?limit=x")).text)["error"]["code"] is None

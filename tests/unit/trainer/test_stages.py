@@ -23,7 +23,7 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-HELD_OUT = HeldOutPrompts([item("What is 2 + 2?", conversation="a"), item([user("Name a colour.")])], "conversation")
+HELD_OUT = HeldOutPrompts([item("What is 2 + 2?", conversation="a"), item([user("Name a color.")])], "conversation")
 RULE = {"role": "system", "content": "Be brief."}
 REPLY = {"role": "assistant", "content": "4"}
 
@@ -34,7 +34,7 @@ REPLY = {"role": "assistant", "content": "4"}
         (item("What is 2 + 2?"), True),
         (item([user("What is 2 + 2?")]), True),
         (item([RULE, user("what is  2 + 2")]), True),
-        (item("Name a colour."), True),
+        (item("Name a color."), True),
         (item([user("What is 2 + 2?"), REPLY, user("Why?")]), True),
         (item("Another question", conversation="a"), True),
         (item("Another question", conversation="b"), False),

@@ -209,7 +209,7 @@ async def test_a_run_from_elsewhere_that_cannot_be_shown_leaves_the_others_in_th
 
 
 async def test_every_name_of_a_run_can_be_opened_searched_and_compared(tmp_path):
-    """A name may look like a secret, which pages hide, or like a page of its own; a folder's name may be no text."""
+    """A name may look like a secret, which pages hide, or like a page of its own; a folder's name may not be text."""
     names = ["sk-learn-question-1", "Runs", "Episodes", 'a"b<c>&', "é \u202e"]
     for name in names:
         journal = RunJournal(tmp_path / name)

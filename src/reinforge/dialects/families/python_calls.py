@@ -132,7 +132,7 @@ class PythonCalls:
     def _read_string(self) -> str:
         found = _STRING.match(self.text, self.position)
         if found is None:
-            raise ValueError(f"expected a text in quotes, found {self._rest()}")
+            raise ValueError(f"expected a quoted string, found {self._rest()}")
         self.position = found.end()
         return decode_escapes(found[0][1:-1])
 
@@ -188,7 +188,7 @@ class Pythonic(Family):
     thinking = None
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        """Returns the calls of a list; a reply that begins like one is no text."""
+        """Returns the calls of a list; a reply that begins like one is not text."""
         body = text.strip()
         if body.startswith("```") and (found := _FENCE.fullmatch(body)):
             body = found[1].strip()

@@ -62,7 +62,7 @@ def find_untrainable(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"describes an encoder-decoder ({name or kind}), which reads its prompt apart from its reply", DECODER
         return
     if match := HEADS.search(name):
-        what = "an encoder, which fills gaps in a text" if match[1] in ENCODERS else f"a head for {match[1]}"
+        what = "an encoder, which fills gaps in text" if match[1] in ENCODERS else f"a head for {match[1]}"
         yield f"describes {name}: {what}, not a model that generates text", DECODER
         return
     if not isinstance(kind, str):

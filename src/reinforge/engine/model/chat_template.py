@@ -164,7 +164,7 @@ class PromptRenderer:
         return token_ids
 
     def _tokenize_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the tokens of a raw prompt; a text gets what the tokenizer puts before every text."""
+        """Returns the tokens of a raw prompt; a string gets what the tokenizer puts before every text."""
         if isinstance(prompt, str):
             _check_surrogates(prompt)
             prompt = tuple(self.tokenizer.encode(prompt))

@@ -72,7 +72,7 @@ def check_trainable(source: ModelSource, path: str) -> None:
 
 
 def find_adapter_base(source: str | Path, path: str, revision: str | None = None) -> ModelSource | None:
-    """Returns the base model of an adapter, after `check_model_source` has checked both; None: it is no adapter."""
+    """Returns the base model of an adapter, after `check_model_source` has checked both; None: it is not an adapter."""
     folder = find_folder(source, SMALL_FILES, local_only=True, revision=revision)
     return None if folder is None else find_base_source(folder, path)
 

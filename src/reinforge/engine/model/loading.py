@@ -123,7 +123,7 @@ def _refuse_missing_weights(source: str, names: Iterable[str]) -> None:
     """Refuses a model some of whose weights would be random, such as a classifier's, which has no output layer."""
     if missing := sorted(names):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        message = f"{source} has no weights for {missing[0]}{more}, so it is no complete language model"
+        message = f"{source} has no weights for {missing[0]}{more}, so it is not a complete language model"
         fix = "use a checkpoint of the language model, whose config.json names an architecture ...ForCausalLM"
         raise ConfigError(Problem(MODEL, message, fix))
 

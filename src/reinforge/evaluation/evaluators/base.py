@@ -115,7 +115,7 @@ def to_number(value: Any) -> float | None:
 
 
 def describe_refusal(value: Any) -> str:
-    """Returns a value that is no score, and why: `nan, not a finite number`."""
+    """Returns a value that is not a score, and why: `nan, not a finite number`."""
     if to_number(value) is None:
         return f"{_describe(value)}, not a finite number"
     return f"{_describe(value)}, beyond the largest score of {MAX_SCORE:g}; divide the scores by a constant"

@@ -33,7 +33,7 @@ SHOWN_KEYS = ("role", "content", "tool_calls", "function_call", "tool_call_id", 
 RUBRIC = (
     "A better answer does what was asked: it is correct and complete, reaches the goal of the task, and claims nothing "
     "that it cannot know. Among equally correct answers, the clearer and more direct one is better; length, confidence "
-    "and praise of itself are no merits."
+    "and praise of itself are not merits."
 )
 
 RULES = """\

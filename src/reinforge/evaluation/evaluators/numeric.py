@@ -42,7 +42,7 @@ class Numeric(Evaluator):
     """Compares the last number in the output with the last number in the expected output.
 
     An output without a number gets 0.0: the agent ran and gave no answer. If the expected output has no number, there
-    is no score.
+    is not a score.
     """
 
     def __init__(self, config: NumericConfig):

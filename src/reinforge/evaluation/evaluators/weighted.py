@@ -21,7 +21,7 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
 class WeightedConfig(EvaluatorConfig, name="weighted"):
-    """The weighted sum of other evaluators' scores; weights are not normalised, and a negative one is a penalty."""
+    """The weighted sum of other evaluators' scores; weights are not normalized, and a negative one is a penalty."""
 
     weights: dict[str, float] = Field(min_length=1, description="Name of an entry of eval.evaluators -> weight.")
 

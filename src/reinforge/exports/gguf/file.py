@@ -4,7 +4,7 @@
     model.embed_tokens.weight               -> token_embd.weight; a tied output layer is left out
     config.json                             -> llama.block_count, llama.attention.head_count, llama.rope.freq_base, ...
 
-transformers rotates the halves of a head, (x_i, x_{i + d/2}); llama.cpp's architecture `llama` rotates neighbours,
+transformers rotates the halves of a head, (x_i, x_{i + d/2}); llama.cpp's architecture `llama` rotates neighbors,
 (x_2i, x_2i+1), so the rows of each head of q and k are interleaved. qwen2 and qwen3 rotate halves there, too.
 """
 
@@ -31,7 +31,7 @@ from reinforge.types.request import ModelRequest
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's architecture by `model_type`."""
 PERMUTED = {"llama"}
-"""Architectures of llama.cpp that rotate neighbours."""
+"""Architectures of llama.cpp that rotate neighbors."""
 BIASES = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "qwen2": ("q_proj", "k_proj", "v_proj"),
@@ -54,7 +54,7 @@ class GgufSettings:
     name: str
     sampling: SamplingConfig
     """How the model was sampled in training."""
-    licence: str | None = None
+    license: str | None = None
     """That of the base model, if it is known; so is its name below."""
     base: str | None = None
 
@@ -172,8 +172,8 @@ def _add_settings(writer: Any, module: Any, settings: GgufSettings) -> None:
     writer.add_name(settings.name)
     writer.add_file_type(FILE_TYPES[settings.file_type])
     writer.add_quantization_version(2)
-    if settings.licence is not None:
-        writer.add_license(settings.licence)
+    if settings.license is not None:
+        writer.add_license(settings.license)
     if settings.base is not None:
         writer.add_base_model_count(1)
         writer.add_base_model_name(0, settings.base)

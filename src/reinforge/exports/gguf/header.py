@@ -125,7 +125,7 @@ class GGUFHeader:
         return number if number is not None and 0 <= number < count else None
 
     @property
-    def licence(self) -> str | None:
+    def license(self) -> str | None:
         stated = self.settings.get("general.license.name") or self.settings.get("general.license")
         return stated[:200] if isinstance(stated, str) and stated else None
 

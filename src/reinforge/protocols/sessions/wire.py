@@ -13,7 +13,7 @@
     PUT    /reinforge/v1/sessions/ID/saves/SAVE      SaveCall -> WeightsAnswer
     POST   /reinforge/v1/sessions/ID/restore         RestoreCall -> WeightsAnswer
 
-Floats and tokens are the same on both sides, bit for bit; a log-prob that is no number is sent as "NaN".
+Floats and tokens are the same on both sides, bit for bit; a log-prob that is not a number is sent as "NaN".
 """
 
 from __future__ import annotations

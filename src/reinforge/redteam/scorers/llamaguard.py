@@ -1,4 +1,4 @@
-"""Guard models: language models that answer whether a text is unsafe. LlamaGuard says so in a word (arXiv:2312.06674).
+"""Guard models: language models that answer whether text is unsafe. LlamaGuard says so in a word (arXiv:2312.06674).
 
 Shapes: N answers.
 """

@@ -49,7 +49,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "stop_token_ids": (([],), "use stop, which takes texts"),
     "bad_words": (([],), "use logit_bias"),
     "allowed_token_ids": (([],), "use response_format or logit_bias"),
-    "echo": ((False,), "the prompt is no part of a reply"),
+    "echo": ((False,), "the prompt is not part of a reply"),
     "continue_final_message": ((False,), "a reply begins a message of its own"),
     "add_generation_prompt": ((True,), "a reply begins a message of its own"),
     "include_stop_str_in_output": ((False,), "the stop text is removed"),

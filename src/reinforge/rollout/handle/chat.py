@@ -97,7 +97,7 @@ def _build_params(arguments: CallArguments, sampling: SamplingParams | None, see
         chosen = sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
     stop = get("stop", ())
     if not isinstance(stop, (str, list, tuple)):
-        raise arguments.bad("stop", f"must be a text or a list of texts, found {type(stop).__name__}")
+        raise arguments.bad("stop", f"must be a string or a list of strings, found {type(stop).__name__}")
     return SamplingParams(
         *chosen,
         max_tokens=get("max_completion_tokens", get("max_tokens")),
@@ -158,7 +158,7 @@ def _read_prompt(arguments: CallArguments) -> str | tuple[int, ...] | None:
         return prompt
     is_ids = isinstance(prompt, list | tuple) and prompt
     if not is_ids or not all(isinstance(each, int) and not isinstance(each, bool) for each in prompt):
-        raise arguments.bad("prompt", "must be a text or a list of token ids, and not empty")
+        raise arguments.bad("prompt", "must be a string or a list of token ids, and not empty")
     return tuple(prompt)
 
 
@@ -193,7 +193,7 @@ def normalize_message(message: Any) -> Message:
 
 
 def send_messages(messages: Sequence[Any]) -> list[Any]:
-    """Returns messages as plain data, for the run; what is no message stays as it is, for the run to refuse."""
+    """Returns messages as plain data, for the run; what is not a message stays unchanged, for the run to refuse."""
     if not _is_list(messages):
         return to_plain_data(messages)
     is_message = (hasattr(each, "model_dump") or isinstance(each, Mapping) for each in messages)
@@ -228,7 +228,7 @@ def _read_message(message: Any, index: int) -> Message:
         read["content"] = "".join(_read_block(block, f"{path}[{number}]") for number, block in enumerate(content))
     elif content is not None and not isinstance(content, str):
         raise _error(
-            f"messages[{index}].content", f"is a {type(content).__name__}; expected a text or a list of blocks"
+            f"messages[{index}].content", f"is a {type(content).__name__}; expected a string or a list of blocks"
         )
     role = read.get("role")
     if not isinstance(role, str):
@@ -236,7 +236,7 @@ def _read_message(message: Any, index: int) -> Message:
     if read.get("content") is None:
         if role != "assistant":  # templates would write it as the text "None"
             found = "is null" if "content" in read else "is missing"
-            raise _error(f"messages[{index}].content", f"{found}; expected a text or a list of blocks")
+            raise _error(f"messages[{index}].content", f"{found}; expected a string or a list of blocks")
         read["content"] = None
     if role == "function" or "function_call" in read:
         what = 'has the role "function"' if role == "function" else "has a function_call"

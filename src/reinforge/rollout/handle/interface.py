@@ -169,5 +169,5 @@ def _add_parsed(completion: ChatCompletion, response_format: Any, caller: ChatCa
                 reason = f"the reply is not the JSON of a {response_format.__name__}{cut}: {problem}"
                 caller.blame_reply(reason)
                 raise ValueError(reason) from None
-        object.__setattr__(message, "parsed", parsed)  # no entry: it is no part of the message that is passed back
+        object.__setattr__(message, "parsed", parsed)  # no entry: it is not part of the message that is passed back
     return completion

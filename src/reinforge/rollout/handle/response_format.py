@@ -81,7 +81,7 @@ def _read_guided(kind: str, value: Any, path: str) -> Grammar:
         choices = "|".join(_SPECIAL.sub(r"\\\g<0>", each) for each in value)
         return Grammar("regex", f"({choices})")
     if not isinstance(value, str) or not value:
-        raise _error(path, f"must be a text that is not empty, found {_show(value)}")
+        raise _error(path, f"must be a string that is not empty, found {_show(value)}")
     return Grammar("regex" if kind == "regex" else "lark", value)
 
 

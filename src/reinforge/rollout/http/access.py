@@ -111,5 +111,5 @@ async def read_body(request: BaseRequest, *, max_bytes: int, timeout_s: float, e
         message = f"the body did not arrive within {timeout_s:g} s"
         raise BadRequest(message, status=408, code="request_timeout") from None
     except web.RequestPayloadError as error:
-        raise BadRequest(f"the body is no valid HTTP: {error}", status=400) from None
+        raise BadRequest(f"the body is not valid HTTP: {error}", status=400) from None
     return bytes(body)

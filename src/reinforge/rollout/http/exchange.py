@@ -1,4 +1,4 @@
-"""Requests and responses of the HTTP interfaces to models, whoever answers: an episode or a server of models.
+"""Requests and responses of the HTTP interfaces to models, for episodes and servers of models.
 
     POST .../v1/chat/completions   find_dialect -> dialect.read_request(decode_body(body)) -> dialect.write_answer
 
@@ -123,7 +123,7 @@ def decode_body(body: bytes) -> Any:
 
 
 def describe_failure(error: Exception, what: str = "a model call of an agent") -> BadRequest:
-    """Returns what a client is told of an exception; a failure that is no fault of the request is logged too."""
+    """Returns what a client is told of an exception; a failure that is not the fault of the request is logged too."""
     if isinstance(error, BadRequest):
         return error
     text = redact_secrets(str(error))

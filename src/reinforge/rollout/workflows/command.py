@@ -29,7 +29,7 @@ from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.processes import describe_exit
 from reinforge.rollout.workflows.container import CLIENT_VARIABLES, Container, ContainerConfig, find_container
 from reinforge.rollout.workflows.outside_agent import (
-    AgentDoors,
+    AgentAccess,
     AgentFailed,
     AgentWorkflowConfig,
     OutsideWorkflow,
@@ -37,7 +37,7 @@ from reinforge.rollout.workflows.outside_agent import (
     decode_answer,
     describe_episode,
     format_task,
-    open_doors,
+    open_access,
     refuse_windows,
 )
 from reinforge.rollout.workflows.program import (
@@ -141,15 +141,15 @@ class CommandAgent:
     program: str
     cwd: Path
     container: Container | None
-    doors: AgentDoors
+    accesses: AgentAccess
     watch: ProgramWatch
     guard: ProgramGuard
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
         task = format_task(item.input_obj)
-        async with self.doors.open(context) as door, self.guard.open_folder() as folder:
+        async with self.accesses.open(context) as access, self.guard.open_folder() as folder:
             variables = {"TMPDIR": str(folder), **self.config.env}
-            variables |= build_variables(describe_episode(item, context), door)
+            variables |= build_variables(describe_episode(item, context), access)
             variables |= {INPUT_FILE: str(folder / "input")} if self.config.input == "file" else {}
             variables |= {OUTPUT_FILE: str(folder / "output")} if self.config.output == "file" else {}
             if self.config.input == "file":
@@ -157,8 +157,8 @@ class CommandAgent:
             try:
                 result = await self._run(self._fill_in(task, folder), task, folder, variables)
             except ProgramError as error:
-                raise AgentFailed(f"{self.doors.name}: {error}") from None
-            self._check_exit(result, door.api_key)
+                raise AgentFailed(f"{self.accesses.name}: {error}") from None
+            self._check_exit(result, access.api_key)
             return self._read_answer(result, folder, context)
 
     def _fill_in(self, task: str, folder: Path) -> list[str]:
@@ -198,7 +198,7 @@ class CommandAgent:
         if result.exit_code == 0:
             return
         tail = extract_tail(result.stderr.decode("utf-8", "replace").replace(key, "***"))
-        message = f"{self.doors.name} {describe_exit(result.exit_code)}" + (f":\n{tail}" if tail else "")
+        message = f"{self.accesses.name} {describe_exit(result.exit_code)}" + (f":\n{tail}" if tail else "")
         if result.exit_code in self.config.policy_error_codes:
             raise PolicyFailure(message, output=result.stdout.decode("utf-8", "replace") or None)
         raise AgentFailed(message)
@@ -212,11 +212,12 @@ class CommandAgent:
                 return read_regular_file(folder / "output", MAX_STDOUT).decode("utf-8", "replace")
             except OSError as error:
                 reason = "it wrote none" if isinstance(error, FileNotFoundError) else str(error)
-                raise AgentFailed(f"{self.doors.name}: no answer in the file {OUTPUT_FILE}: {reason}") from None
+                raise AgentFailed(f"{self.accesses.name}: no answer in the file {OUTPUT_FILE}: {reason}") from None
         lines = [line for line in text.splitlines() if line.strip()]
         if not lines:
-            raise AgentFailed(f"{self.doors.name} wrote nothing to its standard output, whose last line is the answer")
-        return decode_answer(lines[-1], f"the last line that {self.doors.name} wrote", context)
+            name = self.accesses.name
+            raise AgentFailed(f"{name} wrote nothing to its standard output, whose last line is the answer")
+        return decode_answer(lines[-1], f"the last line that {self.accesses.name} wrote", context)
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
         """Returns the first example whose task cannot be an argument."""
@@ -286,8 +287,8 @@ async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> A
     program = config.command[0] if container is not None else find_program(config.command, cwd)
     name = shlex.join(config.command)
     guard = ProgramGuard()
-    async with open_doors(builder, name) as doors, ProgramWatch().open() as watch, AsyncExitStack() as stack:
-        if doors.gateway is not None:
+    async with open_access(builder, name) as accesses, ProgramWatch().open() as watch, AsyncExitStack() as stack:
+        if accesses.gateway is not None:
             await stack.enter_async_context(guard.open())
-        agent = CommandAgent(config, program, cwd, container, doors, watch, guard)
+        agent = CommandAgent(config, program, cwd, container, accesses, watch, guard)
         yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=name)

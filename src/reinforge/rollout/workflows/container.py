@@ -111,7 +111,8 @@ def find_container(config: ContainerConfig, cwd: Path) -> Container:
         message = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed (not found in PATH)"
         raise ConfigError(Problem("container", message, "install one, or run the command without a container"))
     if config.image.startswith("-"):
-        raise ConfigError(Problem("container.image", f'"{config.image}" begins with -, so it is no name of an image'))
+        message = f'"{config.image}" begins with -, so it is not the name of an image'
+        raise ConfigError(Problem("container.image", message))
     if config.mount_cwd and ":" in str(cwd):
         message = f"the folder {cwd} cannot be mounted: its path contains a colon"
         raise ConfigError(Problem("cwd", message, "rename it, or set `container.mount_cwd: false`"))

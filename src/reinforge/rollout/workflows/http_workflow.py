@@ -18,17 +18,17 @@ from reinforge.errors import BackendUnavailable, PolicyFailure
 from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
 from reinforge.rollout.context import EpisodeContext
-from reinforge.rollout.http.gateway_door import GatewayDoor
+from reinforge.rollout.http.gateway_access import GatewayAccess
 from reinforge.rollout.models.openai_config import EndpointConfig, is_metadata_host
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
 from reinforge.rollout.workflows.outside_agent import (
-    AgentDoors,
+    AgentAccess,
     AgentFailed,
     AgentWorkflowConfig,
     OutsideWorkflow,
     decode_answer,
     describe_episode,
-    open_doors,
+    open_access,
     shorten,
 )
 from reinforge.rollout.workflows.templates import (
@@ -115,15 +115,15 @@ def validate_agent_url(url: str) -> str:
 class HTTPAgent:
     config: HTTPWorkflowConfig
     connection: OpenAIEndpoint
-    doors: AgentDoors
+    accesses: AgentAccess
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        async with self.doors.open(context) as door:
-            values = {**describe_episode(item, context), "base_url": door.base_url, "api_key": door.api_key}
-            text = await self._send(values, door, context)
+        async with self.accesses.open(context) as access:
+            values = {**describe_episode(item, context), "base_url": access.base_url, "api_key": access.api_key}
+            text = await self._send(values, access, context)
             return self._read_answer(text, context)
 
-    async def _send(self, values: Mapping[str, Any], door: GatewayDoor, context: EpisodeContext) -> str:
+    async def _send(self, values: Mapping[str, Any], access: GatewayAccess, context: EpisodeContext) -> str:
         """Returns the answer; one request an episode, since a second one would run the agent twice in it."""
         config = self.config
         headers = {name: fill_text(value, values) for name, value in config.headers.items()}
@@ -132,12 +132,12 @@ class HTTPAgent:
                 config.method, "", body=fill_template(config.body, values), headers=headers
             )
         except RequestRejected as error:
-            message = str(error).replace(door.api_key, "***")
+            message = str(error).replace(access.api_key, "***")
             if error.status in config.policy_error_statuses:
                 raise PolicyFailure(message) from None
             raise AgentFailed(message) from None
         except RetryableError as error:
-            message = str(error).replace(door.api_key, "***")
+            message = str(error).replace(access.api_key, "***")
             if error.status is not None and error.status in config.policy_error_statuses:
                 raise PolicyFailure(message) from None
             if context.calls:  # it had begun, so this is its own failure
@@ -145,7 +145,7 @@ class HTTPAgent:
             raise BackendUnavailable(message) from None
 
     def _read_answer(self, text: str, context: EpisodeContext) -> Any:
-        path, what = self.config.result_json_path, f"the answer of {self.doors.name}"
+        path, what = self.config.result_json_path, f"the answer of {self.accesses.name}"
         if path == ROOT:
             try:
                 return decode_answer(text, what, context)
@@ -164,8 +164,8 @@ async def http_workflow(config: HTTPWorkflowConfig, builder: Builder) -> AsyncIt
     settings = EndpointConfig(timeout_s=NO_LIMIT_S, max_retries=0, max_connections=num_episodes)
     connection = OpenAIEndpoint(settings, config.url)
     try:
-        async with open_doors(builder, config.url) as doors:
-            agent = HTTPAgent(config, connection, doors)
+        async with open_access(builder, config.url) as accesses:
+            agent = HTTPAgent(config, connection, accesses)
             yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=config.url)
     finally:
         await connection.close()

@@ -102,7 +102,7 @@ class MCPServer:
                 return
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._stop = asyncio.Event()
-            # the SDK must end a connection in the task that has begun it; and the server is no part of an episode
+            # the SDK must end a connection in the task that has begun it; and the server is not part of an episode
             self._task = asyncio.create_task(self._serve(ready), context=contextvars.Context())
             try:
                 await asyncio.wait_for(asyncio.shield(ready), START_S)

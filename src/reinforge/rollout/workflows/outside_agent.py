@@ -18,7 +18,7 @@ from reinforge.errors import ConfigError, PolicyFailure, Problem
 from reinforge.interfaces import Builder
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.episode import extract_text
-from reinforge.rollout.gateway import Gateway, GatewayDoor
+from reinforge.rollout.gateway import Gateway, GatewayAccess
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
 
@@ -58,18 +58,18 @@ class OutsideWorkflow(BoundWorkflow):
 
 
 @dataclass
-class AgentDoors:
+class AgentAccess:
     gateway: Gateway | None  # None: the configuration is only checked
     name: str
     _is_warned: bool = field(default=False, init=False)
 
     @asynccontextmanager
-    async def open(self, context: EpisodeContext) -> AsyncIterator[GatewayDoor]:
-        """Yields the door of one episode, and says once if the agent never went through it."""
+    async def open(self, context: EpisodeContext) -> AsyncIterator[GatewayAccess]:
+        """Yields the access of one episode, and says once if the agent never went through it."""
         if self.gateway is None:
             raise ConfigError("this workflow was only checked, so no episode can run")
-        with self.gateway.attach(context.endpoint) as door:
-            yield door
+        with self.gateway.attach(context.endpoint) as access:
+            yield access
         if not context.calls and not self._is_warned:
             self._is_warned = True
             logger.warning(
@@ -81,13 +81,13 @@ class AgentDoors:
 
 
 @asynccontextmanager
-async def open_doors(builder: Builder, name: str) -> AsyncIterator[AgentDoors]:
-    """Yields the doors of a run; opens no port if the configuration is only checked."""
+async def open_access(builder: Builder, name: str) -> AsyncIterator[AgentAccess]:
+    """Yields the accesses of a run; opens no port if the configuration is only checked."""
     if not getattr(builder, "makes_models", True):
-        yield AgentDoors(None, name)
+        yield AgentAccess(None, name)
         return
     async with Gateway() as gateway:
-        yield AgentDoors(gateway, name)
+        yield AgentAccess(gateway, name)
 
 
 def format_task(value: Any) -> str:
@@ -106,9 +106,9 @@ def describe_episode(item: EvalInputItem, context: EpisodeContext) -> dict[str, 
     }
 
 
-def build_variables(episode: Mapping[str, Any], door: GatewayDoor) -> dict[str, str]:
+def build_variables(episode: Mapping[str, Any], access: GatewayAccess) -> dict[str, str]:
     return {
-        **door.environment(),
+        **access.environment(),
         "REINFORGE_EXAMPLE_ID": str(episode["example_id"]),
         "REINFORGE_SEED": str(episode["seed"]),
         "REINFORGE_IS_TRAINING": "1" if episode["is_training"] else "0",

@@ -109,7 +109,7 @@ def build_python_tool(function: Any, path: str = "") -> PythonTool:
     Parameters of the types `EvalInputItem` and `EpisodeContext` are filled in by the run; the policy does not see them.
 
     Raises:
-        ConfigError: It is no function, or a parameter has no place in a JSON schema.
+        ConfigError: It is not a function, or a parameter has no place in a JSON schema.
     """
     if not callable(function) or inspect.isclass(function):
         raise ConfigError(Problem(path, f"{function!r} is not a function", "name a function"))

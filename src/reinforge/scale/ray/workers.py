@@ -31,8 +31,8 @@ PLACEMENT_TIMEOUT_S = 120.0
 class WorkerGroup(EngineGroup):
     """Engines in Ray actors that hold the same weights. Calls block, like those of `Engine`, except the policies'.
 
-    A worker that ends is replaced: the new one loads the model while the others go on, and takes part from the next job
-    on, with the weights and the optimizer state of another one.
+    A worker that dies is replaced: the new one loads the model while the others keep running, and joins at the next
+    job, with the weights and the optimizer state of another one.
     """
 
     def __init__(self, recruiter: Recruiter, size: GroupSize, descriptions: Mapping[str, Any], config: PolicyConfig):

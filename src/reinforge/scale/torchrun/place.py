@@ -4,7 +4,7 @@
         rank 0          the command: agents, rewards, run folder, and one of the engines
         ranks 1 to 3    wait for rank 0, which gives them work as long as it trains
 
-Rank 0 listens at a socket in a folder that only its user can open, and says where through torchrun's store. Whoever
+Rank 0 listens at a socket in a folder that only its user can open, and says where through torchrun's store. Anyone who
 reaches that store, which asks for no password, could name another place; a worker therefore connects only to a socket
 of its own user.
 """

@@ -214,7 +214,7 @@ GUARDED = "/weight_info"
 
 
 async def require_guarded_server(client: VLLMClient, config: VLLMSamplerConfig) -> None:
-    """Checks that the server takes our key, and that one elsewhere refuses whoever has none."""
+    """Checks that the server takes our key, and that one elsewhere refuses clients without one."""
     assert config.url is not None
     parts = urlsplit(config.url)
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
@@ -223,16 +223,16 @@ async def require_guarded_server(client: VLLMClient, config: VLLMSamplerConfig) 
         await client.get_weight_label()
     except RequestRejected as error:
         raise ConfigError(_explain_refusal(error)) from error
-    stranger = OpenAIEndpoint(config.build_endpoint_config(), config.url)
+    unauthorized = OpenAIEndpoint(config.build_endpoint_config(), config.url)
     try:
-        await stranger.call("GET", GUARDED)
+        await unauthorized.call("GET", GUARDED)
     except RequestRejected as error:
         if error.status in REFUSALS:
             return
         raise
     finally:
-        await stranger.close()
-    message = f"{config.url}{GUARDED} answers without a key, so whoever reaches the server can change its weights"
+        await unauthorized.close()
+    message = f"{config.url}{GUARDED} answers without a key, so anyone who reaches the server can change its weights"
     if parts.hostname in LOOPBACK:
         logger.warning("%s; add --middleware reinforge_vllm.KeyGuard, from %s", message, PLUGIN)
         return
@@ -285,4 +285,4 @@ def _check_launch(config: VLLMSamplerConfig, project_root: Path) -> Iterator[Pro
 def _check_folder(config: VLLMSamplerConfig, project_root: Path) -> Iterator[Problem]:
     if config.folder is not None and not (project_root / config.folder.expanduser()).is_dir():
         fix = "make it, or remove `folder` if the server is on this machine"
-        yield Problem("sampler.folder", f"{config.folder} is no folder", fix)
+        yield Problem("sampler.folder", f"{config.folder} is not a folder", fix)

@@ -13,7 +13,7 @@ from reinforge.algorithms.preference import Preference
 from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.errors import Problem
-from reinforge.evaluation.demonstrations import LABEL, REWARD_KEYS, RowFormat, find_unlabelled, find_unrewarded
+from reinforge.evaluation.demonstrations import LABEL, REWARD_KEYS, RowFormat, find_unlabeled, find_unrewarded
 from reinforge.evaluation.row_statistics import LoadedRows
 from reinforge.evaluation.rows import RowProblems
 from reinforge.interfaces import Algorithm
@@ -94,13 +94,13 @@ def uses_rewards(algorithm: Algorithm) -> bool:
 
 def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
     """Returns why it is not clear which column holds the rewards: two might, or one does for some rows only."""
-    unlabelled = find_unlabelled(rows)
+    unlabeled = find_unlabeled(rows)
     missing = {key: find_unrewarded(rows, key) for key in REWARD_KEYS}
     present = [key for key, indices in missing.items() if len(indices) < len(rows)]
     if len(present) > 1:
         message = f"the rows have numbers in {' and '.join(present)}; one of them is the reward"
         return [Problem("reward_key", message, f"set reward_key: {present[0]}, or reward_key: {present[1]}")]
-    if not present and len(unlabelled) < len(rows):
+    if not present and len(unlabeled) < len(rows):
         return find_missing_labels(rows, locations)
     found = RowProblems()
     for key in present:
@@ -111,10 +111,10 @@ def find_unclear_rewards(rows: Sequence[Any], locations: Sequence[str]) -> list[
 
 def find_missing_labels(rows: Sequence[Any], locations: Sequence[str]) -> list[Problem]:
     """Returns which rows have no thumb, for an algorithm that learns from thumbs."""
-    found, unlabelled = RowProblems(), find_unlabelled(rows)
-    several = "; other rows have one, so every row needs it" if len(unlabelled) < len(rows) else ""
+    found, unlabeled = RowProblems(), find_unlabeled(rows)
+    several = "; other rows have one, so every row needs it" if len(unlabeled) < len(rows) else ""
     fix = "leave these rows out; `reinforge data import --rated` does so" if several else "add label: true or false"
-    for index in unlabelled:
+    for index in unlabeled:
         found.add(locations[index], f'no true or false in the field "{LABEL}"{several}', fix)
     return found.first
 

@@ -87,7 +87,7 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         self._current = self.parts[0]
         self._notes: list[str] = []
         self._begun: set[str] = set()
-        for each in self.parts:  # stages on the same examples go on with the pass of the one before
+        for each in self.parts:  # stages on the same examples continue the pass of the one before
             each.builder.first_epoch = 0 if each.stage.settings.dataset is None else each.stage.first
         super().__init__(self.parts[0].builder.trajectory_builder_config)
 

@@ -14,7 +14,7 @@ from reinforge.config.pipeline import list_stages
 from reinforge.config.schema import GateConfig
 from reinforge.evaluation.demonstrations import LABEL, detect_format
 from reinforge.evaluation.reasons import describe_failure, find_commonest_reason, find_missing_reason
-from reinforge.evaluation.shapes import LABELLED
+from reinforge.evaluation.shapes import LABELED
 from reinforge.evaluation.statistics import compute_detectable_effect, compute_half_width
 from reinforge.registry import Registry
 from reinforge.trainer.gate import describe_power
@@ -106,7 +106,7 @@ def measure_solved_share(groups: Sequence[Sequence[float]]) -> float:
 def find_cut_harm(records: Sequence[EpisodeRecord]) -> bool:
     """Returns True if episodes with a reply that was cut off earn less than the others, or all have one and earn alike.
 
-    Replies of one token, for instance, are always cut off, and that is no fault.
+    Replies of one token, for instance, are always cut off, and that is not a fault.
     """
     cut: list[float] = []
     whole: list[float] = []
@@ -184,7 +184,7 @@ def _collect_findings(
         noise=noise.deviation,
         max_missing=probe.parts.config.outcomes.max_missing,
         has_pairs=rows.is_paired,
-        has_labels=rows.shape == LABELLED or (rows.is_rewardable and rows.reward_key == LABEL),
+        has_labels=rows.shape == LABELED or (rows.is_rewardable and rows.reward_key == LABEL),
         has_answers=all(item.expected_output_obj is not None for item in train),
     )
 

@@ -1,4 +1,4 @@
-"""Tokens of models that somebody else serves, for the whole run, and what they cost at the prices that are given.
+"""Tokens of models that others serve, for the whole run, and what they cost at the prices that are given.
 
     tokens of the sample / episodes of the sample x episodes of the run = tokens of the run
     tokens / 1,000,000 x price = cost

@@ -26,7 +26,7 @@ def test_spaces_and_order_do_not_matter():
         ({"priority": None}, "priority must be low, normal or high"),
         ({"refund": 1}, "refund must be true or false"),  # 1 == True in Python, not in JSON
         ({"refund": "true"}, "refund must be true or false"),
-        ({"colour": "red", "age": 3}, "there is no field age"),
+        ({"color": "red", "age": 3}, "there is no field age"),
     ],
 )
 def test_a_wrong_value_is_reported_with_the_allowed_ones(changes, problem):

@@ -2,7 +2,7 @@
 
 The process has an empty environment, a folder of its own, limits of time, memory, processes and file sizes, and no
 network: where the kernel allows it, its own network namespace; in any case a hook that refuses sockets. When it ends,
-everything that it has started is killed. This keeps an honest mistake from doing harm. It is no boundary against an
+everything that it has started is killed. This keeps an honest mistake from doing harm. It is not a boundary against an
 attacker, who may read what the user of this process may read: allow it only for code that you would run yourself.
 """
 

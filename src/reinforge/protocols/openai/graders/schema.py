@@ -151,7 +151,7 @@ class PythonGrader(GraderBase):
         try:
             compile(self.source, "<grader>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"source is no valid Python: {error}") from None
+            raise ValueError(f"source is not valid Python: {error}") from None
         return self
 
 
@@ -221,7 +221,7 @@ def list_templates(grader: Grader) -> list[tuple[str, str]]:
 
 def _check(grader: Grader, where: str, allow_python: bool) -> list[Problem]:
     if isinstance(grader, PythonGrader) and not allow_python:
-        message = "graders in Python are turned off, since they run code of whoever may call this server"
+        message = "graders in Python are turned off, since they run code of any client of this server"
         return [Problem(where, message, "the operator can allow them; or use string_check, text_similarity or multi")]
     problems = []
     for key, template in list_templates(grader):

@@ -16,7 +16,7 @@ from typing import Any
 from reinforge.evaluation.answers import UnusableOutputError, parse_answer
 
 REFERENCE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
-"""Stops at the next pair of braces, so that a text full of open ones takes no longer to read than any other."""
+"""Stops at the next pair of braces, so that a string full of open ones takes no longer to read than any other."""
 STEP = re.compile(r"\.([^.\[\]\s]+)|\[(\d{1,6})\]")
 NAMESPACES = ("item", "sample")
 SAMPLE_FIELDS = ("output_text", "output_json", "output_tools")
@@ -70,7 +70,7 @@ def check_fields(template: str, item: Mapping[str, Any]) -> None:
 def fill_template(
     template: str, item: Mapping[str, Any], sample: GradedSample, quote: Callable[[str], str] = lambda text: text
 ) -> str:
-    """Returns a template with the values of its references; values that are no text are written as JSON.
+    """Returns a template with the values of its references; values that are not strings are written as JSON.
 
     Raises:
         TemplateError: The row has no such value.

@@ -133,7 +133,7 @@ class FilesApi:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ApiError(400, "bytes must be the size of the file, a whole number from 1", param="bytes")
         if not isinstance(name, str) or not name:
-            raise ApiError(400, "filename must be a text", param="filename")
+            raise ApiError(400, "filename must be a string", param="filename")
         expiry = body.get("expires_after") or {}
         if not isinstance(expiry, dict):
             raise ApiError(400, "expires_after must be an object", param="expires_after")

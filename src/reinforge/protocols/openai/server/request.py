@@ -80,14 +80,14 @@ def check_grader(value: Any, *, allow_python: bool, path: str = "grader") -> Gra
 def read_job_key(body: Mapping[str, Any]) -> str | None:
     key = body.get("job_key")
     if key is not None and not _is_text(key):
-        raise ApiError(400, f"job_key must be a text of at most {MAX_VALUE} characters", param="job_key")
+        raise ApiError(400, f"job_key must be a string of at most {MAX_VALUE} characters", param="job_key")
     return key
 
 
 def _read_text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not _is_text(value):
-        raise ApiError(400, f"{name} must be a text", param=name, code="missing_required_parameter")
+        raise ApiError(400, f"{name} must be a string", param=name, code="missing_required_parameter")
     return str(value)
 
 
@@ -155,7 +155,7 @@ def _read_suffix(suffix: Any) -> str | None:
     if suffix is None or suffix == "":
         return None
     if not isinstance(suffix, str) or len(suffix) > MAX_SUFFIX:
-        raise ApiError(400, f"suffix must be a text of at most {MAX_SUFFIX} characters", param="suffix")
+        raise ApiError(400, f"suffix must be a string of at most {MAX_SUFFIX} characters", param="suffix")
     return suffix
 
 

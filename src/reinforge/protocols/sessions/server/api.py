@@ -190,7 +190,7 @@ class SessionsApi(Feature):
         return write_json({**self._find(request).describe(), "lease_s": self._limits.lease_s})
 
     async def end(self, request: web.Request) -> web.Response:
-        """Ends a session; one that has ended already is no error."""
+        """Ends a session; one that has ended already is not an error."""
         if (session := self._sessions.get(request.match_info["id"])) is not None:
             await self._end(session)
         return write_json({"ended": True})
@@ -200,7 +200,7 @@ class SessionsApi(Feature):
         self._by_key.pop(session.opened.key, None)
         try:
             await session.close()
-        except ReinforgeError as error:  # its folder could not be removed; other sessions go on
+        except ReinforgeError as error:  # its folder could not be removed; other sessions keep running
             logger.warning("the session %s has not ended cleanly: %s", session.id, error)
 
     def _find(self, request: web.Request) -> TrainingSession:

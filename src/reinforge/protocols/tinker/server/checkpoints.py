@@ -65,7 +65,7 @@ class TinkerPath:
                 return found
         raise ApiError(
             400,
-            f"{path[:200]!r} is no path of a checkpoint of this server, such as tinker://RUN/weights/NAME or "
+            f"{path[:200]!r} is not the path of a checkpoint of this server, such as tinker://RUN/weights/NAME or "
             "tinker://RUN/sampler_weights/NAME",
             param="path",
         )

@@ -128,7 +128,7 @@ def _read_tensor(tensor: Any, where: str) -> np.ndarray:
 
 def _read_array(data: bytes, dtype: type[np.generic], where: str) -> np.ndarray:
     if len(data) % np.dtype(dtype).itemsize:
-        raise ValueError(f"{where} has {len(data)} bytes, which are no whole number of {np.dtype(dtype).name}")
+        raise ValueError(f"{where} has {len(data)} bytes, which are not a whole number of {np.dtype(dtype).name}")
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
 
 

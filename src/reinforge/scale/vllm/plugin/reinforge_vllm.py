@@ -47,7 +47,7 @@ class KeyGuard:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]):
         key = os.environ.get("VLLM_API_KEY", "")
         if not key:
-            raise RuntimeError("set VLLM_API_KEY: whoever reaches this server can change its weights")
+            raise RuntimeError("set VLLM_API_KEY: anyone who reaches this server can change its weights")
         self.app, self._expected = app, f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,8 +4,8 @@
 
 The run holds the other end of standard input: it reads its end when the run ends or is killed. The program then gets
 SIGTERM, so that it can take down what outlives it (shared memory), and after `GRACE_S` its group is killed, and FOLDER
-is removed. The group is also killed if the program itself ends: an engine of vLLM goes on without its server. Imports
-nothing but the standard library.
+is removed. The group is also killed if the program itself ends: an engine of vLLM keeps running without its server.
+Imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that reinforge installs for a user has a licence that a company can accept without asking."""
+"""Everything that reinforge installs for a user has a license that a company can accept without asking."""
 
 import re
 from importlib import metadata
@@ -13,14 +13,14 @@ PERMISSIVE = {
     "UNLICENSE", "ZLIB", "3-CLAUSE BSD",
 }  # fmt: skip
 FILE_COPYLEFT = {"tqdm": "MPL-2.0", "certifi": "Mozilla Public License 2.0 (MPL 2.0)"}
-"""Packages with a licence that covers changes of their own files only; they are used unchanged."""
+"""Packages with a license that covers changes of their own files only; they are used unchanged."""
 FORBIDDEN = re.compile(r"\bA?GPL|LGPL|SSPL|CC-BY-NC|COMMONS CLAUSE", re.IGNORECASE)
 CUDA = re.compile(r"^(nvidia|cuda|triton)")
 """Packages that come with a build of torch for GPUs, under NVIDIA's own terms; a CPU build has none of them."""
 
 
-def read_licences(name):
-    """Returns the licences of an installed package, by the newest form of its metadata that it fills in."""
+def read_licenses(name):
+    """Returns the licenses of an installed package, by the newest form of its metadata that it fills in."""
     found = metadata.metadata(name)
     classifiers = [
         line.rsplit(" :: ", 1)[1] for line in found.get_all("Classifier", []) if line.startswith("License ::")
@@ -32,8 +32,8 @@ def read_licences(name):
     return [part for each in expressions for part in re.split(r"\s+(?:AND|OR|WITH)\s+", each)]
 
 
-def normalize(licence):
-    return re.sub(r"\s+license$", "", licence.strip(), flags=re.IGNORECASE).upper()
+def normalize(license):
+    return re.sub(r"\s+license$", "", license.strip(), flags=re.IGNORECASE).upper()
 
 
 def find_installed(root, extras):
@@ -52,11 +52,11 @@ def find_installed(root, extras):
     return sorted({name for name, _ in seen} - {root})
 
 
-def find_unacceptable(name, licences):
-    """Returns the licences that are not permissive, but for the known exceptions."""
+def find_unacceptable(name, licenses):
+    """Returns the licenses that are not permissive, but for the known exceptions."""
     return [
         each
-        for each in licences
+        for each in licenses
         if FORBIDDEN.search(each)
         or (normalize(each) not in PERMISSIVE and not (name in FILE_COPYLEFT and FILE_COPYLEFT[name] == each))
     ]
@@ -66,13 +66,13 @@ def test_what_a_user_installs_is_permissively_licensed():
     names = [name for name in find_installed("reinforge", ["all"]) if not CUDA.match(name)]
     assert len(names) > 40, names
     assert {"torch", "transformers", "numpy", "aiohttp", "matplotlib"} <= {*names}
-    found = {name: find_unacceptable(name, read_licences(name)) for name in names}
-    assert {name: licences for name, licences in found.items() if licences} == {}
+    found = {name: find_unacceptable(name, read_licenses(name)) for name in names}
+    assert {name: licenses for name, licenses in found.items() if licenses} == {}
 
 
 @pytest.mark.parametrize(
-    "licence", ["GPL-3.0-only", "AGPL-3.0", "LGPL-2.1", "SSPL-1.0", "", "UNKNOWN", "Proprietary", "MPL-2.0"]
+    "license", ["GPL-3.0-only", "AGPL-3.0", "LGPL-2.1", "SSPL-1.0", "", "UNKNOWN", "Proprietary", "MPL-2.0"]
 )
-def test_a_licence_that_is_not_permissive_is_noticed(licence):
+def test_a_license_that_is_not_permissive_is_noticed(license):
     """Mutation check."""
-    assert find_unacceptable("a-package", [licence]) == [licence]
+    assert find_unacceptable("a-package", [license]) == [license]

@@ -22,14 +22,14 @@ PIECES_AT_ONCE = 256
 """Events of a stream that are written before other requests get their turn."""
 
 
-class GatewayDoor:
+class GatewayAccess:
     """The base URL and the key with which an episode's programs reach its models; valid inside its `with` block.
 
-    with gateway.attach(context.endpoint) as door:
-        subprocess.run(["node", "agent.mjs"], env={**os.environ, **door.environment()})
+    with gateway.attach(context.endpoint) as access:
+        subprocess.run(["node", "agent.mjs"], env={**os.environ, **access.environment()})
     """
 
-    def __init__(self, endpoint: EpisodeEndpoint, origin: str, detach: Callable[[GatewayDoor], None]):
+    def __init__(self, endpoint: EpisodeEndpoint, origin: str, detach: Callable[[GatewayAccess], None]):
         self._endpoint, self._detach = endpoint, detach
         self.episode_id = secrets.token_hex(8)
         self.api_key = KEY_PREFIX + secrets.token_urlsafe(24)
@@ -39,7 +39,7 @@ class GatewayDoor:
         self._replies = SentReplies()
         self._tasks: set[asyncio.Task[EndpointResponse]] = set()
 
-    def __enter__(self) -> GatewayDoor:
+    def __enter__(self) -> GatewayAccess:
         return self
 
     def __exit__(
