@@ -41,8 +41,8 @@ class NumericConfig(EvaluatorConfig, name="numeric"):
 class Numeric(Evaluator):
     """Compares the last number in the output with the last number in the expected output.
 
-    An output without a number gets 0.0: the agent ran and gave no answer. If the expected output has no number, there
-    is not a score.
+    An output without a number gets 0.0: the agent ran and gave no answer. Without a
+    number in the expected output there is no score.
     """
 
     def __init__(self, config: NumericConfig):
