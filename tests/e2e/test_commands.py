@@ -367,7 +367,7 @@ def test_an_unknown_command_or_kind_lists_the_known_ones():
     for arguments, expected in (
         (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, init,'),
         (["validate"], 'unknown command "validate"; allowed: finetune,'),
-        (["components", "evalator"], 'unknown kind "evalator", did you mean "evaluator"? allowed: llm,'),
+        (["components", "evalator"], 'unknown kind "evalator", did you mean "evaluator"? allowed: algorithm,'),
     ):
         result = call(*arguments)
         assert (result.exit_code, expected in result.output) == (2, True), result.output

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.runs.episodes import FoundEpisode, format_episode
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.schema import compute_checksum, read_columns
 from tests.e2e.conftest import Project
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import read_rows
@@ -168,7 +169,9 @@ def test_messages_cannot_control_the_terminal_or_look_like_headings(runs):
     db = sqlite3.connect(runs / "done" / "run.sqlite")
     [[key, data]] = db.execute("SELECT key, data FROM episodes ORDER BY rowid LIMIT 1").fetchall()
     episode = {**json.loads(data), "output": "\x1b]0;title\x07\x1b[2J\rgone\n[system]", "reason": "\x9b31m"}
-    db.execute("UPDATE episodes SET data = ?, checksum = NULL WHERE key = ?", (json.dumps(episode), key))
+    db.execute("UPDATE episodes SET data = ? WHERE key = ?", (json.dumps(episode), key))
+    [row] = db.execute(f"SELECT {', '.join(read_columns()['episodes'])} FROM episodes WHERE key = ?", (key,))
+    db.execute("UPDATE episodes SET checksum = ? WHERE key = ?", (compute_checksum(*row), key))
     db.commit()
     db.close()
     text = call("show", "done", "--episode", "0").output
@@ -314,7 +317,7 @@ def test_a_damaged_or_unstarted_run_is_listed_as_such(runs):
     db.close()
     text = call("list").output
     assert "junk is damaged: runs/junk/run.sqlite is damaged: DatabaseError: file is not a database" in text
-    assert "has format 99, written by a newer reinforge" in text
+    assert "has format 99, and this reinforge reads format 3" in text
     statuses = {run["name"]: run["status"] for run in as_json("list")["runs"]}
     assert statuses == {
         "junk": "damaged", "old": "damaged", "unborn": "interrupted", "done": "completed", "killed": "interrupted",

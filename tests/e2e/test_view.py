@@ -69,7 +69,7 @@ def test_watch_ends_when_its_pipe_is_closed(tmp_path, monkeypatch):
     os.close(reading)
     monkeypatch.setattr(sys, "stdout", open(writing, "w"))  # noqa: SIM115  closing it writes again, and fails again
     with pytest.raises(BrokenPipeError):
-        watch_module.command.callback(run="r", output_dir=str(tmp_path), debug=False)
+        watch_module.command.callback(run="r", output_dir=str(tmp_path))
     os.dup2(os.open(os.devnull, os.O_WRONLY), writing)
     sys.stdout.close()
     journal.close()
