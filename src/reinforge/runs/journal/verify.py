@@ -111,7 +111,10 @@ class _Verifier:
         return self.result
 
     def _exists(self, name: str) -> bool:
-        return (self.folder / name).is_dir()
+        try:
+            return (self.folder / name).is_dir()
+        except OSError:  # a damaged journal may name what no folder can be called
+            return False
 
     def _is_intact(self, name: str) -> bool:
         return self._exists(name) and name not in self.damaged
