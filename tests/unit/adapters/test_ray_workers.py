@@ -4,9 +4,9 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from reinforge.adapters import ray_members  # noqa: E402
 from reinforge.config.policy import PolicyConfig  # noqa: E402
 from reinforge.scale.engine_worker import EngineWorker, PolicyDescription  # noqa: E402
+from reinforge.scale.ray import members as ray_members  # noqa: E402
 from reinforge.scale.ray.members import GroupSize, WorkerLost  # noqa: E402
 from reinforge.scale.ray.recruits import Newcomer, WorkerHandle  # noqa: E402
 from reinforge.scale.ray.workers import WorkerGroup  # noqa: E402
