@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # tests that wait for a process or a clock leave a core idle, so one more runs than there are cores
 WORKERS = $(shell $(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)')
-# the files in their order: the long ones, tests/e2e, come early, so that no process waits at the end for one of them
+# the files in their order: the long ones, tests/core/e2e, come early, so that no process waits at the end for one of them
 PARALLEL = --dist loadfile --no-loadscope-reorder
 # where PYTHONDONTWRITEBYTECODE is set, each of some hundred processes would compile the package anew
 COMPILE = $(BIN)/python -m compileall -q src
@@ -68,7 +68,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/contract/test_layering.py tests/contract/test_links.py tests/contract/test_english.py
+	$(BIN)/python -m pytest tests/core/contract/test_layering.py tests/core/contract/test_links.py tests/core/contract/test_english.py
 
 # TRL, which our speed is measured against, is installed by this alone
 bench: $(STAMP)
@@ -83,7 +83,7 @@ clients: $(STAMP)
 # the real vLLM on the CPU, in an environment of its own (3.5 GB), and our tests with it. Only pictures and sound need what
 # is removed again
 vllm: $(STAMP) .venv-vllm/.installed
-	REINFORGE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm -s
+	REINFORGE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/scale/real_vllm -s
 
 .venv-vllm/.installed:
 	$(PYTHON) -m venv .venv-vllm
@@ -94,7 +94,7 @@ vllm: $(STAMP) .venv-vllm/.installed
 # licenses, a list of what is installed (an SBOM in CycloneDX's format), and its known vulnerabilities; the last needs the
 # network, and --strict fails where a package could not be looked up
 audit: $(STAMP)
-	$(BIN)/python -m pytest tests/contract/test_licenses.py
+	$(BIN)/python -m pytest tests/core/contract/test_licenses.py
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom
 	mkdir -p build

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from tests.contract.test_layering import AROUND, CORE, HOSTS, graph, home
+from tests.core.contract.test_layering import AROUND, CORE, HOSTS, graph, home
 
 WIDTH, MARGIN, HEAD = 540, 16, 92
 ROW, BOX = 40, 32

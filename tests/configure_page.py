@@ -29,7 +29,7 @@ and `finetuning`. A component is a mapping with a `_type`; the tables below list
 - `-o PATH VALUE` sets any key. The command line takes precedence over the file, and the file over the default.
 - An unknown key is an error that names file, line and the nearest key. All problems are reported at once.
 
-This page is generated from the code by `tests/contract/test_docs.py`.
+This page is generated from the code by `tests/core/contract/test_docs.py`.
 """
 
 

@@ -14,7 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
 from tests.models import make_tiny_model
-from tests.openai_service import OpenAIService
+from tests.project import Project
+from tests.protocols.openai_service import OpenAIService
 
 
 def pytest_collection_finish() -> None:
@@ -30,7 +31,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def openai_service() -> Iterator[OpenAIService]:
-    """OpenAI's API on the loopback: files, fine-tuning jobs, chat completions; see tests/openai_service.py."""
+    """OpenAI's API on the loopback: files, fine-tuning jobs, chat completions; see protocols/openai_service.py."""
     with OpenAIService() as service:
         yield service
 
@@ -38,6 +39,28 @@ def openai_service() -> Iterator[OpenAIService]:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
     """The folder of a short run of a fine-tuning job that has ended."""
-    from tests.fine_tuning import make_finished_run  # imports torch
+    from tests.protocols.fine_tuning import make_finished_run  # imports torch
 
     return make_finished_run(tmp_path_factory.mktemp("finished") / "data", tiny_model_dir)
+
+
+@pytest.fixture
+def plots() -> None:
+    """Lets the runs of a test draw their plots."""
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs as if matplotlib were not installed: plots have tests of their own, and one is a fifth of a short run."""
+    if "plots" not in request.fixturenames:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A whole project in a folder, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("task", None)  # each project has its own
+    yield Project(tmp_path, tiny_model_dir)
+    sys.modules.pop("task", None)

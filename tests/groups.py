@@ -21,7 +21,7 @@ from reinforge.multiagent import (
     build_protocol,
 )
 from reinforge.multiagent.nip.rollouts import encode_dialogues
-from tests.openai_service import OpenAIService
+from tests.protocols.openai_service import OpenAIService
 
 AGENTS = {"prover": {"prompt": "P $question"}, "verifier": {"prompt": "V $question"}}
 

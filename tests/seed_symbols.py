@@ -146,7 +146,7 @@ def document() -> str:
         "",
         "Every public symbol of the seed documents: where it is, whether its signature is the seed's, the test that "
         "uses it, and where we differ and why. Made from `tests/data/seed_symbols.yml`; "
-        "`tests/contract/test_seed_coverage.py` fails when this page is stale, and rewrites it with "
+        "`tests/core/contract/test_seed_coverage.py` fails when this page is stale, and rewrites it with "
         "`REINFORGE_UPDATE_DOCS=1`.",
         "",
         f"{len(made)} symbols are there, {len(later) or 'none'} {'is' if len(later) < 2 else 'are'} not there yet.",

@@ -1,4 +1,4 @@
-"""Runs on the device `strict` alone; `tests/unit/engine/test_devices.py` starts it in a process of its own."""
+"""Runs on the device `strict` alone; `tests/core/engine/test_devices.py` starts it in a process of its own."""
 
 import numpy as np
 import pytest

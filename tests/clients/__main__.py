@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.openai_server import fails
-from tests.openai_service import OpenAIService
+from tests.protocols.openai_service import OpenAIService
 
 FOLDER, RUNS = Path(".clients"), Path(".clients/runs")
 EXAMPLE = Path("examples/tool_agent")
@@ -144,7 +144,7 @@ def check_fine_tuning(environment: Environment) -> None:
 
 def check_served_fine_tuning(environment: Environment) -> None:
     """Trains a tiny model with the official client through `reinforge serve --fine_tuning`."""
-    from tests.fine_tuning import serve_tiny_model  # imports torch
+    from tests.protocols.fine_tuning import serve_tiny_model  # imports torch
 
     with tempfile.TemporaryDirectory() as folder, serve_tiny_model(Path(folder)) as url:
         run([str(environment.python), str(Path(__file__).with_name("fine_tuning.py")), url])

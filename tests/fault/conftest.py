@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.e2e.conftest import _no_plots, plots, project
 from tests.fault.kit import Toy
-
-__all__ = ["_no_plots", "plots", "project"]
 
 DATASET, BUILDER, ALGORITHM = "eval.general.dataset.file_path", "trajectory_builders.builder", "finetuning.algorithm"
 ROWS = {"_type": "dataset", "examples_per_epoch": 6}

@@ -17,7 +17,7 @@ from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSetti
 from reinforge.protocols.openai.server.process import ENDED
 from reinforge.protocols.openai.server.runner import JobSettings, RunningJob
 from tests.fault.killed_servers import fork_servers, kill_at
-from tests.fine_tuning import FineTuningServer, NamesOnly
+from tests.protocols.fine_tuning import FineTuningServer, NamesOnly
 
 JOB = """
 import fcntl, json, os, select, shutil, sys, time

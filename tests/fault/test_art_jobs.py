@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from tests.art import use_art_adapter
-from tests.art_service import ARTService
 from tests.fault import mutations
 from tests.fault.kit import KILLED, Toy, damaged
-from tests.openai_service import after, no_response
+from tests.protocols.art import use_art_adapter
+from tests.protocols.art_service import ARTService
+from tests.protocols.openai_service import after, no_response
 
 NUM_EPOCHS = 2
 STAGES = (

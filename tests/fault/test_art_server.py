@@ -14,9 +14,9 @@ import pytest
 
 from reinforge.files import find_damage
 from reinforge.protocols.art.server.records import ModelFolder
-from tests.art_client import PROMPT, SETTINGS, build_trajectory, score
 from tests.fault.killed_servers import KilledServers, open_driver
 from tests.models import make_tiny_model
+from tests.protocols.art_client import PROMPT, SETTINGS, build_trajectory, score
 
 NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500")) // 5
 PARTS = ("create", "record_job", "train", "publish", "name", "record_result")

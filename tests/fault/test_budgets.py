@@ -167,7 +167,7 @@ def test_the_most_frequent_failure_decides_the_exit_code(outcomes, kind):
 
 def test_finetune_with_an_endpoint_that_is_down_exits_with_4(tmp_path, tiny_model_dir, monkeypatch):
     """The agent calls a second model, which is not served."""
-    from tests.e2e.conftest import Project
+    from tests.project import Project
 
     monkeypatch.chdir(tmp_path)
     project = Project(tmp_path, tiny_model_dir)

@@ -19,8 +19,8 @@ from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer.resume import choose_snapshot
 from reinforge.types.sample import LossSpec
 from tests.doubles import RecordingAdapter
-from tests.e2e.conftest import Project
 from tests.fault.kit import KILLED, Child
+from tests.project import Project
 from tests.samples import random_samples
 
 NEWEST, BEFORE = "checkpoints/step-000002", "checkpoints/step-000001"

@@ -23,8 +23,8 @@ from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
-from tests.e2e.conftest import Project
 from tests.journal_rows import read_rows
+from tests.project import Project
 from tests.scripted_run import ScriptedRun
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT]

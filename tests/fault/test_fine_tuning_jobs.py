@@ -18,7 +18,7 @@ import pytest
 from reinforge.protocols.openai.server.records import FileRecord, JobState
 from reinforge.protocols.openai.server.store import JobStore
 from tests.fault.killed_servers import KilledServers, open_driver
-from tests.fine_tuning import supervised_rows, to_jsonl
+from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 
 NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500"))
 QUICK_KILLS = 12

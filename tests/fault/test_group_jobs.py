@@ -16,7 +16,7 @@ from reinforge import crash
 from tests.fault import mutations
 from tests.fault.kit import KILLED, PATIENCE_S, SERVER, start_server
 from tests.groups import Embedded, Hosted, rollouts
-from tests.openai_service import OpenAIService
+from tests.protocols.openai_service import OpenAIService
 
 FINISHED = "finished"
 CREATED = ("submit.after_intent", "submit.after_send", "submit.after_id")

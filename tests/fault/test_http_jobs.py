@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fault.kit import KILLED, Toy, damaged
-from tests.sessions import serve_sessions, use_http_adapter
+from tests.protocols.sessions import serve_sessions, use_http_adapter
 
 pytestmark = pytest.mark.timeout(300)
 STAGES = (

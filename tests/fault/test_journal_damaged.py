@@ -21,9 +21,9 @@ from reinforge.runs.run_folder import read_overview
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from tests.doubles import examples
-from tests.e2e.conftest import Project
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import read_rows
+from tests.project import Project
 
 TABLES = ("run", "sessions", "stages", "jobs", "episodes", "policy_versions", "metrics", "validations", "snapshots")
 EPOCHS = 3

@@ -1,6 +1,6 @@
 """If memory runs out, the micro-batches are halved for the same step; with one sample left the run gives up.
 
-`tests/numerics/test_learner.py` checks the gradient of each parameter; these are whole runs.
+`tests/core/numerics/test_learner.py` checks the gradient of each parameter; these are whole runs.
 """
 
 import json

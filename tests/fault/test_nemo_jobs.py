@@ -6,9 +6,9 @@ import time
 import pytest
 
 from tests.fault.kit import KILLED, Toy
-from tests.nemo import use_nemo_adapter
-from tests.nemo_service import NeMoService
-from tests.openai_service import after, no_response
+from tests.protocols.nemo import use_nemo_adapter
+from tests.protocols.nemo_service import NeMoService
+from tests.protocols.openai_service import after, no_response
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.scale import engine_group
 from reinforge.scale.ray import adapter as ray_adapters
 from reinforge.scale.ray.cluster import RayConnection
-from tests import ray_jobs
-from tests.ray_jobs import (
+from tests.scale import ray_jobs
+from tests.scale.ray_jobs import (
     arm,
     collect,
     kill,

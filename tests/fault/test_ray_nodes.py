@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.scale.engine_worker import list_versions
-from tests import ray_jobs
 from tests.fault.kit import KILLED, Toy, damaged, differences
-from tests.ray_jobs import (
+from tests.scale import ray_jobs
+from tests.scale.ray_jobs import (
     list_requests,
     measure_distance,
     notice_loss,
@@ -27,7 +27,7 @@ from tests.ray_jobs import (
     train,
     train_here,
 )
-from tests.ray_nodes import Cluster
+from tests.scale.ray_nodes import Cluster
 
 pytestmark = [
     pytest.mark.fault,

@@ -21,9 +21,9 @@ from reinforge.rollout.models.openai_http import RetryableError
 from reinforge.types.job import TrainingStatusEnum
 from tests.fault import mutations
 from tests.fault.kit import KILLED, Toy, damaged
-from tests.hosted import connect_adapter, make_collection, use_openai_adapter
 from tests.openai_server import cut, fails, page
-from tests.openai_service import OpenAIService, after, lost_response, no_response
+from tests.protocols.hosted import connect_adapter, make_collection, use_openai_adapter
+from tests.protocols.openai_service import OpenAIService, after, lost_response, no_response
 
 NUM_EPOCHS = 2
 STAGES = (

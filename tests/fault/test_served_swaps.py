@@ -17,7 +17,7 @@ from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec
 from tests.fault.test_swaps import TOLERANCE, assert_named_weights, differences, weights_of
 from tests.samples import random_samples
-from tests.serving import async_openai, says, serve
+from tests.serving.serving import async_openai, says, serve
 
 NUM_CLIENTS = 8
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fault.kit import TASK
-from tests.trackers import read_mlflow, read_tensorboard, read_trackio, read_wandb
+from tests.trackers.trackers import read_mlflow, read_tensorboard, read_trackio, read_wandb
 
 SITES = ("batch.sealed:3", "export.mid")
 REAL = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "trackio": "trackio", "wandb": "wandb"}

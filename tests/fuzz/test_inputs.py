@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract import test_yaml_mutations as yaml_documents
+from tests.core.contract import test_yaml_mutations as yaml_documents
+from tests.core.dialects import test_tool_calls as tool_calls
+from tests.core.evaluation import test_row_limits as rows
+from tests.core.evaluation import test_schemas as schemas
 from tests.fuzz.fuzzing import SECONDS, fuzzed
-from tests.unit.adapters import test_openai_answers as answers
-from tests.unit.dialects import test_tool_calls as tool_calls
-from tests.unit.evaluation import test_row_limits as rows
-from tests.unit.evaluation import test_schemas as schemas
-from tests.unit.evaluation import test_trace_formats as traces
+from tests.protocols import test_openai_answers as answers
+from tests.traces import test_trace_formats as traces
 
 PROPERTIES = [
     answers.test_no_mutated_answer_raises_anything_else,

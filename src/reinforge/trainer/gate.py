@@ -5,7 +5,7 @@
 
 The best of many noisy figures looks better than it is. The verdict avoids that: `confirm` is used once, for one
 candidate, with fresh episodes of both arms. Without any effect at most 2.5 % of runs promote (the upper half of a 95 %
-interval); `tests/numerics/test_gate_simulation.py` checks that the whole selection stays below 5 %.
+interval); `tests/core/numerics/test_gate_simulation.py` checks that the whole selection stays below 5 %.
 """
 
 from __future__ import annotations

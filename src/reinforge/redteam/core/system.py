@@ -43,7 +43,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 class System(ABC, Generic[StateT, ActionT]):
     """A tester, which is trained, a target, which is attacked, and a baseline, the model that the tester started from.
 
-    Example: see `tests/unit/redteam/toy.py`, a system in 60 lines whose tester is one matrix.
+    Example: see `tests/redteam/toy.py`, a system in 60 lines whose tester is one matrix.
     """
 
     def __init__(self, scorer: Scorer[StateT, ActionT]):

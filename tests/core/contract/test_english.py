@@ -1,0 +1,64 @@
+"""What people read is American English, in the field's words: a short list of what is not stays out of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+WORDS = {
+    r"\b(expected|must be|whether|be|is) a text\b": "a string",
+    r"\b(is|are) no (valid|regular|complete|name of|hub id|adapter|folder|message|scores?|numbers?)\b": "is not",
+    r"\bgo(es)? on (with|sampling|counting|running)\b": "continues, keeps running",
+    r"\b(some|every|no)body (else )?(may|can|has|serves|reaches)\b": "another user, anyone",
+    r"\bwhoever\b|\bstrangers?\b": "anyone who, other users",
+    r"\bdoors?\b(?! (handle|bell|mat|lock))": "endpoint, access",
+    r"\bmended\b|\bmends\b": "fixed",
+    r"\b(honour|behaviour|favour|neighbour|colour|licence|labell|optimis(?!tic)|normalis|organis|recognis)": "American",
+}
+THERE = re.compile(r"[Tt]here (is|are) $")
+"""`There is no folder` is English; `it is no folder` is not."""
+DATA = ("tasks/tickets/grammar.py",)
+"""Files whose words are the data of a task."""
+
+
+def list_files():
+    yield ROOT / "README.md"
+    yield from sorted((ROOT / "docs").rglob("*.md"))
+    yield from (path for path in sorted((ROOT / "src" / "reinforge").rglob("*.py")) if not str(path).endswith(DATA))
+
+
+def find_words(text):
+    """Yields line and words of what the list has."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, better in WORDS.items():
+            for match in re.finditer(pattern, line):
+                if not THERE.search(line[: match.end(1)] + " " if match.lastindex else ""):
+                    yield number, f"{match[0]!r}: say {better}"
+
+
+def test_the_words_of_the_list_stay_out():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for path in list_files()
+        for line, what in find_words(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "expected a text, found 3",
+        "x is no regular file",
+        "the run goes on with it",
+        "whoever calls it",
+        "labelled rows",
+    ],
+)
+def test_such_a_line_is_found(line):
+    assert list(find_words(line))
+
+
+def test_there_is_no_folder_is_english():
+    assert list(find_words("there is no folder x")) == []

@@ -1,0 +1,136 @@
+"""Whole runs of agents that are programs, services, or the plain loop with tools."""
+
+import json
+import shutil
+import sys
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.errors import ConfigError
+from reinforge.trainer.evaluate import EvaluationRun
+from reinforge.types.evaluation import EvaluationRunConfig
+from tests.journal_rows import read_rows
+from tests.outside_agents import NODE_AGENT, PYTHON_AGENT
+
+
+def smoke(project, workflow, *flags):
+    """Runs one epoch with one optimizer step; returns the trained turns."""
+    project.set("workflow", workflow).set("finetuning.limits.episode_timeout_s", 60)
+    result = project.finetune("--smoke", *flags)
+    assert result.exit_code == 0, result.output
+    folder = project.folder / "runs" / "r-smoke"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [version["num_updates"] for version in summary["policy_versions"]] == [0, 1]
+    assert set(summary["episodes"]) == {"ok"}
+    assert summary["tokens"]["trained"] > 0
+    rows = read_rows(folder, "SELECT phase, data FROM episodes")
+    calls = [(phase, call) for phase, data in rows for call in json.loads(data)["calls"]]
+    versions = {call["policy_version"] for phase, call in calls if phase in ("validate", "confirm_tuned")}
+    assert 1 in versions, "the agent called the trained weights"
+    return folder
+
+
+def test_a_python_program_is_trained(project):
+    project.write("agent.py", PYTHON_AGENT + "print(json.dumps(ask(sys.stdin.read(), max_tokens=4)))")
+    folder = smoke(project, {"_type": "command", "command": [sys.executable, "agent.py"], "output": "last_line_json"})
+    assert yaml.safe_load((folder / "config.yml").read_text())["workflow"]["command"] == [sys.executable, "agent.py"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_node_program_is_trained(project):
+    project.write("agent.mjs", NODE_AGENT)
+    smoke(project, {"_type": "command", "command": "node agent.mjs"})
+
+
+class DeployedAgent(BaseHTTPRequestHandler):
+    """A service that calls the model that it is told to call."""
+
+    def do_POST(self):
+        task = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = {"model": task["model"], "messages": [{"role": "user", "content": task["input"]}], "max_tokens": 4}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
+        request = urllib.request.Request(f"{task['base_url']}/chat/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as response:
+            said = json.load(response)["choices"][0]["message"]["content"]
+        answer = json.dumps({"result": {"text": said}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def deployed():
+    with ThreadingHTTPServer(("127.0.0.1", 0), DeployedAgent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/run"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_deployed_agent_is_trained_in_the_place_of_the_configured_one(project, deployed):
+    configured = {"_type": "python", "function": "nowhere:agent", "llm": "agent"}
+    flags = ["--endpoint", deployed, "--result_json_path", "$.result.text", "--endpoint-timeout", "45"]
+    folder = smoke(project, configured, *flags)
+    config = yaml.safe_load((folder / "config.yml").read_text())
+    assert config["workflow"]["_type"] == "http"
+    assert (config["workflow"]["url"], config["workflow"]["llm"]) == (deployed, "agent")
+    assert config["workflow"]["result_json_path"] == "$.result.text"
+    assert config["finetuning"]["limits"]["episode_timeout_s"] == 45
+
+
+async def test_a_deployed_agent_is_evaluated_outside_a_run(project, deployed):
+    project.rows = project.rows[:3]
+    project.set("workflow", {"_type": "python", "function": "nowhere:agent"}).write_files()
+    flags = {"endpoint": deployed, "result_json_path": "$.result.text", "endpoint_timeout": 45}
+    output = await EvaluationRun(EvaluationRunConfig(config_file="run.yml", **flags)).run_and_evaluate()
+    assert [isinstance(item.output_obj, str) for item in output.eval_input.eval_input_items] == [True] * 3
+    with pytest.raises(ConfigError, match="metadata service"):
+        await EvaluationRun(EvaluationRunConfig(config_file="run.yml", endpoint="http://metadata/")).run_and_evaluate()
+
+
+def test_a_deployed_agent_is_evaluated_from_the_command_line(project, deployed):
+    project.rows = project.rows[:3]
+    project.set("workflow", {"_type": "python", "function": "nowhere:agent"}).write_files()
+    flags = ["--endpoint", deployed, "--result-json-path", "$.result.text", "--endpoint_timeout", "45"]
+    result = CliRunner().invoke(main, ["eval", "run.yml", "--split", "all", "--json", *flags])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["outcomes"] == {"ok": 3}
+
+
+def test_wrong_flags_never_evaluate_the_configured_agent_in_silence(project):
+    project.write_files()
+    for flags, message in (
+        (["--endpoint", "ftp://agent"], "is not a URL"),
+        (["--endpoint", "http://127.0.0.1:99999/run"], "Port out of range"),
+        (["--endpoint", "http://metadata/"], "metadata service"),
+        (["--endpoint", "http://127.0.0.1:9/run", "--result_json_path", "answer"], "is not a JSONPath"),
+        (["--endpoint", "http://127.0.0.1:9/run", "--endpoint_timeout", "0"], "expected a number of seconds > 0"),
+        (["--result_json_path", "$.answer"], "pass --endpoint URL too"),
+    ):
+        result = CliRunner().invoke(main, ["eval", "run.yml", *flags])
+        assert (result.exit_code, message in result.output) == (2, True), (flags, result.output)
+
+
+def test_the_loop_with_tools_is_trained(project):
+    smoke(project, {"_type": "tool_agent", "system": "Be brief.", "prompt": "{question}", "max_tokens": 4})
+
+
+def test_an_agent_that_never_calls_is_told(project, caplog):
+    project.write("agent.py", "print('aaa')")
+    project.set("workflow", {"_type": "command", "command": [sys.executable, "agent.py"]})
+    result = project.finetune("--smoke")
+    assert result.exit_code == 3, result.output
+    assert "agent.py has answered without calling the model" in caplog.text
+    assert "episodes called the model" in result.output
+    assert "OPENAI_BASE_URL" in result.output.partition("episodes called the model")[2]

@@ -1,0 +1,219 @@
+"""Two agents with an adapter each on one base model, through the command line."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.cli import main
+from reinforge.engine import NamedPolicies
+from reinforge.interfaces import PolicyServer
+from reinforge.registry import register_trainer_adapter
+
+TEAM = """
+async def team(item, llm, context):
+    plan = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
+    text = plan.choices[0].message.content
+    asked = [{"role": "user", "content": f"go on: {text}"}]
+    work = await context.llm("worker").chat.completions.create(messages=asked, max_tokens=4)
+    return text + work.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+@pytest.fixture
+def team(project):
+    project.write("task.py", TEAM)
+    project.rows = project.rows[:32]
+    project.set("llms", {"planner": {"_type": "policy", "adapter": "a"}, "worker": {"_type": "policy", "adapter": "b"}})
+    project.set("workflow", {"_type": "python", "function": "task:team", "llm": "planner"})
+    project.set("trajectory_builders.builder.examples_per_epoch", 4).set("finetuning.num_epochs", 1)
+    project.set("finetuning.policy.lora", {"r": 16}).set("finetuning.policy.optimizer.learning_rate", 3e-2)
+    project.set("finetuning.policy.schedule", {"warmup_steps": 0})
+    return project
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(main, list(arguments), **options)
+
+
+def weights(run, version, adapter):
+    return load_file(run / "checkpoints" / f"step-{version:06d}" / adapter / "adapter_model.safetensors")
+
+
+def has_changed(project, adapter, last):
+    """Returns True if an adapter's weights differ between the first checkpoint and the last."""
+    before, after = (weights(project.run, version, adapter) for version in (0, last))
+    return any(not np.array_equal(before[name], after[name]) for name in before)
+
+
+def rows(project):
+    return [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+
+
+def test_both_adapters_are_trained_evaluated_and_promoted(team, tiny_model_dir):
+    base = load_file(tiny_model_dir / "model.safetensors")
+    team.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(96)]
+    team.set("finetuning.splits", {"train": 0.3, "select": 0.35, "confirm": 0.35})
+    team.set("trajectory_builders.builder.examples_per_epoch", 12).set("finetuning.num_epochs", 5)
+    result = team.finetune("--require_improvement")
+    assert result.exit_code == 0, result.output
+    summary = team.summary
+    assert [has_changed(team, name, 5) for name in "ab"] == [True, True]
+    assert summary["improvement"]["ci_low"] > 0
+    assert [row["version"] for row in summary["policy_versions"]] == [0, 1, 2, 3, 4, 5]
+    assert len({row["fingerprint"] for row in summary["policy_versions"]}) == 6
+    for row in rows(team):
+        groups = row["groups"]
+        assert row["num_groups"] == 24, "twelve examples, two adapters"
+        assert row["num_updates"] == sum(groups[name]["num_updates"] for name in "ab") == 8
+        assert row["num_tokens"] == sum(groups[name]["num_tokens"] for name in "ab")
+    directions = {name: sum(row["groups"][name]["direction"] for row in rows(team)) for name in "ab"}
+    assert min(directions.values()) > 0, "each adapter has improved"
+    after = load_file(tiny_model_dir / "model.safetensors")
+    assert all(np.array_equal(base[name], after[name]) for name in base)
+    assert "a: planner; b: worker" in result.output
+    assert "adapters a, b: load each with from_pretrained" in result.output
+    assert sorted(path.name for path in (team.run / "model").iterdir()) == ["a", "b", "manifest.json"]
+    assert invoke("runs", "verify", str(team.run)).exit_code == 0
+
+    tuned = invoke("eval", "run.yml", "--json", "--split", "confirm", "--model", "r")
+    assert tuned.exit_code == 0, tuned.output
+    mean = json.loads(tuned.stdout)["metrics"]["vowels"]["mean"]
+    assert mean > summary["confirm_base"]["ci_high"], "the adapters are used"
+
+    part = team.run / "checkpoints" / "step-000005" / "b" / "adapter_model.safetensors"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    damaged = invoke("runs", "verify", str(team.run))
+    assert damaged.exit_code != 0
+    assert "b/adapter_model.safetensors has" in damaged.output
+    part.write_bytes(whole)
+
+    refused = invoke("chat", "r", "--output_dir", "runs", input="x\n")
+    assert refused.exit_code == 2
+    assert "has several adapters (a, b)" in refused.output
+    assert "reinforge chat runs/r/model/a" in refused.output
+    said = invoke("chat", "runs/r/model/a", "--device", "cpu", "--max_tokens", "4", "--seed", "1", input="say 1\n")
+    assert said.exit_code == 0, said.output
+
+    other = {"planner": {"_type": "policy"}, "worker": {"_type": "policy"}}
+    (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
+    unnamed = invoke("eval", "run.yml", "--model", "r")
+    assert unnamed.exit_code == 2
+    assert "no entry of llms says which one to use" in unnamed.output
+    other["worker"]["adapter"] = other["planner"]["adapter"] = "c"
+    (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
+    assert "holds the adapters a, b, but llms names c" in invoke("eval", "run.yml", "--model", "r").output
+    other["worker"]["adapter"] = other["planner"]["adapter"] = "b"
+    (team.folder / "run.yml").write_text(yaml.safe_dump({**team.settings, "llms": other}))
+    one = invoke("eval", "run.yml", "--model", "runs/r/model", "--limit", "2", "--json")
+    assert (one.exit_code, "model/b" in one.stdout) == (0, True), one.output
+
+
+def test_an_adapter_without_data_keeps_its_weights_in_the_new_version(team):
+    result = team.set("finetuning.target_model", "planner").finetune()
+    assert result.exit_code == 0, result.output
+    assert [has_changed(team, name, 1) for name in "ab"] == [True, False]
+    (row,) = rows(team)
+    assert row["groups"]["b"] == {"num_updates": 0, "reason": "no group"}
+    assert row["num_updates"] == row["groups"]["a"]["num_updates"] == 4
+    state = json.loads((team.run / "checkpoints/step-000001/b/training/state.json").read_text())
+    assert (state["version"], state["num_steps"]) == (1, 0)
+
+
+def test_a_single_adapter_name_is_a_single_policy(team):
+    team.settings["llms"]["worker"]["adapter"] = "a"
+    assert team.finetune().exit_code == 0
+    assert (team.run / "checkpoints/step-000001/adapter_model.safetensors").is_file()
+    (row,) = rows(team)
+    assert (row["num_groups"], "groups" in row) == (4, False)
+
+
+class SwappedConfig(LocalAdapterConfig, name="test_swapped"):
+    """The local adapter, whose sampler answers for b with a's weights."""
+
+
+class Swapped(PolicyServer):
+    """One policy, but for its replies."""
+
+    def __init__(self, policy, answering):
+        self.policy, self.answering = policy, answering
+
+    version = property(lambda self: self.policy.version)
+    model_name = property(lambda self: self.policy.model_name)
+
+    async def sample(self, request):
+        return await self.answering.sample(request)
+
+    async def score(self, token_ids):
+        return await self.policy.score(token_ids)
+
+    async def publish(self, version):
+        await self.policy.publish(version)
+
+    async def fingerprint(self):
+        return await self.policy.fingerprint()
+
+
+class SwappedAdapter(LocalAdapter):
+    def policy(self):
+        found = super().policy()
+        if found is None:
+            return None
+        first, second = (found.get_policy(name) for name in found.names)
+        return NamedPolicies({"a": first, "b": Swapped(second, first)})
+
+
+@register_trainer_adapter(config_type=SwappedConfig)
+async def swapped_adapter(config, builder):
+    adapter = SwappedAdapter(config, await builder.get_algorithm(), adapters=["a", "b"])
+    yield adapter
+    await adapter.cleanup()
+
+
+def test_an_adapter_that_serves_another_ones_weights_stops_the_run(team):
+    result = team.set("trainer_adapters.adapter._type", "test_swapped").finetune()
+    assert result.exit_code == 3, result.output
+    assert "the policy does not serve the trained weights of the adapter b" in result.output
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (
+            "llms.worker",
+            {"_type": "policy"},
+            ["llms.worker.adapter", "other entries of llms name an adapter", "planner: a", "run.yml:"],
+        ),
+        ("llms.worker.adapter", "my worker", ["llms.worker.adapter", "is not a valid adapter name"]),
+        ("finetuning.policy.lora", None, ["finetuning.policy.lora", "names the adapters a, b", "set it to {}"]),
+        ("finetuning.algorithm", {"_type": "ppo"}, ["finetuning.algorithm", "cannot serve several adapters (a, b)"]),
+        (
+            "finetuning.curriculum_learning.collect_only_included",
+            True,
+            ["collect_only_included", "a group per adapter (a, b)"],
+        ),
+        ("trajectory_builders.builder", {"_type": "dataset"}, ["do not say which adapter to train: a, b"]),
+        ("llms.worker.adapter", "layers", ["a module of the model is also called layers", "another name"]),
+    ],
+)
+def test_impossible_adapter_settings_are_refused(team, path, value, said):
+    result = team.set(path, value).finetune()
+    assert result.exit_code == 2, result.output
+    assert all(text in result.output for text in said), result.output
+
+
+def test_a_custom_trainer_adapter_without_named_policies_is_refused(team):
+    from tests.core.e2e.test_user_components import EngineAdapterConfig  # noqa: F401  registers it
+
+    result = team.set("trainer_adapters.adapter._type", "test_engine_adapter").finetune()
+    assert result.exit_code == 2, result.output
+    assert "EmbeddedPolicy serves a single policy, none named a" in result.output

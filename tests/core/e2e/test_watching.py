@@ -1,0 +1,152 @@
+"""Guards and trackers of whole runs: what the user is told, what stops a run, and what reaches a dashboard."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from reinforge.config.loader import build_config
+from reinforge.errors import ConfigError, GuardHalted
+from reinforge.runs.history import build_timeline
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.removal import remove_run
+from reinforge.runs.rows import list_guard_events
+from reinforge.runs.run_folder import read_record
+from reinforge.trainer.setup.check import check_config
+from tests.scripted_run import ScriptedRun
+from tests.trackers.trackers import read_tensorboard
+
+
+def constant_share(request: Any) -> str:
+    """Returns equal answers but for one group in twenty, so nearly no group has a training signal."""
+    question = str(request.messages[-1]["content"])
+    return f"answer {request.sampling.seed % 7}" if question == "q3" else "answer 5"
+
+
+def watched(tmp_path: Any, **guards: Any) -> ScriptedRun:
+    run = ScriptedRun(tmp_path, script=constant_share)
+    run.settings["finetuning"] |= {
+        "num_epochs": 7,
+        "guards": guards,
+        "run_configuration": {"validation_interval": 1},
+        "splits": {"train": 0.8, "select": 0.1, "confirm": 0.1},
+        "limits": {"max_refills": 0, "max_empty_updates": 10},
+    }
+    return run
+
+
+def events(tmp_path: Any) -> list[tuple[str, int, str]]:
+    found = list_guard_events(JournalReader(tmp_path / "r").stages())
+    return [(event.guard, event.epoch, event.action) for event in found]
+
+
+async def test_a_guard_stops_a_run_that_can_be_resumed_past_it(tmp_path: Any) -> None:
+    run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
+    with pytest.raises(GuardHalted, match="guard no_signal stopped the run after 3 epochs in a row") as halted:
+        await run.run()
+    assert halted.value.exit_code == 5
+    assert any("reinforge" in note or "resume" in note for note in halted.value.__notes__)
+    told = [("held_out_metric", -1, "warn"), ("no_signal", 1, "warn"), ("no_signal", 2, "halt")]
+    assert events(tmp_path) == told
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert (summary["status"], summary["can_resume"]) == ("stopped", True)
+    assert [(each["guard"], each["action"]) for each in summary["guards"]] == [(g, a) for g, _, a in told]
+    assert "epoch 2, guard no_signal: " in (tmp_path / "r" / "report.md").read_text()
+    texts = [text for _, text in build_timeline(read_record(tmp_path / "r"), is_running=False)]
+    assert any("guard no_signal warned" in text for text in texts)
+    with pytest.raises(GuardHalted):
+        await run.run(resume=tmp_path / "r")
+    assert events(tmp_path) == [*told, ("no_signal", 5, "halt")]
+
+
+async def test_a_resume_may_change_the_guards_for_one_call(tmp_path: Any) -> None:
+    run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
+    with pytest.raises(GuardHalted):
+        await run.run()
+    run.settings["finetuning"]["guards"] = {"no_signal": {"limit": 0.5, "warn_after": 2}}
+    summary = await run.run(resume=tmp_path / "r")
+    assert (summary.status, len(summary.guards)) == ("completed", 3)
+    assert "halt_after: 3" in (tmp_path / "r" / "config.yml").read_text()  # the run's own
+
+
+async def test_without_the_check_of_the_loop_no_guard_speaks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reinforge.trainer.guards.GuardWatch.check", lambda *given, **named: None)
+    run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
+    assert (await run.run()).status == "completed"
+    assert events(tmp_path) == [("held_out_metric", -1, "warn")]
+
+
+async def test_the_figures_of_the_guards_come_from_the_training_episodes(tmp_path: Any) -> None:
+    run = ScriptedRun(tmp_path)
+    await run.run()
+    rows = [json.loads(line) for line in (tmp_path / "r" / "training_metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row["completion_tokens"] == len("answer 3")  # a token for each character
+        assert row["clipped_share"] == 0
+        assert row["scores"] == {"reward": pytest.approx(row["avg_reward"])}
+        assert 0 < row["reward_std"] < 3
+
+
+async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_path: Any) -> None:
+    run = ScriptedRun(tmp_path)
+    question = "how many apples are left after Anna gave three of them to Tom and two to Eve"
+    rows = [{"id": f"{n}", "question": f"q{n}", "part": "train"} for n in range(8)]
+    rows += [{"id": "a", "question": question, "part": "train"}, {"id": "s", "question": "other", "part": "select"}]
+    rows += [{"id": "b", "question": f"So {question}?", "part": "confirm"}]
+    run.settings["eval"]["general"]["dataset"]["rows"] = rows
+    run.settings["finetuning"]["splits"] = {"key": "part"}
+    loaded = build_config(run.settings, registry=registry_with_scripted(run))
+    report = await check_config(loaded, registry_with_scripted(run))
+    assert report.ok, report.problems
+    [note] = [note for note in report.notes if "repeats a training example" in note]
+    assert "b (confirm) repeats a, 93% similar" in note
+    run.settings["finetuning"]["splits"]["near_duplicates"] = "refuse"
+    with pytest.raises(ConfigError, match=r"near_duplicates: a held-out example repeats a training example"):
+        await run.run()
+    assert not (tmp_path / "r").exists()
+
+
+def registry_with_scripted(run: ScriptedRun) -> Any:
+    from reinforge.registry import REGISTRY
+    from tests.scripted_run import ScriptedAdapterConfig
+
+    registry = REGISTRY.child()
+
+    async def scripted_adapter(config: Any, builder: Any) -> Any:
+        yield run.adapter
+
+    registry.add("trainer_adapter", ScriptedAdapterConfig, scripted_adapter)
+    return registry
+
+
+async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path: Any) -> None:
+    pytest.importorskip("tensorboardX")
+    run = ScriptedRun(tmp_path)
+    run.settings["finetuning"]["trackers"] = {"board": {"_type": "tensorboard"}}
+    summary = await run.run()
+    points = read_tensorboard(tmp_path / "r" / "tensorboard")
+    assert len({(name, step) for name, step, _ in points}) == len(points)
+    assert [step for name, step, _ in points if name == "reward/mean"] == [1, 2]
+    assert [step for name, step, _ in points if name == "validation/reward"] == [0, 2]
+    assert {"time/collect", "time/train", "reward/std", "completions/mean_length", "reward/reward"} <= {
+        name for name, _, _ in points
+    }
+    [mean] = [value for name, step, value in points if (name, step) == ("reward/mean", 2)]
+    row = json.loads((tmp_path / "r" / "training_metrics.jsonl").read_text().splitlines()[1])
+    assert mean == pytest.approx(row["avg_reward"])
+    assert summary.status == "completed"
+    remove_run(tmp_path / "r")  # the event files are the run's own
+    assert not (tmp_path / "r").exists()
+
+
+async def test_a_tracker_that_cannot_write_does_not_stop_the_run(tmp_path: Any) -> None:
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "file").write_text("in the way")
+    run = ScriptedRun(tmp_path)
+    run.settings["finetuning"]["trackers"] = {"board": {"_type": "tensorboard", "folder": str(tmp_path / "file")}}
+    summary = await run.run()
+    assert summary.status == "completed"
+    log = (tmp_path / "r" / "run.log").read_text()
+    assert log.count("training continues, and the run folder has every metric") == 1

@@ -1,0 +1,218 @@
+"""bfloat16: updates too small for 8 bits add up, and the mismatch of sampler and learner is corrected."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.engine import Engine
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.loading import load_module
+from reinforge.engine.training.learner import JobProgress, Learner
+from reinforge.engine.training.logprobs import sample_logprobs
+from reinforge.types.sample import LossSpec, Needs
+from tests.core.numerics.test_bandit import make, mean_reward, play
+from tests.samples import random_samples
+
+LIKELIHOOD, CLIPPED = LossSpec("cross_entropy"), LossSpec("clipped_pg")
+SMALL = 1e-5
+
+
+def make_learner(folder, dtype, **settings) -> Learner:
+    config = PolicyConfig(
+        optimizer=OptimizerConfig(**{"learning_rate": SMALL, **settings}), schedule=ScheduleConfig(warmup_steps=0),
+        batch=BatchConfig(steps_per_job=1),
+    )  # fmt: skip
+    module = load_module(folder, torch.bfloat16).to(dtype)  # the same numbers in both
+    return Learner(CausalModel(module), config, seed=0)
+
+
+def matrices(learner) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for p in learner.parameters.values() if p.ndim >= 2])
+
+
+def test_steps_that_are_too_small_for_bfloat16_add_up(tiny_model_dir):
+    """Adam moves a weight by about 1e-5 a step; half a unit in the last place of 0.02 is 6e-5."""
+    samples, moved = random_samples(4), {}
+    for dtype in (torch.float32, torch.bfloat16):
+        learner = make_learner(tiny_model_dir, dtype)
+        before = matrices(learner)
+        learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 0))
+        first = (matrices(learner) - before).abs()
+        for epoch in range(1, 60):
+            learner.update(samples, LIKELIHOOD, JobProgress(0, 0, epoch))
+        moved[dtype] = matrices(learner) - before
+        if dtype == torch.bfloat16:
+            seen = before.abs() > 0.01  # below, units in the last place are small enough
+            assert (first[seen] == 0).float().mean() > 0.95, "one step is lost on nearly every weight"
+    plain, rounded = moved[torch.float32], moved[torch.bfloat16]
+    assert rounded.norm().item() == pytest.approx(plain.norm().item(), rel=0.1)
+    assert torch.nn.functional.cosine_similarity(plain, rounded, dim=0) > 0.9
+
+
+def test_gradients_of_micro_batches_are_summed_in_float32(tiny_model_dir):
+    """1 + 64 times 1/256: each addend is lost in bfloat16 and none in float32."""
+    learner = make_learner(tiny_model_dir, torch.bfloat16)
+    name, weight = next(iter(learner.parameters.items()))
+    for size in [1.0] + [1 / 256] * 64:
+        weight.grad = torch.full_like(weight, size)
+        learner.masters.take_gradients()
+    assert weight.grad is None
+    assert learner.masters.copies[name].grad.unique().tolist() == [1.25]
+
+
+def test_float32_has_no_copies(tiny_model_dir):
+    learner = make_learner(tiny_model_dir, torch.float32)
+    assert learner.masters.copies == {}
+    assert all(learner.masters.optimized[name] is p for name, p in learner.parameters.items())
+
+
+def test_with_lora_only_adapters_have_copies(tiny_model_dir):
+    config = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16", lora={"r": 4})
+    with Engine.load(config, seed=0, device="cpu") as engine:
+        names = set(engine.learner.masters.copies)
+        assert names == {name for name, p in engine.learner.parameters.items() if p.dtype == torch.bfloat16}
+        assert all("lora_" in name for name in engine.learner.masters.optimized)
+
+
+@pytest.mark.parametrize(("dtype", "asked", "computed"), [
+    ("float32", "inexact", False), ("bfloat16", "inexact", True), ("float32", True, True), ("bfloat16", False, False),
+])  # fmt: skip
+def test_old_logprobs_are_computed_where_the_samplers_are_inexact(tiny_model_dir, dtype, asked, computed):
+    samples = random_samples(3)
+    for sample in samples:
+        sample.old_logprobs = None
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir), dtype=dtype), seed=0, device="cpu") as engine:
+        engine.score(samples, Needs(old_logprobs=asked))
+    assert all((sample.old_logprobs is not None) == computed for sample in samples)
+
+
+@pytest.mark.parametrize("batch", [{"steps_per_job": 1}, {"steps_per_job": 2, "num_iterations": 2}])
+def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, batch):
+    """The first step takes them from its own forward pass; those of later steps are computed before it."""
+    found, weights = [], []
+    for defer in (False, True):
+        samples = random_samples(4)
+        for sample in samples:
+            sample.old_logprobs = None
+        policy = PolicyConfig(
+            model=str(tiny_model_dir), dtype="bfloat16", batch=batch, optimizer={"learning_rate": 1e-2}
+        )
+        with Engine.load(policy, seed=0, device="cpu") as engine:
+            engine.begin_job()
+            engine.score(samples, Needs(old_logprobs="inexact"), defer=defer)
+            assert all((sample.old_logprobs is None) == defer for sample in samples)
+            engine.update(samples, CLIPPED, progress_start=0.0, progress_end=0.1)
+            weights.append(torch.cat([p.flatten().float() for p in engine.learner.masters.optimized.values()]))
+            engine.rollback()
+        found.append(np.concatenate([sample.old_logprobs for sample in samples]))
+    assert np.allclose(found[0], found[1], atol=0.02)  # batches of other rows round differently
+    assert np.abs(found[0]).max() > 1
+    change = (weights[0] - weights[1]).abs().mean()
+    assert change < 1e-3
+
+
+@pytest.mark.parametrize("bad_step", [0, 1])
+def test_deferred_old_logprobs_are_from_before_the_job_though_a_step_is_skipped(tiny_model_dir, bad_step):
+    """Steps of two samples, twice over, in other pairs; advantages that are not finite skip their own steps only."""
+    samples = random_samples(4)
+    for sample in samples:
+        sample.old_logprobs = None
+    batch = {"steps_per_job": 2, "num_iterations": 2}
+    policy = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16", batch=batch, optimizer={"learning_rate": 1e-2})
+    with Engine.load(policy, seed=0, device="cpu") as engine:
+        before = engine.logprobs(samples)
+        engine.begin_job()
+        engine.score(samples, Needs(old_logprobs="inexact"), defer=True)
+        plans = {epoch: engine.learner.plan_steps(samples, epoch) for epoch in range(20)}
+        epoch = next(n for n, steps in plans.items() if steps[bad_step] == [0, 1] and [0, 1] not in steps[2:])
+        samples[0].advantages = np.full(len(samples[0]), np.nan, np.float32)
+        report = engine.update(samples, CLIPPED, progress_start=0.0, progress_end=0.1, epoch=epoch)
+        assert report.num_skipped_steps == 2
+        after = engine.logprobs(samples)
+        engine.rollback()
+    for index in (1, 2, 3):
+        assert np.abs(after[index] - before[index]).max() > 0.2
+        assert np.allclose(samples[index].old_logprobs, before[index], atol=0.02)
+
+
+def test_deferring_forgets_the_old_logprobs_of_an_earlier_job(tiny_model_dir):
+    samples = random_samples(3)
+    with Engine.load(PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16"), seed=0, device="cpu") as engine:
+        engine.score(samples, Needs(old_logprobs="inexact"))
+        engine.score(samples, Needs(old_logprobs="inexact"), defer=True)
+    assert all(sample.old_logprobs is None for sample in samples)
+
+
+def test_old_logprobs_are_not_deferred_where_credit_compares_them_with_the_reference(tiny_model_dir):
+    samples = random_samples(3)
+    for sample in samples:
+        sample.old_logprobs = None
+    policy = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16")
+    with Engine.load(policy, seed=0, device="cpu", keep_reference=True) as engine:
+        engine.score(samples, Needs(old_logprobs="inexact", ref_logprobs=True), defer=True)
+    assert all(sample.old_logprobs is not None for sample in samples)
+
+
+def test_an_update_of_1e_5_on_a_weight_of_1_survives_in_the_master_copy(tiny_model_dir):
+    learner = make_learner(tiny_model_dir, torch.bfloat16)
+    name, copy = next(iter(learner.masters.copies.items()))
+    with torch.no_grad():
+        copy.fill_(1.0).add_(1e-5)
+    learner.masters.store()
+    assert learner.parameters[name].unique().tolist() == [1.0], "the weight itself cannot hold it"
+    assert copy.unique().tolist() == pytest.approx([1 + 1e-5], abs=1e-7)
+
+
+def test_a_sampler_that_is_0_05_off_is_measured_and_corrected(tiny_model_dir):
+    """p_old / p_sampler = e^0.05: the gradient is that of an exact sampler times 1.0513, as the estimate should be."""
+    found = []
+    for offset, cap in ((0.0, 2.0), (0.05, 2.0), (0.05, None), (0.05, 1.0), (-0.05, 2.0)):
+        learner = make_learner(tiny_model_dir, torch.float32, max_grad_norm=1e9)
+        samples = random_samples(5)
+        for sample, old in zip(samples, sample_logprobs(learner.model, samples, 4096), strict=True):
+            sample.old_logprobs, sample.sampling_logprobs = old, old - np.float32(offset)
+        report = learner.update(samples, LossSpec("clipped_pg", {"tis_cap": cap}), JobProgress(0, 0, 0))
+        found.append(report.metrics)
+    exact, seldom, trusted, capped, often = found
+    assert seldom["mismatch"] == pytest.approx(0.05, abs=1e-5)
+    assert seldom["mismatch_kl"] == pytest.approx(np.exp(0.05) - 1.05, abs=1e-6)
+    assert exact["mismatch"] < 1e-6
+    norms = [metrics["grad_norm"] / exact["grad_norm"] for metrics in (seldom, trusted, capped, often)]
+    assert norms == pytest.approx([np.exp(0.05), 1.0, 1.0, np.exp(-0.05)], rel=1e-5)
+    assert seldom["ratio"] == pytest.approx(1.0), "the clip is about the learner's own log-probs"
+
+
+def test_the_mismatch_is_measured_in_the_first_step_only(tiny_model_dir):
+    """Later steps have other weights than the sampler had; tokens that were not sampled are left out."""
+    learner = make_learner(tiny_model_dir, torch.float32, learning_rate=0.05)
+    learner.config.batch.num_iterations = 3
+    samples = random_samples(4)
+    for sample, old in zip(samples, sample_logprobs(learner.model, samples, 4096), strict=True):
+        sample.sampling_logprobs = old
+    report = learner.update(samples, CLIPPED, JobProgress(0, 0, 0))
+    assert report.num_updates == 3
+    assert report.metrics["mismatch"] < 1e-6
+    for sample in samples:
+        sample.sampling_logprobs = np.full(len(sample), np.nan, np.float32)
+    assert "mismatch" not in learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 1)).metrics
+
+
+async def test_a_bandit_is_learned_in_bfloat16(tiny_model_dir):
+    algorithm, rng, rewards = await make("grpo", {}), np.random.default_rng(0), []
+    learner = make_learner(tiny_model_dir, torch.bfloat16, learning_rate=3e-3)
+    for epoch in range(30):
+        groups = play(learner.model, rng)
+        rewards.append(mean_reward(groups))
+        if rewards[-1] == 1:
+            break
+        samples = algorithm.build_samples([group for group in groups if group.reward_range > 0])
+        for sample, old in zip(samples, sample_logprobs(learner.model, samples, 4096), strict=True):
+            sample.old_logprobs = old
+        for sample, credit in zip(samples, algorithm.credit(samples), strict=True):
+            sample.advantages = credit
+        learner.update(samples, algorithm.loss, JobProgress(0, 0, epoch))
+    assert 0.3 < rewards[0] < 0.7
+    assert max(rewards[-3:]) > 0.9, rewards

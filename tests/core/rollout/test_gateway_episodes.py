@@ -1,0 +1,136 @@
+"""Two-turn episodes with a tool, of agents that reach their model through the gateway: recorded token by token."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from anthropic import Anthropic
+from openai import AsyncOpenAI, OpenAI
+
+from reinforge.errors import CaptureError
+from tests.calculator import TOOLS, add, async_solve, solve
+from tests.core.rollout.test_clients import check_episode, run
+
+FUNCTION = TOOLS[0]["function"]
+PROGRAM = """
+import json, os, urllib.request
+
+body = {"model": "agent", "messages": [{"role": "user", "content": "2 + 3?"}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+with urllib.request.urlopen(request) as response:
+    print(json.load(response)["choices"][0]["message"]["tool_calls"][0]["function"]["name"])
+"""
+
+
+def solve_by_responses(client, question, *, stream):
+    """The same agent with OpenAI's Responses API."""
+    items = [{"role": "user", "content": question}]
+    tools = [{"type": "function", **FUNCTION}]
+    while True:
+        if stream:
+            with client.responses.stream(model="agent", input=items, tools=tools) as events:
+                response = list(events)[-1].response
+        else:
+            response = client.responses.create(model="agent", input=items, tools=tools)
+        items += [item.model_dump(exclude_none=True) for item in response.output]
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            return response.output_text
+        items += [
+            {"type": "function_call_output", "call_id": call.call_id, "output": add(call.arguments)} for call in calls
+        ]
+
+
+def solve_by_messages(client, question, *, stream):
+    """The same agent with Anthropic's Messages API."""
+    messages = [{"role": "user", "content": question}]
+    tools = [{"name": "add", "description": "Adds.", "input_schema": FUNCTION["parameters"]}]
+    while True:
+        asked = {"model": "agent", "max_tokens": 99, "messages": messages, "tools": tools}
+        if stream:
+            with client.messages.stream(**asked) as events:
+                message = events.get_final_message()
+        else:
+            message = client.messages.create(**asked)
+        messages.append({"role": "assistant", "content": [block.model_dump() for block in message.content]})
+        uses = [block for block in message.content if block.type == "tool_use"]
+        if not uses:
+            return message.content[0].text
+        results = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": add(json.dumps(use.input))} for use in uses
+        ]
+        messages.append({"role": "user", "content": results})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_completions(stream):
+    def agent(item, llm, context):
+        with context.gateway() as access, OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+            return solve(client, item.input_obj, stream=stream)
+
+    for record in await run(agent, count=3):
+        check_episode(record)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_completions_of_a_coroutine(stream):
+    async def agent(item, llm, context):
+        async with (
+            context.gateway() as access,
+            AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client,
+        ):
+            return await async_solve(client, item.input_obj, stream=stream)
+
+    for record in await run(agent, count=3):
+        check_episode(record)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses(stream):
+    def agent(item, llm, context):
+        with context.gateway() as access, OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+            return solve_by_responses(client, item.input_obj, stream=stream)
+
+    for record in await run(agent, count=3):
+        check_episode(record)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_of_anthropic(stream):
+    def agent(item, llm, context):
+        with context.gateway() as access:
+            environment = access.environment()
+            url, key = environment["ANTHROPIC_BASE_URL"], environment["ANTHROPIC_API_KEY"]
+            with Anthropic(base_url=url, api_key=key) as client:
+                return solve_by_messages(client, item.input_obj, stream=stream)
+
+    for record in await run(agent, count=3):
+        check_episode(record)
+
+
+async def test_a_program_needs_its_environment_only():
+    def agent(item, llm, context):
+        with context.gateway() as access:
+            environment = {**os.environ, **access.environment()}
+            done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+        return done.stdout.strip() or done.stderr
+
+    (record,) = await run(agent)
+    assert record.item.output_obj == "add"
+    assert len(record.calls) == 1
+
+
+async def test_a_coroutine_that_would_block_the_run_is_told_so():
+    async def agent(item, llm, context):
+        with pytest.raises(CaptureError, match="async with"), context.gateway():
+            pass
+        return "told"
+
+    (record,) = await run(agent)
+    assert record.item.output_obj == "told"

@@ -1,0 +1,288 @@
+"""Two runs side by side: paired where both ran on the same examples, else unpaired, and it says which."""
+
+import asyncio
+import json
+import shutil
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.errors import ConfigError
+from reinforge.runs.comparison import compare_runs
+from reinforge.runs.episodes import count_changes
+from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.journal.schema import update_rows
+from reinforge.runs.page.content import read_content
+from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.evaluation import EvalOutputItem
+from tests.core.e2e.test_reporting import LearningRun, by_version
+from tests.doubles import examples
+from tests.journal_rows import read_rows
+from tests.scripted_run import ask
+
+
+def twice_as_fast(output, expected):
+    return 2 * by_version(output, expected)
+
+
+async def ask_kindly(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": f"please: {item.input_obj}"}])
+    return reply.choices[0].message.content
+
+
+RUNS = {
+    "short": {},
+    "long": {"num_epochs": 4},
+    "large": {"count": 36, "num_epochs": 4},
+    "kind": {"workflow": ask_kindly},
+    "fast": {"reward": twice_as_fast},
+    "flat": {"reward": lambda output, expected: float(output[-1])},
+}
+
+
+async def make(folder, name, count=24, workflow=ask, reward=by_version, num_epochs=2):
+    run = LearningRun(folder, count=count, workflow=workflow, reward=reward)
+    run.settings["finetuning"]["num_epochs"] = num_epochs
+    await run.run()
+    (folder / "r").rename(folder / name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Six runs: of 2 and of 4 epochs, on more examples, with another prompt, and with two other rewards."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, settings in RUNS.items():
+        asyncio.run(make(folder, name, **settings))
+    return folder
+
+
+def compare(folder, first, second):
+    return compare_runs(folder / first, folder / second)
+
+
+def test_runs_on_the_same_examples_are_compared_example_by_example(made):
+    found = compare(made, "short", "long")
+    assert found.is_paired
+    assert found.pairing == "Compared example by example: the trained models on the same 6 confirm examples."
+    [row] = found.metrics
+    scores = [
+        dict(read_rows(folder, "SELECT example_id, avg(reward) FROM episodes WHERE phase = 'confirm_tuned' GROUP BY 1"))
+        for folder in (made / "short", made / "long")
+    ]
+    differences = [scores[1][example] - scores[0][example] for example in scores[0]]
+    assert row.difference.mean_difference == pytest.approx(sum(differences) / len(differences))
+    assert row.difference.num_pairs == 6
+    assert found.conclude() == f"long is better in reward: {row.difference}."
+    assert count_changes(found.examples) == (6, 0, 0)
+    assert [str(change) for change in found.changes] == ["finetuning.num_epochs: 2 -> 4"]
+    assert found.notes == []
+
+
+def test_the_other_way_round_it_is_worse(made):
+    found = compare(made, "long", "short")
+    assert found.conclude().startswith(
+        "short is better" if found.metrics[0].difference.ci_low > 0 else "long is better"
+    )
+    assert found.metrics[0].difference.mean_difference < 0
+    assert [str(change) for change in found.changes] == ["finetuning.num_epochs: 4 -> 2"]
+
+
+def test_other_examples_are_compared_by_their_means_and_it_says_so(made):
+    found = compare(made, "short", "large")
+    assert not found.is_paired
+    assert found.pairing.startswith("Compared unpaired, by the means alone: the trained models on 6 and 9 confirm ex")
+    assert found.metrics[0].difference.num_pairs == 0
+    assert found.examples == []
+    assert found.conclude().startswith("large is better in reward: ")
+
+
+def test_equal_ids_of_other_questions_are_not_paired(made, tmp_path):
+    found = compare(made, "short", "kind")
+    assert found.is_paired, "the dataset is the same; that the agent asks in other words is what is compared"
+    for name in ("kind", "long"):
+        shutil.copytree(made / name, tmp_path / name)
+        forget_dataset(tmp_path / name)
+    found = compare_runs(made / "short", tmp_path / "kind")
+    assert not found.is_paired
+    assert found.pairing.endswith(
+        "Their ids are equal, but the prompts differ or were not recorded, so the examples may differ."
+    )
+    found = compare_runs(made / "short", tmp_path / "long")
+    assert found.is_paired
+    assert found.pairing.endswith("equal ids and prompts, and their expected answers were not compared.")
+
+
+def forget_dataset(folder):
+    """Makes the run's dataset another one than that of every other run."""
+    journal = RunJournal.open(folder)
+    journal.set_facts(data_sha256=folder.name)
+    journal.close()
+
+
+def test_equal_ids_without_recorded_prompts_are_not_paired(made, tmp_path):
+    """Nothing shows that the examples are the same: two agents whose calls were not recorded."""
+    for name in ("short", "long"):
+        shutil.copytree(made / name, tmp_path / name)
+        forget_dataset(tmp_path / name)
+        change_episodes(tmp_path / name, lambda data: data | {"calls": []})
+    found = compare_runs(tmp_path / "short", tmp_path / "long")
+    assert not found.is_paired
+    assert "the prompts differ or were not recorded" in found.pairing
+
+
+def test_the_whole_prompt_counts_not_its_last_message(made, tmp_path):
+    for name in ("short", "long"):
+        shutil.copytree(made / name, tmp_path / name)
+        forget_dataset(tmp_path / name)
+        first = {"role": "user", "content": f"question of {name}"}
+        change_episodes(tmp_path / name, lambda data, first=first: ask_first(data, first))
+    assert not compare_runs(tmp_path / "short", tmp_path / "long").is_paired
+
+
+def ask_first(data, message):
+    for call in data["calls"]:
+        call["messages"] = [message, {"role": "user", "content": "Answer now."}]
+    return data
+
+
+def change_episodes(folder, change, **columns):
+    """Changes the JSON of each episode of the verdict, and other columns."""
+    journal = RunJournal.open(folder)
+
+    def write(db):
+        for key, text in db.execute("SELECT key, data FROM episodes WHERE phase = 'confirm_tuned'").fetchall():
+            changed = change(json.loads(text))
+            if changed is not None:
+                update_rows(db, "episodes", {"data": json.dumps(changed), **columns}, "key = :known", known=key)
+
+    journal._writer.put(write)
+    journal.close()
+
+
+def test_a_run_that_was_extended_is_compared_by_its_last_verdict(made, tmp_path):
+    """The episodes of the first verdict stay in the journal; they are of an earlier model."""
+    shutil.copytree(made / "long", tmp_path / "long")
+    before = compare_runs(made / "short", tmp_path / "long").metrics[0]
+    journal = RunJournal.open(tmp_path / "long")
+    for head in journal.episode_heads("confirm_tuned"):
+        key = EpisodeKey("confirm_tuned", head.epoch - 1, head.example_id, 0)
+        scores = {"reward": EvalOutputItem(id=head.example_id, score=-50.0, reasoning=None)}
+        journal.record_episode(EpisodeRecord(key, examples(1)[0], scores=scores, reward=-50.0))
+    journal.close()
+    assert compare_runs(made / "short", tmp_path / "long").metrics[0] == before
+    assert {example.second for example in read_content(tmp_path / "long").examples} != {-50.0}
+    assert min(example.second for example in read_content(tmp_path / "long").examples) > 0
+
+
+def test_an_episode_that_failed_outside_the_policy_is_left_out_whatever_was_scored(made, tmp_path):
+    """Where the judge failed, other evaluators may have scored; the verdict leaves such an episode out as well."""
+    shutil.copytree(made / "long", tmp_path / "long")
+    change_episodes(
+        tmp_path / "long",
+        lambda data: data | {"outcome": "judge_error"} if data["example_id"] in pick_two(made) else None,
+        outcome="judge_error",
+    )
+    found = compare_runs(made / "short", tmp_path / "long")
+    assert found.metrics[0].difference.num_pairs == 4
+    assert found.notes == ["2 of 6 examples have no reward in long and are left out."]
+
+
+def pick_two(made):
+    return sorted(head.example_id for head in JournalReader(made / "long").last_heads("confirm_tuned"))[:2]
+
+
+def test_examples_of_one_conversation_are_not_independent(made, tmp_path):
+    """Three conversations of two examples: 3 clusters flip, so p is 2 / 2^3 and nothing is shown."""
+    for name in ("short", "long"):
+        shutil.copytree(made / name, tmp_path / name)
+        ids = sorted(head.example_id for head in JournalReader(tmp_path / name).last_heads("confirm_tuned"))
+        journal = RunJournal.open(tmp_path / name)
+        journal.set_facts(clusters={example: f"talk {number // 2}" for number, example in enumerate(ids)})
+        journal.close()
+    found = compare_runs(tmp_path / "short", tmp_path / "long")
+    difference = found.metrics[0].difference
+    assert "over 3 clusters" in difference.method
+    assert difference.p_value == 0.25
+    assert found.conclude() == f"No difference in reward was shown: {difference} may be due to chance, p = 0.250."
+    found = compare_runs(tmp_path / "short", made / "large")
+    assert any("so its interval is too narrow" in note for note in found.notes)
+
+
+async def test_a_run_records_the_conversations_of_its_held_out_examples(tmp_path):
+    run = LearningRun(tmp_path, count=24)
+    rows = run.settings["eval"]["general"]["dataset"]["rows"]
+    run.settings["eval"]["general"]["dataset"]["rows"] = [row | {"conversation": row["id"] // 2} for row in rows]
+    await run.run()
+    clusters = JournalReader(tmp_path / "r").facts()["clusters"]
+    assert clusters
+    assert clusters
+    assert all(clusters[example] == clusters[str(int(example) ^ 1)] for example in clusters), "0 and 1, 2 and 3, ..."
+    assert len(set(clusters.values())) == len(clusters) / 2
+
+
+def test_a_model_that_only_judges_differently_is_named(made, tmp_path):
+    for name, model in (("short", "small"), ("long", "large")):
+        shutil.copytree(made / name, tmp_path / name)
+        config = yaml.safe_load((tmp_path / name / "config.yml").read_text())
+        config["llms"]["critic"] = {"_type": "openai", "model_name": model}
+        config["eval"]["evaluators"]["reward"]["llm_name"] = "critic"
+        (tmp_path / name / "config.yml").write_text(yaml.safe_dump(config))
+    found = compare_runs(tmp_path / "short", tmp_path / "long")
+    assert found.notes == ["The two runs are scored differently: llms.critic.model_name."]
+
+
+def test_a_run_with_a_baseline_alone_is_named(made, tmp_path):
+    shutil.copytree(made / "short", tmp_path / "short")
+    journal = RunJournal.open(tmp_path / "short")
+    journal._writer.put(lambda db: db.execute("DELETE FROM episodes WHERE epoch >= 0"))
+    journal._writer.put(lambda db: db.execute("DELETE FROM validations WHERE epoch >= 0"))
+    journal.close()
+    found = compare_runs(tmp_path / "short", made / "long")
+    assert "short was validated before training only: these are the scores of its base model." in found.notes
+
+
+def test_runs_that_are_scored_differently_say_so(made):
+    found = compare(made, "short", "fast")
+    assert any(note.startswith("The two runs are scored differently: eval.evaluators.reward") for note in found.notes)
+
+
+def test_code_that_differs_is_named(made, tmp_path):
+    for name, digest in (("short", "1"), ("long", "2")):
+        shutil.copytree(made / name, tmp_path / name)
+        journal = RunJournal.open(tmp_path / name)
+        files = {"reward.py": digest, "agent.py": "0", "tiny/config.json": digest}
+        journal.set_facts(provenance={"files": files, "functions": {"__main__.score": digest}, "versions": {}})
+        journal.close()
+    found = compare_runs(tmp_path / "short", tmp_path / "long")
+    expected = "The code differs in __main__.score, reward.py. Scores of an evaluator that changed cannot be compared."
+    assert found.notes == [expected]
+
+
+def test_without_a_verdict_the_last_validations_are_compared(made):
+    found = compare(made, "short", "flat")
+    assert found.split == "select"
+    assert "the last validations on the same" in found.pairing
+    assert "it flatters both" in found.notes[0]
+
+
+def test_a_run_is_not_compared_with_itself(made):
+    with pytest.raises(ConfigError, match="would be compared with itself"):
+        compare(made, "short", "short")
+
+
+def test_the_command(made):
+    folder = str(made)
+    shown = CliRunner().invoke(main, ["runs", "compare", "short", "long", "--output_dir", folder])
+    assert shown.exit_code == 0, shown.output
+    assert "Compared example by example" in shown.output
+    assert "6 examples score higher in long, 0 the same, 0 lower" in shown.output
+    assert "finetuning.num_epochs: 2 -> 4" in shown.output
+    found = json.loads(
+        CliRunner().invoke(main, ["runs", "compare", "short", "long", "--output_dir", folder, "--json"]).output
+    )
+    assert (found["paired"], found["first"]["name"], len(found["examples"])) == (True, "short", 6)
+    missing = CliRunner().invoke(main, ["runs", "compare", "short", "nothing", "--output_dir", folder])
+    assert missing.exit_code == 2

@@ -1,0 +1,119 @@
+"""Faults 4, 9, 11 and 14 of neural-interactive-proofs (seed-faults.md): its agents."""
+
+import os
+import subprocess
+import sys
+
+import yaml
+
+from reinforge.config.loader import load_config
+from reinforge.errors import BackendUnavailable
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.mnip import MNIP, MNIPConfig
+from reinforge.multiagent.protocols.nip import NIP, NIPConfig
+from reinforge.registry import REGISTRY
+from reinforge.trainer.setup.components import ComponentBuilder
+from tests.faults import assert_every_fault_has_a_test
+from tests.talk import Talk, build_groups
+
+COVERED = {
+    11: ["tests/core/rollout/test_openai_llm.py::test_temporary_failures_are_retried"],
+}
+
+DRAWS = """
+import asyncio
+from reinforge.multiagent.protocols.debate import Debate, DebateConfig
+from reinforge.multiagent.protocols.merlin_arthur import MerlinArthur, MerlinArthurConfig
+from tests.talk import Talk
+
+async def main():
+    stances = Debate(DebateConfig(agents={}, max_message_rounds=3, randomize_prover_stance=True))
+    for handler in (stances, MerlinArthur(MerlinArthurConfig(agents={}))):
+        for seed in range(6):
+            talk = Talk(handler, lambda request: f"Decision: accept, {request.sampling.seed}")
+            output = await talk.output(seed=seed)
+            print(output["stances"], [(m["agent"], m["text"]) for m in output["messages"]])
+
+asyncio.run(main())
+"""
+
+
+def test_every_fault_has_a_test():
+    assert_every_fault_has_a_test((4, 9, 11, 14), "nip", __file__, COVERED, not_there_yet=())
+
+
+def test_nip_4_nothing_drawn_depends_on_the_process():
+    """Stances, absent agents, delivery order and the seed of every sample, although hash() is salted."""
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", DRAWS],
+            env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    ]
+    assert printed[0] == printed[1]
+    assert len(set(printed[0].splitlines())) == 12, "different seeds give different values"
+
+
+async def test_nip_9_one_role_of_a_shared_model_may_be_frozen():
+    """All three agents share one model; the verifier is frozen, so none of its replies is trained."""
+    config = DebateConfig(agents={}, verifier_first=False, max_message_rounds=2)
+    talk = Talk(Debate(config), lambda request: "accept", {"verifier": {"freeze_agent": True}})
+    records = await talk.run("collect")
+    assert {call.llm for call in records[0].calls} == {"shared"}
+    trained = {t.agent: t for group in build_groups(records) for t in group}
+    assert set(trained) == {"prover_accept", "prover_reject"}
+    assert all(sum(item.tokens is not None for item in t.episode) == 1 for t in trained.values())
+
+
+async def test_nip_11_an_episode_that_fails_leaves_the_others():
+    count = 0
+
+    def say(request):
+        nonlocal count
+        count += 1
+        return BackendUnavailable("too many requests") if count == 5 else "accept"
+
+    talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False, max_message_rounds=2)), say)
+    records = await talk.run("collect", generations=8)
+    assert sorted(record.outcome for record in records) == ["backend_error", *["ok"] * 7]
+    assert sum(len(group) for group in build_groups([r for r in records if r.outcome == "ok"])) == 14
+
+
+async def test_nip_14_a_round_is_a_round_for_every_agent_and_channel():
+    """The verifier speaks in two channels in a round, and the next agent is still asked about that round."""
+    scripts = {"verifier": ["a", "b", "c", "d", "accept", "accept"], "prover0": ["x", "y"], "prover1": ["u", "v"]}
+    output = await Talk(MNIP(MNIPConfig(agents={}, max_message_rounds=5)), scripts).output()
+    assert [(m["round"], m["agent"], m["text"]) for m in output["messages"]] == [
+        (0, "verifier", "a"), (0, "verifier", "b"), (1, "prover0", "x"), (1, "prover1", "u"),
+        (2, "verifier", "c"), (2, "verifier", "d"), (3, "prover0", "y"), (3, "prover1", "v"),
+        (4, "verifier", "accept"), (4, "verifier", "accept"),
+    ]  # fmt: skip
+
+
+async def test_nip_14_agents_speak_by_any_provider_each_by_its_own(tmp_path):
+    settings = {
+        "llms": {
+            "ours": {"_type": "policy"},
+            "theirs": {"_type": "openai", "base_url": "http://127.0.0.1:1/v1", "model_name": "m"},
+        },
+        "workflow": {"_type": "nip", "agents": {"prover": {"llm": "theirs"}, "verifier": {"llm": "ours"}}},
+    }
+    (tmp_path / "f.yml").write_text(yaml.safe_dump(settings))
+    async with ComponentBuilder(load_config(tmp_path / "f.yml"), REGISTRY) as builder:
+        agents = (await builder.get_workflow()).function.agents
+    assert {name: (agent.llm, agent.is_trainable) for name, agent in agents.items()} == {
+        "prover": ("theirs", False),
+        "verifier": ("ours", True),
+    }
+
+
+async def test_nip_14_what_was_drawn_is_kept_with_its_log_probs():
+    talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False, max_message_rounds=2)), lambda request: "accept")
+    for group in build_groups(await talk.run("collect")):
+        (item,) = [item for item in group[0].episode if item.tokens is not None]
+        assert item.tokens.token_ids == tuple(b"accept")
+        assert len(item.tokens.logprobs) == 6

@@ -1,0 +1,202 @@
+"""Whole runs through OpenPipe ART, from a YAML file, over both protocols and real HTTP, against the stand-in."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from tests.journal_rows import read_rows
+from tests.openai_server import fails, page
+from tests.protocols.art import use_art_adapter
+from tests.protocols.art_service import ARTService
+from tests.protocols.openai_service import after, lost_response
+
+SERVED = {1: "agent-1@{}", 2: "wandb-artifact:///own-team/games/agent-1:step{}"}
+
+
+@pytest.fixture
+def art(monkeypatch):
+    with ARTService() as service:
+        monkeypatch.setenv("ART_KEY", service.key)
+        yield service
+
+
+def jobs_of(project):
+    rows = read_rows(project.run, "SELECT status, ref, data FROM jobs ORDER BY epoch")
+    return [(status, json.loads(ref)["metadata"], json.loads(data)["metadata"]) for status, ref, data in rows]
+
+
+@pytest.mark.parametrize("protocol", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_trains_at_the_backend_and_promotes_the_better_model(project, art, protocol):
+    use_art_adapter(project, art, protocol).set("finetuning.num_epochs", 2)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert f"protocol {protocol} (receives all prompts of the agent and the trajectories)" in result.output
+    summary = project.summary
+    assert (summary["status"], summary["promoted"]) == ("completed", True), summary["reason"]
+    assert summary["improvement"]["ci_low"] > 0
+    assert len(art.jobs) == 2
+    first, second = jobs_of(project)
+    assert [first[1]["base_step"], second[1]["base_step"]] == [0, 1]
+    assert (first[2]["art_step"], first[2]["num_updates"], first[2]["loss"]) == (1, 2, 0.45)
+    versions = summary["policy_versions"]
+    assert [(row["version"], row["num_updates"]) for row in versions] == [(0, 0), (1, 2), (2, 2)]
+    assert len({row["fingerprint"] for row in versions}) == 3
+    collected = read_rows(project.run, "SELECT epoch, data FROM episodes WHERE phase = 'collect'")
+    calls = {(epoch, json.loads(data)["calls"][0]["policy_version"]) for epoch, data in collected}
+    assert calls == {(0, 0), (1, 1)}
+    asked = {body["model"] for body in art.chats}
+    assert asked == {SERVED[protocol].format(step) for step in range(3)}, "the name really served, after each step"
+    promoted = json.loads((project.run / "model" / "openai_model.json").read_text())
+    assert promoted["model"] in asked
+    for path in project.run.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert art.key.encode() not in content, path
+        assert art.inference_key.encode() not in content, path
+
+
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_promoted_model_can_be_evaluated(project, art, protocol):
+    assert use_art_adapter(project, art, protocol).finetune().exit_code == 0
+    art.chats.clear()
+    result = CliRunner().invoke(main, ["eval", "run.yml", "--model", "r", "--limit", "3"])
+    assert result.exit_code == 0, result.output
+    assert {body["model"] for body in art.chats} == {SERVED[protocol].format(1)}
+
+
+def test_a_server_that_names_only_the_model_trains_without_a_verdict(project, art):
+    art.names_steps = False
+    use_art_adapter(project, art, 1).set("finetuning.num_epochs", 2)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert {body["model"] for body in art.chats} == {"agent-1"}
+    assert len({row["fingerprint"] for row in project.summary["policy_versions"]}) == 3
+    assert "the backend does not save its weights" in project.summary["reason"]
+    assert project.summary["promoted"] is None
+
+
+LOST = {"lost": lost_response, "503": after(fails(503)), "html": after(page(502))}
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_a_lost_answer_to_a_submission_starts_no_second_job(project, art, fault):
+    art.faults = {"create": [LOST[fault]]}
+    result = use_art_adapter(project, art, 2).finetune()
+    assert result.exit_code == 0, result.output
+    assert len(art.jobs) == 1
+    assert jobs_of(project)[0][1]["job_id"] == "after-step-0"
+    assert "no answer to a submission" in (project.run / "run.log").read_text()
+
+
+def test_a_response_that_breaks_off_is_found_by_its_step(project, art):
+    art.faults = {"train": [lost_response]}
+    result = use_art_adapter(project, art, 1).finetune()
+    assert result.exit_code == 0, result.output
+    assert len(art.jobs) == 1
+    assert jobs_of(project)[0][2]["art_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "reason"),
+    [(1, "and no new step came within 0.2 s (settle_s)"), (2, "CUDA out of memory")],
+)
+def test_a_failed_job_ends_the_run_with_the_reason(project, art, protocol, reason):
+    art.ends = ["failed"]
+    result = use_art_adapter(project, art, protocol, settle_s=0.2).finetune()
+    assert result.exit_code == 3, result.output
+    assert "the job of epoch 0 ended with status failed" in project.summary["reason"]
+    assert reason in project.summary["reason"]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_an_endpoint_without_log_probs_ends_the_run_without_a_job(project, art, protocol):
+    art.gives_logprobs = False
+    result = use_art_adapter(project, art, protocol).finetune()
+    assert result.exit_code == 3, result.output
+    assert "the inference endpoint returned no log-probs with any of" in project.summary["reason"]
+    assert art.jobs == []
+
+
+def test_a_rejected_key_is_an_environment_failure(project, art, monkeypatch):
+    monkeypatch.setenv("ART_KEY", "sk-canary-wrong")
+    result = use_art_adapter(project, art, 2).finetune()
+    assert result.exit_code == 4
+    assert "401 invalid key ***; check the trainer adapter's backend.api_key" in result.output
+    assert "sk-canary" not in result.output
+
+
+def test_settings_reach_the_server_under_its_names(project, art):
+    training = {"learning_rate": 2e-5, "beta": 0.1, "loss_fn": "ppo", "epsilon": 0.2}
+    use_art_adapter(project, art, 2, training=training)
+    assert project.finetune().exit_code == 0
+    sent = {"learning_rate": 2e-5, "kl_penalty_coef": 0.1, "loss_fn": "ppo", "ppo": True, "epsilon": 0.2}
+    assert art.jobs[0].config == sent
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_settings_that_the_server_does_not_read_are_refused_all_at_once(project, art, protocol):
+    training = {"learning_rat": 1e-5, "epsilon": "wide", "kl_penalty_source": "sample"}
+    use_art_adapter(project, art, protocol, training=training)
+    project.set("finetuning.algorithm", {"_type": "sft"}).set("finetuning.policy", {"lora": {"rank": 4}})
+    result = project.finetune()
+    assert result.exit_code == 2
+    assert "trainer_adapters.adapter.training.learning_rat: " in result.output
+    assert 'did you mean "learning_rate"' in result.output
+    assert "trainer_adapters.adapter.training.epsilon: " in result.output
+    assert "finetuning.algorithm: the ART server trains with its own" in result.output
+    assert "finetuning.policy.lora" in result.output
+    assert ("training.kl_penalty_source" in result.output) is (protocol == 1)
+    assert not art.calls
+
+
+@pytest.mark.parametrize("protocol", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_old_steps_are_deleted_only_where_the_run_folder_no_longer_names_them(project, art, protocol):
+    use_art_adapter(project, art, protocol).set("finetuning.num_epochs", 4)
+    project.set("trainer_adapters.adapter.backend.delete_old_checkpoints", True)
+    project.set("trainers.trainer", {"_type": "epoch", "keep_last": 1})
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    left = sorted(art.models["agent-1"].learnt)
+    assert 0 in left, "the base, which the verdict compares with"
+    assert 4 in left
+    assert len(left) < 5
+
+
+ENTRY = {"_type": "openai", "model_name": "agent-1", "max_tokens": 7}
+
+
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_an_entry_that_names_the_model_is_pointed_at_each_step(project, art, monkeypatch, protocol):
+    """As in a file of the NeMo Agent Toolkit: `_type: openai` with the address of the server and the model's name."""
+    monkeypatch.setenv("INFERENCE_KEY", art.inference_key)
+    use_art_adapter(project, art, protocol)
+    project.settings["llms"] = {"agent": {**ENTRY, "base_url": art.base_url, "api_key": "${INFERENCE_KEY}"}}
+    project.set("finetuning.target_model", "agent").set("finetuning.target_functions", ["<workflow>"])
+    project.write("task.py", AGENT_WITHOUT_LIMIT)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    assert {body["model"] for body in art.chats} == {SERVED[protocol].format(step) for step in range(2)}
+    asked = [body["max_tokens"] for body in art.chats if body["messages"][0]["content"].startswith("say ")]
+    assert set(asked[:20]) == {7}, "the entry's default"
+    assert len(art.jobs) == 1
+
+
+AGENT_WITHOUT_LIMIT = """
+async def agent(item, llm, context):
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+    return reply.choices[0].message.content
+
+def vowels(output, expected):
+    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+"""
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_an_agent_that_calls_another_model_is_refused(project, art, protocol):
+    use_art_adapter(project, art, protocol)
+    project.settings["llms"] = {"agent": {**ENTRY, "model_name": "tiny/base", "base_url": art.base_url}}
+    result = project.finetune()
+    assert result.exit_code == 2
+    assert "so the agent never calls the model that is trained (agent is openai)" in result.output
+    assert "model_name: agent-1" in result.output

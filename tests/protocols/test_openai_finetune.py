@@ -1,0 +1,274 @@
+"""Whole runs through the fine-tuning service, from a YAML file, against the stand-in over HTTP."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.finetuning import (
+    DPOItem,
+    EpisodeItem,
+    Trajectory,
+    TrajectoryBuilder,
+    TrajectoryBuilderConfig,
+    TrajectoryCollection,
+    register_trajectory_builder,
+)
+from tests.journal_rows import read_rows
+from tests.protocols.hosted import use_openai_adapter
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def service(openai_service, monkeypatch):
+    monkeypatch.setenv("STANDIN_KEY", openai_service.key)
+    return openai_service
+
+
+@pytest.fixture
+def hosted(project, service):
+    use_openai_adapter(project, service)
+    return project
+
+
+def jobs_of(project):
+    rows = read_rows(project.run, "SELECT epoch, status, ref, data FROM jobs ORDER BY epoch")
+    return [(epoch, status, json.loads(ref)["metadata"], json.loads(data)) for epoch, status, ref, data in rows]
+
+
+def test_a_run_trains_at_the_service_and_promotes_the_better_model(hosted, service, capfd):
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    assert f"{service.url} (receives all prompts of the agent and the training files)" in result.output
+    assert "hosted by the service, under the name in openai_model.json" in result.output
+    summary = hosted.summary
+    assert (summary["status"], summary["promoted"]) == ("completed", True), summary["reason"]
+    assert summary["improvement"]["ci_low"] > 0
+    first, second = service.jobs.values()
+    assert (first["model"], second["model"]) == ("gpt-test", first["fine_tuned_model"])
+    assert {job["metadata"]["reinforge_run"] for job in (first, second)} == {"r"}
+    versions = summary["policy_versions"]
+    assert [(row["version"], row["num_updates"]) for row in versions] == [(0, 0), (1, None), (2, None)]
+    assert len({row["fingerprint"] for row in versions}) == 3
+    promoted = json.loads((hosted.run / "model" / "openai_model.json").read_text())
+    assert promoted["model"] in (first["fine_tuned_model"], second["fine_tuned_model"])
+    assert promoted["base_model"] == "gpt-test"
+    journal = jobs_of(hosted)
+    assert [(epoch, status) for epoch, status, _, _ in journal] == [(0, "completed"), (1, "completed")]
+    assert [ref["job_id"] for _, _, ref, _ in journal] == [first["id"], second["id"]]
+    assert journal[0][3]["metadata"]["fine_tuned_model"] == first["fine_tuned_model"]
+    rows = [json.loads(line) for line in (hosted.run / "training_metrics.jsonl").read_text().splitlines()]
+    assert [row["policy_version"] for row in rows] == [1, 2]
+    assert [row["canary_difference"] for row in rows] == [None, None], "unknown, not 0"
+    assert rows[0]["num_rows"] == len(service.get_job_rows(first["id"]))
+    assert summary["tokens"]["trained"] == first["trained_tokens"] + second["trained_tokens"]
+    make_collection = read_rows(hosted.run, "SELECT data FROM episodes WHERE phase = 'collect' AND epoch = 1")
+    replies = [json.loads(data)["calls"][0] for (data,) in make_collection]
+    assert {(call["policy_version"], call["token_ids"]) for call in replies} == {(1, None)}
+    for path in hosted.run.rglob("*"):
+        assert not path.is_file() or service.key.encode() not in path.read_bytes(), path
+    assert service.key not in result.output + "".join(capfd.readouterr())
+
+
+def test_the_promoted_model_can_be_evaluated_but_not_chatted_with(hosted, service):
+    assert hosted.finetune().exit_code == 0
+    promoted = json.loads((hosted.run / "model" / "openai_model.json").read_text())["model"]
+    service.chats.clear()
+    result = CliRunner().invoke(main, ["eval", "run.yml", "--model", "r", "--limit", "3"])
+    assert result.exit_code == 0, result.output
+    assert {body["model"] for body in service.chats} == {promoted}
+    refused = CliRunner().invoke(main, ["chat", "runs/r"])
+    assert refused.exit_code == 2
+    assert "refers to a model of a remote service" in refused.output
+
+
+def test_a_model_below_the_margin_is_not_promoted(hosted, service):
+    hosted.set("finetuning.gate.margin", 0.9)
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    assert hosted.summary["promoted"] is False
+    assert not (hosted.run / "model").exists()
+    assert len(service.jobs) == 2
+    assert "no update was made" not in result.output, "the number of optimizer steps is unknown, not 0"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "method"),
+    [({"_type": "dpo"}, "dpo"), ({"_type": "rejection_sampling"}, "supervised")],
+    ids=["dpo", "rejection_sampling"],
+)
+def test_dpo_and_rejection_sampling_run_at_the_service(hosted, service, algorithm, method):
+    hosted.set("finetuning.algorithm", algorithm).set("finetuning.num_epochs", 1)
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    (job,) = service.jobs.values()
+    assert (job["status"], job["method"]["type"]) == ("succeeded", method)
+    assert hosted.summary["final"]["mean"] > hosted.summary["baseline"]["mean"]
+
+
+COLUMNS = {"sft": {"completion": "aeiou"}, "dpo": {"chosen": "aeiou", "rejected": "xyz"}}
+
+
+@pytest.mark.parametrize("algorithm", COLUMNS)
+def test_rows_of_a_dataset_are_sent_unchanged(hosted, service, algorithm):
+    rows = [{"id": row["id"], "prompt": row["question"], **COLUMNS[algorithm]} for row in hosted.rows]
+    hosted.rows = None
+    hosted.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    hosted.set("trajectory_builders.builder", {"_type": "dataset", "examples_per_epoch": 12})
+    hosted.set("finetuning.algorithm", {"_type": algorithm}).set("finetuning.num_epochs", 1)
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    (job,) = service.jobs.values()
+    sent = service.get_job_rows(job["id"])
+    assert len(sent) == 12
+    if algorithm == "sft":
+        assert sent[0]["messages"][1] == {"role": "assistant", "content": "aeiou", "weight": 1}
+    else:
+        assert sent[0]["preferred_output"] == [{"role": "assistant", "content": "aeiou"}]
+
+
+class OwnBuilderConfig(TrajectoryBuilderConfig, name="test_own_messages"):
+    """The configuration of a user's builder that writes its own episodes."""
+
+    pairs: bool = False
+
+
+class OwnBuilder(TrajectoryBuilder):
+    """Builds trajectories from plain messages marked as trained, or from pairs; there are no tokens or model calls."""
+
+    async def start_run(self, run_id, meta=None):
+        pass
+
+    async def finalize(self, run_id, meta=None):
+        make = self._pair if self.trajectory_builder_config.pairs else self._episode
+        return TrajectoryCollection(trajectories=[[make(number)] for number in range(12)], run_id=run_id)
+
+    def _pair(self, number):
+        pair = DPOItem(prompt=f"say {number}", chosen_response="aeiou", rejected_response="xyz")
+        return Trajectory(episode=[pair], reward=0.0)
+
+    def _episode(self, number):
+        episode = [
+            EpisodeItem(role="user", content=f"say {number}"),
+            EpisodeItem(role="assistant", content="hm"),
+            EpisodeItem(role="environment", content="continue"),
+            EpisodeItem(role="assistant", content="aeiou", trained=True),
+        ]
+        return Trajectory(episode=episode, reward=1.0)
+
+
+@register_trajectory_builder(config_type=OwnBuilderConfig)
+async def own_builder(config, builder):
+    yield OwnBuilder(config)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_custom_builder_needs_no_tokens(hosted, service, pairs):
+    hosted.set("trajectory_builders.builder", {"_type": "test_own_messages", "pairs": pairs})
+    hosted.set("finetuning.algorithm", {"_type": "dpo" if pairs else "sft"}).set("finetuning.num_epochs", 1)
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    (job,) = service.jobs.values()
+    first = service.get_job_rows(job["id"])[0]
+    if pairs:
+        assert first["preferred_output"] == [{"role": "assistant", "content": "aeiou"}]
+    else:
+        assert [(m["role"], m.get("weight")) for m in first["messages"]] == [
+            ("user", None), ("assistant", 0), ("user", None), ("assistant", 1)
+        ]  # fmt: skip
+    assert hosted.summary["policy_versions"][-1]["version"] == 1
+
+
+def test_a_failed_job_ends_the_run_with_the_services_message(hosted, service):
+    service.ends = ["succeeded", "failed"]
+    result = hosted.finetune()
+    assert result.exit_code == 3
+    reason = hosted.summary["reason"]
+    assert "the job of epoch 1 ended with status failed: ftjob-" in reason
+    assert "server_error: The job failed due to an internal error" in reason
+
+
+def test_too_few_rows_end_the_run_without_cost(hosted, service):
+    hosted.set("trajectory_builders.builder.examples_per_epoch", 2)
+    result = hosted.finetune()
+    assert result.exit_code == 3
+    assert "but a job needs at least 10 (min_examples)" in hosted.summary["reason"]
+    assert service.jobs == service.files == {}
+
+
+def test_a_rejected_key_is_an_environment_failure(hosted, service, monkeypatch):
+    monkeypatch.setenv("STANDIN_KEY", "sk-canary-wrong")
+    result = hosted.finetune()
+    assert result.exit_code == 4
+    assert "401 invalid_api_key: Incorrect API key provided: ***" in result.output
+    assert "sk-canary" not in result.output
+
+
+def test_a_reply_of_another_model_ends_the_run(hosted, service):
+    class Impostor(dict):
+        def get(self, name, default=None):
+            return "gpt-test" if name.startswith("ft:") else default
+
+    service.serves = Impostor()
+    result = hosted.finetune()
+    assert result.exit_code == 4
+    assert "but 'gpt-test-2026-01-01' replied" in hosted.summary["reason"]
+
+
+def test_smoke_is_rejected(hosted, service):
+    result = hosted.finetune("--smoke")
+    assert result.exit_code == 2
+    assert "finetuning.policy.batch.steps_per_job" in result.output
+    assert "--smoke" in result.output
+    assert not service.calls
+
+
+def test_a_run_needs_no_torch(hosted, service):
+    """With torch, transformers, peft and safetensors blocked."""
+    hosted.write_files()
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'peft', 'safetensors'): sys.modules[name] = None\n"
+        "from reinforge.cli import main\n"
+        "main(['finetune', 'run.yml', '--run_name', 'r'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(hosted.folder)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hosted.summary["promoted"] is True
+
+
+def test_a_resumed_run_continues_with_the_last_epochs_model(hosted, service):
+    """Stopped by its token limit after the first epoch; the stand-in gets one job per epoch."""
+    hosted.set("finetuning.limits", {"max_tokens": 100})
+    stopped = hosted.finetune()
+    assert stopped.exit_code == 5, stopped.output
+    before = list(service.jobs)
+    arguments = ["finetune", "--resume", str(hosted.run), "-o", "finetuning.limits.max_tokens", "1000000"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert len(service.jobs) == 2
+    assert list(service.jobs)[: len(before)] == before
+    assert hosted.summary["promoted"] is True
+
+
+def test_the_block_of_the_page_trains(hosted, service, monkeypatch):
+    """The YAML block of docs/remote.md, with endpoint and key from the environment."""
+    monkeypatch.setenv("OPENAI_BASE_URL", service.url)
+    monkeypatch.setenv("OPENAI_API_KEY", service.key)
+    page = (ROOT / "docs" / "remote.md").read_text(encoding="utf-8")
+    shown = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    hosted.settings["trainer_adapters"] = shown["trainer_adapters"]
+    hosted.settings["trainer_adapters"]["service"]["poll_interval_s"] = 0.01
+    hosted.settings["finetuning"] |= {**shown["finetuning"], "num_epochs": 1}
+    result = hosted.finetune()
+    assert result.exit_code == 0, result.output
+    (job,) = service.jobs.values()
+    assert (job["model"], job["user_provided_suffix"]) == ("gpt-4.1-mini", "support-agent")

@@ -1,0 +1,265 @@
+"""The real vLLM, on the CPU: `make vllm` installs it in an environment of its own and runs this.
+
+With REINFORGE_RECORD=1 its answers are written to tests/data/vllm_answers.json, which the stand-in is compared with.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.errors import ContextOverflow, JobFailed
+from reinforge.rollout.models.openai_config import EndpointConfig
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
+from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments
+from reinforge.types.request import Grammar, ModelRequest, SamplingParams
+from tests.models import make_tiny_model
+from tests.scale.vllm_answers import ANSWERS, record_answers
+from tests.scale.vllm_jobs import build_run_config, prompt, sample_group, train
+
+PYTHON = os.environ.get("REINFORGE_VLLM_PYTHON")
+ROOT = Path(__file__).parents[2]
+SIZES = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 256}
+"""vLLM's attention on a CPU has heads of 32 numbers and more."""
+GONE_S = 15.0
+KEY = "k-1234567890"
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(PYTHON is None, reason="needs vLLM: make vllm"),
+]
+
+
+def build_adapter():
+    launch = {"python": PYTHON, "arguments": {"enforce_eager": True}}
+    return LocalAdapter(LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch}), GRPO(GRPOConfig()))
+
+
+def report(text):
+    """Shows a figure; `make vllm` prints what the tests write."""
+    sys.stdout.write(f"{text}\n")
+
+
+async def run_jobs(adapter, count, first=0):
+    """Trains and checks that each reply is of the newest weights, with the learner's log-probs."""
+    policy = adapter.policy()
+    for job in range(first, first + count):
+        temperature = (1.0, 0.7)[job % 2]
+        groups = [await sample_group(policy, number, job, temperature) for number in range(3)]
+        replies = [each.episode[1].logprobs for group in groups for each in group]
+        assert {each.policy_version for each in replies} == {job}
+        if temperature == 1.0:
+            rows = await policy.score([[*each.prompt_token_ids, *each.token_ids] for each in replies])
+            for row, each in zip(rows, replies, strict=True):
+                assert row[-len(each.token_ids) :] == pytest.approx(each.logprobs, abs=1e-4)
+        status = await train(adapter, groups, job)
+        assert status.metadata["mismatch"] < 1e-4, "log-probs after temperature, too"
+
+
+async def publish_without(adapter, monkeypatch, version, **methods):
+    """Publishes the weights of a job with some calls replaced; the canary must find it. Then publishes them again."""
+    policy = adapter.policy()
+    groups = [await sample_group(policy, number, version - 1) for number in range(3)]
+    with monkeypatch.context() as patch:
+        for name, method in methods.items():
+            patch.setattr(VLLMClient, name, method)
+        with pytest.raises(JobFailed) as failure:
+            await train(adapter, groups, version - 1)
+    await policy.publish(version)
+    return str(failure.value)
+
+
+async def reload_plainly(client, folder):
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    await client.endpoint.call("POST", "/collective_rpc", body=body)
+
+
+async def pause_and_keep_the_cache(client):
+    await client.endpoint.call("POST", "/pause", query={"mode": "wait", "clear_cache": "false"})
+
+
+async def reset_nothing(client):
+    pass
+
+
+async def test_all_weights_tied(tmp_path, monkeypatch):
+    model = make_tiny_model(tmp_path / "model", "llama", tie_word_embeddings=True, **SIZES)
+    adapter = build_adapter()
+    await adapter.initialize(build_run_config(model))
+    try:
+        await run_jobs(adapter, 2)
+        failure = await publish_without(adapter, monkeypatch, 3, reload_weights=reload_plainly)
+        assert "also without its prefix cache" in failure
+        report(f"tied output layer by reload_weights: {failure}")
+        calls = {"pause": pause_and_keep_the_cache, "reset_prefix_cache": reset_nothing}
+        failure = await publish_without(adapter, monkeypatch, 4, **calls)
+        assert "prefix cache still holds keys of older weights" in failure
+        report(f"stale keys: {failure}")
+        await run_jobs(adapter, 1, first=4)
+        await check_settings(adapter.policy())
+        if os.environ.get("REINFORGE_RECORD"):
+            await record_answers(adapter._sampler._client.endpoint, adapter._sampler._sent[0], model)
+            assert json.loads(ANSWERS.read_text())
+    finally:
+        await adapter.cleanup()
+
+
+async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, monkeypatch):
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=False, **SIZES)
+    settings = ServedModelSettings(model, "float32", 256, 16, 0, lora_rank=4, kv_cache_bytes=2**30)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    guard = ["--middleware", "reinforge_vllm.KeyGuard", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {**os.environ, **SWITCHES, "VLLM_API_KEY": KEY, "PYTHONPATH": str(PLUGIN)}
+    log = (tmp_path / "log").open("wb")
+    server = subprocess.Popen(
+        [PYTHON, "-m", MODULE, *build_arguments(settings, {"enforce_eager": True}), *guard],
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await wait_for(url, server)
+        sampler = {"_type": "vllm", "url": url, "api_key": KEY, "folder": str(tmp_path)}
+        adapter = LocalAdapter(LocalAdapterConfig(sampler=sampler), GRPO(GRPOConfig()))
+        await adapter.initialize(build_run_config(model, lora={"rank": 4}))
+        try:
+            await run_jobs(adapter, 2)
+            assert len(list(tmp_path.glob("reinforge-*/reinforge-*"))) == 1, "older weights are removed"
+        finally:
+            await adapter.cleanup()
+        assert not list(tmp_path.glob("reinforge-*"))
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+async def wait_for(url, server):
+    endpoint = OpenAIEndpoint(EndpointConfig(), url)
+    while True:
+        assert server.poll() is None
+        try:
+            await endpoint.send("GET", "/health")
+        except RetryableError:
+            await asyncio.sleep(0.5)
+        else:
+            return await endpoint.close()
+
+
+async def test_all_weights_untied(tmp_path):
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=False, **SIZES)
+    adapter = build_adapter()
+    await adapter.initialize(build_run_config(model))
+    try:
+        await run_jobs(adapter, 3)
+    finally:
+        await adapter.cleanup()
+
+
+async def test_two_adapters(tmp_path):
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
+    launch = {"python": PYTHON, "arguments": {"enforce_eager": True}}
+    config = LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch})
+    adapter = LocalAdapter(config, GRPO(GRPOConfig()), adapters=("solver", "critic"))
+    await adapter.initialize(build_run_config(model, lora={"rank": 4}))
+    try:
+        policy = adapter.policy()
+        solver, critic = policy.get_policy("solver"), policy.get_policy("critic")
+        before = [each.episode[1].logprobs.logprobs for each in await sample_group(critic, 1)]
+        for job in range(2):
+            groups = [await sample_group(solver, number, job) for number in range(3)]
+            for trajectory in (each for group in groups for each in group):
+                trajectory.model_group = "solver"
+            await train(adapter, groups, job)
+        after = await sample_group(critic, 1)
+        assert {each.episode[1].logprobs.policy_version for each in after} == {2}
+        for old, new in zip(before, after, strict=True):
+            assert old == pytest.approx(new.episode[1].logprobs.logprobs, abs=1e-4), "this one was not trained"
+    finally:
+        await adapter.cleanup()
+
+
+async def check_settings(policy):
+    """What an agent may ask for is what the embedded sampler would do."""
+
+    async def ask(**settings):
+        request = {name: settings.pop(name) for name in ("grammar", "num_top_logprobs", "prompt") if name in settings}
+        return await policy.sample(ModelRequest(prompt(2), SamplingParams(**settings), **request))
+
+    greedy = [await ask(temperature=0.0, max_tokens=8, num_top_logprobs=3) for _ in range(2)]
+    assert greedy[0].tokens.token_ids == greedy[1].tokens.token_ids
+    tops = greedy[0].tokens.top_logprobs
+    assert [len(each) for each in tops] == [3] * 8
+    assert [each[0].logprob for each in tops] == list(greedy[0].tokens.logprobs)
+    seeded = [await ask(seed=5, max_tokens=8) for _ in range(2)]
+    assert seeded[0].tokens.token_ids == seeded[1].tokens.token_ids
+    text = greedy[0].message["content"]
+    stopped = await ask(temperature=0.0, max_tokens=8, stop=(text[2:4],))
+    assert stopped.message["content"] == text[: text.index(text[2:4])]
+    assert stopped.finish_reason == "stop"
+    assert len((await ask(max_tokens=3, logit_bias=((1, -100.0),))).tokens.token_ids) == 3
+    biased = await ask(max_tokens=3, logit_bias=((40, 100.0),))
+    assert set(biased.tokens.token_ids) == {40}
+    assert biased.tokens.restricted
+    assert biased.tokens.supports is None
+    await ask(max_tokens=3, frequency_penalty=1.0, presence_penalty=0.5)
+    chosen = await ask(max_tokens=60, grammar=Grammar("regex", "(yes|no)"), seed=3)
+    assert chosen.message["content"] in ("yes", "no")
+    assert all(len(each) for each in chosen.tokens.supports.sets)
+    with pytest.raises(ContextOverflow):
+        await ask(prompt=(7,) * 300)
+
+
+RUN = """
+import asyncio, sys
+sys.path.insert(0, {root!r})
+from tests.scale.real_vllm import test_real_server as own
+
+async def main():
+    adapter = own.build_adapter()
+    await adapter.initialize(own.build_run_config({model!r}))
+    print(adapter._sampler._process._process.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def list_shared_memory():
+    folder = Path("/dev/shm")
+    names = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if "psm" in name or "vllm" in name}
+
+
+def test_nothing_is_left_when_the_run_is_killed(tmp_path):
+    model = make_tiny_model(tmp_path / "model", "llama", **SIZES)
+    shared = list_shared_memory()
+    code = RUN.format(root=str(ROOT), model=str(model))
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    watcher = psutil.Process(int(run.stdout.readline().split()[0]))
+    processes = [watcher, *watcher.children(recursive=True)]
+    assert len(processes) >= 4, "the watcher, the server, its engine and its worker"
+    run.send_signal(signal.SIGKILL)
+    run.wait(10)
+    started = time.monotonic()
+    while alive := [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() - started < GONE_S, alive
+        time.sleep(0.1)
+    report(f"{len(processes)} processes were gone after {time.monotonic() - started:.1f} s")
+    left = list_shared_memory() - shared
+    assert not left
+    asyncio.run(asyncio.sleep(0))

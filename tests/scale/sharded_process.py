@@ -1,0 +1,137 @@
+"""One of several processes that train one model together: what `tests/scale/test_sharding.py` starts.
+
+Arguments: rank, size, address, and a JSON object with what to do. The first process prints the port at which the others
+reach it, trains, and writes what a test compares.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from reinforge.config.policy import PolicyConfig
+from reinforge.engine import Engine
+from reinforge.engine.devices import MemoryUse
+from reinforge.engine.losses.base import register_loss
+from reinforge.engine.training import memory_need
+from reinforge.engine.training.data_parallel import DataParallel, PeerFailed, listen
+from reinforge.engine.training.learner import Learner
+from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
+from reinforge.engine.training.sharding import ShardedModel
+from reinforge.types.sample import LossSpec, Needs
+from tests.samples import random_samples
+
+LOOPBACK = "127.0.0.1"
+
+
+def connect(rank, size, port, timeout_s=60.0):
+    if size == 1:
+        return None
+    listener = listen(LOOPBACK) if rank == 0 else None
+    if listener is not None:
+        port = listener.getsockname()[1]
+        sys.stdout.write(f"{port}\n")
+        sys.stdout.flush()
+    return DataParallel(rank, size, (LOOPBACK, port), listener, timeout_s=timeout_s)
+
+
+def switch_off(safety):
+    """Takes one safety out, for a test that shows what happens then."""
+    if safety == "norm of all shards":
+        Learner.measure_norm = ScheduledOptimizer.measure_norm
+    elif safety == "passes of the others":
+        Learner._list_passes = lambda self, samples: [*self._micro_batches(samples)]
+    elif safety == "sum of gradients":
+        ShardedModel.take_gradients = lambda self: None
+
+
+def load(job):
+    config = PolicyConfig.model_validate(job["policy"])
+    return Engine.load(config, seed=0, device="cpu", **job.get("settings", {}))
+
+
+def train(engine, job, number):
+    samples = random_samples(job.get("num_samples", 9), number + 1)
+    loss = LossSpec(job["loss"], job.get("params", {}))
+    engine.begin_job()
+    for row, sample in enumerate(samples):
+        sample.returns = None if not job.get("critic") else sample.advantages
+        sample.reward = float(row % 2)
+        if job.get("pairs"):
+            sample.pair_id = f"p{row // 2}"
+    if job.get("reference"):
+        engine.score(samples, Needs(ref_logprobs=True))
+    if job.get("critic"):
+        engine.score(samples, Needs(values=True))
+    report = engine.update(samples, loss, progress_start=number / 4, progress_end=(number + 1) / 4)
+    engine.end_job()
+    return report
+
+
+def fail_in_one(engine, rank):
+    """Lets the loss fail in the second process only; returns the error, after the job is undone."""
+
+    @register_loss("test_bad_in_one")
+    def bad(batch, logprobs_BT):
+        if rank == 1:
+            raise ValueError("bad")
+        return -logprobs_BT
+
+    before = engine.fingerprint()
+    engine.begin_job()
+    try:
+        engine.update(random_samples(9, 5), LossSpec("test_bad_in_one"), progress_start=0.0, progress_end=0.1)
+    except (ValueError, PeerFailed) as error:
+        engine.rollback()
+        assert engine.fingerprint() == before
+        return f"{type(error).__name__}: {error}"
+
+
+def measure_bytes(engine):
+    learner = engine.learner
+    held = [*learner.parameters.values(), *learner.state().values()]
+    return sum(each.numel() * each.element_size() for each in held)
+
+
+def main():
+    rank, size, port, job = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    out = Path(job["out"])
+    switch_off(job.get("without"))
+    if "memory" in job:
+        memory_need.measure_memory = lambda device: MemoryUse("cpu", 0, job["memory"])
+    with load(job) as engine:
+        peers = connect(rank, size, port, job.get("timeout_s", 60.0))
+        held = engine.join_peers(peers, job.get("sharding", "full")) if peers is not None else "alone"
+        if job.get("resume"):
+            engine.load_weights(job["resume"])
+        failure = fail_in_one(engine, rank) if job.get("fails") else None
+        reports = [train(engine, job, number) for number in range(job.get("jobs", 3))]
+        if job.get("rollback"):
+            before = engine.fingerprint()
+            engine.begin_job()
+            engine.update(random_samples(9, 77), LossSpec(job["loss"]), progress_start=0.0, progress_end=0.1)
+            assert engine.fingerprint() != before
+            engine.rollback()
+            assert engine.fingerprint() == before
+            assert {str(p.device) for p in engine.model.module.parameters()} == {"cpu"}
+        if rank == 0:
+            engine.save(out, len(reports))
+            torch.save(engine.model.trained_parameters, out / "weights.pt")
+        else:
+            engine.gather_state()
+        found = {
+            "held": held,
+            "failure": failure,
+            "fingerprint": engine.fingerprint(),
+            "metrics": reports[-1].metrics,
+            "updates": [each.num_updates for each in reports],
+            "bytes": measure_bytes(engine),
+        }
+        (out.parent / f"found-{rank}.json").write_text(json.dumps(found))
+        if peers is not None:
+            peers.close()
+
+
+if __name__ == "__main__":
+    main()

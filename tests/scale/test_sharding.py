@@ -1,0 +1,125 @@
+"""Processes that divide one model among them make the steps of one process (FSDP2 over gloo, real processes)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+OPTIMIZER = {"learning_rate": 3e-3, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
+
+
+def run(folder, size, job, *, may_fail=False):
+    """Runs a job in `size` processes; returns what each found, and the trained weights; None if one failed and may."""
+    folder.mkdir(parents=True)
+    text = json.dumps({**job, "out": str(folder / "checkpoint")})
+
+    def start(rank, port):
+        command = [sys.executable, "-m", "tests.scale.sharded_process", str(rank), str(size), str(port), text]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    first = start(0, 0)
+    port = first.stdout.readline().strip() if size > 1 else 0
+    processes = [first, *(start(rank, port) for rank in range(1, size))]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    if may_fail and any(process.returncode for process in processes):
+        return None, None
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(err[-3000:] for _, err in outputs)
+    found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
+    return found, torch.load(folder / "checkpoint" / "weights.pt", weights_only=True)
+
+
+def measure_distance(a, b):
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).detach().abs().max()) for name in a)
+
+
+def make_job(model, loss="clipped_pg", policy=None, **job):
+    batch = {"steps_per_job": 2, "micro_batch_tokens": 64}
+    settings = {"model": str(model), "optimizer": OPTIMIZER, "batch": batch, "schedule": {"warmup_steps": 0}}
+    return {"policy": {**settings, **(policy or {})}, "loss": loss, **job}
+
+
+@pytest.mark.parametrize(
+    ("size", "policy"),
+    [
+        (2, {"activation_checkpointing": True}),
+        (4, {}),
+        (2, {"lora": {"rank": 4}}),
+        pytest.param(4, {"lora": {"rank": 3}}, marks=pytest.mark.fault),
+    ],
+    ids=["full-2", "full-4", "lora-2", "lora-4"],
+)
+def test_shards_train_as_the_whole_model(tiny_model_dir, tmp_path, size, policy):
+    job = make_job(tiny_model_dir, policy=policy, rollback=True)
+    [alone], expected = run(tmp_path / "one", 1, job)
+    found, weights = run(tmp_path / "shards", size, job)
+    assert {each["held"] for each in found} == {"full"}
+    assert measure_distance(expected, weights) < 1e-5
+    assert len({each["fingerprint"] for each in found}) == 1
+    assert found[0]["metrics"] == pytest.approx(alone["metrics"], rel=1e-3, abs=1e-5)
+    assert all(each["bytes"] < 1.2 * alone["bytes"] / size for each in found)
+
+
+def test_low_precision_has_its_float32_copies_divided(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, policy={"dtype": "bfloat16"})
+    [alone], expected = run(tmp_path / "one", 1, job)
+    found, weights = run(tmp_path / "shards", 2, job)
+    assert measure_distance(expected, weights) < 0.01, "gradients are rounded to 8 bits before they are added"
+    assert len({each["fingerprint"] for each in found}) == 1
+    assert all(each["bytes"] < 0.6 * alone["bytes"] for each in found)
+
+
+def test_one_process_resumes_what_several_have_saved(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir)
+    run(tmp_path / "shards", 2, job)
+    after = {**job, "resume": str(tmp_path / "shards" / "checkpoint"), "jobs": 1}
+    _, expected = run(tmp_path / "one", 1, after)
+    _, weights = run(tmp_path / "again", 2, after)
+    assert measure_distance(expected, weights) < 1e-5
+    moments = [load_moments(tmp_path / name) for name in ("one", "again")]
+    assert measure_distance(*moments) < 1e-5
+
+
+def load_moments(folder):
+    return load_file(folder / "checkpoint" / "training" / "optimizer.safetensors")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("safety", ["norm of all shards", "sum of gradients"])
+def test_without_one_of_its_sums_the_step_is_another(tiny_model_dir, tmp_path, safety):
+    optimizer = {**OPTIMIZER, "max_grad_norm": 0.01}
+    job = make_job(tiny_model_dir, policy={"optimizer": optimizer}, jobs=1)
+    _, expected = run(tmp_path / "one", 1, job)
+    _, right = run(tmp_path / "right", 2, job)
+    assert measure_distance(expected, right) < 1e-5
+    _, weights = run(tmp_path / "wrong", 2, {**job, "without": safety}, may_fail=safety != "norm of all shards")
+    assert weights is None or measure_distance(expected, weights) > 1e-4
+
+
+@pytest.mark.fault
+def test_without_passes_for_the_others_they_wait_until_the_time_is_up(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, jobs=1, num_samples=3, timeout_s=5, without="passes of the others")
+    found, _ = run(tmp_path / "wrong", 2, job, may_fail=True)
+    assert found is None
+
+
+def test_several_processes_without_enough_memory_divide_the_model(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, jobs=1, sharding="auto")
+    found, _ = run(tmp_path / "enough", 2, job)
+    assert {each["held"] for each in found} == {"replicate"}
+    found, _ = run(tmp_path / "scarce", 2, {**job, "memory": 1})
+    assert {each["held"] for each in found} == {"full"}
+
+
+def test_a_loss_that_fails_in_one_process_fails_the_job_in_all_and_the_next_one_works(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, jobs=1)
+    _, expected = run(tmp_path / "one", 1, job)
+    found, weights = run(tmp_path / "shards", 2, {**job, "fails": True})
+    assert [each["failure"] for each in found] == ["PeerFailed: process 1 of 2 failed in this step", "ValueError: bad"]
+    assert measure_distance(expected, weights) < 1e-5

@@ -1,0 +1,215 @@
+"""A vLLM server that a run starts: it ends with the run, however the run ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.errors import BackendUnavailable
+from reinforge.scale.vllm import process as vllm_process
+from tests.scale.vllm_jobs import build_run_config, sample_group, train
+
+ROOT = Path(__file__).parents[2]
+GONE_S = 15.0
+
+
+@pytest.fixture
+def python(tmp_path):
+    """The interpreter of an environment in which the stand-in is installed as vLLM."""
+    program = tmp_path / "env" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "env" / "lib" / "python3.11" / "site-packages" / "vllm-0.32.0.dist-info").mkdir(parents=True)
+    return program
+
+
+def build_adapter(python, **environment):
+    paths = os.pathsep.join([str(ROOT / "tests" / "vllm_standin"), str(ROOT)])
+    launch = {"python": str(python), "environment": {"PYTHONPATH": paths, **environment}}
+    return LocalAdapter(LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch}), GRPO(GRPOConfig()))
+
+
+def find_processes(adapter):
+    """Returns the server's processes: the one that watches, the server, and what the server started."""
+    watcher = psutil.Process(adapter._sampler._process._process.pid)
+    found = [watcher, *watcher.children(recursive=True)]
+    assert len(found) == 3, found
+    return found
+
+
+def wait_until_gone(processes):
+    deadline = time.monotonic() + GONE_S
+    while alive := list(filter(runs, processes)):
+        if time.monotonic() > deadline:
+            return alive
+        time.sleep(0.05)
+    return []
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_model_dir):
+    adapter = build_adapter(python)
+    await adapter.initialize(build_run_config(tiny_model_dir, kv_cache_mb=2048))
+    try:
+        groups = [await sample_group(adapter.policy(), number) for number in range(3)]
+        await train(adapter, groups, 0)
+        assert (await sample_group(adapter.policy(), 1))[0].episode[1].logprobs.policy_version == 1
+        processes, folder = find_processes(adapter), adapter._sampler._process.folder
+        assert folder.stat().st_mode & 0o077 == 0, "nobody else reaches the socket"
+        assert not list((folder / "model").glob("*.safetensors")), "the server has read the first weights"
+        assert len(list(folder.glob("reinforge-*"))) == 1, "older weights are removed"
+        command = processes[1].cmdline()
+        assert command[command.index("--kv-cache-memory-bytes") + 1] == str(2048 * 2**20)
+        assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
+    finally:
+        await adapter.cleanup()
+    assert not wait_until_gone(processes)
+    assert not folder.exists()
+
+
+async def test_a_server_that_cannot_start_is_an_error_with_its_log(python, tiny_model_dir):
+    adapter = build_adapter(python, STANDIN_FAILS="ValueError: no such head size: 8")
+    with pytest.raises(
+        BackendUnavailable, match=r"the vLLM server ended with exit code 1; .*\nValueError: no such head"
+    ):
+        await adapter.initialize(build_run_config(tiny_model_dir))
+    assert adapter.engine is None
+
+
+@pytest.mark.slow
+async def test_a_server_that_dies_takes_its_processes_along_and_is_an_error(python, tiny_model_dir):
+    adapter = build_adapter(python)
+    await adapter.initialize(build_run_config(tiny_model_dir))
+    try:
+        watcher, server, engine = find_processes(adapter)
+        server.kill()
+        assert not wait_until_gone([watcher, engine])
+        with pytest.raises(BackendUnavailable, match="the vLLM server ended with exit code 137; the end of its"):
+            await sample_group(adapter.policy(), 1)
+    finally:
+        await adapter.cleanup()
+
+
+RUN = """
+import asyncio, json, sys
+sys.path.insert(0, {root!r})
+from tests.scale import test_vllm_launch as own
+from tests.scale.vllm_jobs import build_run_config
+
+async def main():
+    adapter = own.build_adapter({python!r})
+    await adapter.initialize(build_run_config({model!r}))
+    print(json.dumps([each.pid for each in own.find_processes(adapter)] + [str(adapter._sampler._process.folder)]))
+    sys.stdout.flush()
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(True, id="supervised", marks=pytest.mark.slow),
+        pytest.param(False, id="mutation", marks=pytest.mark.fault),
+    ],
+)
+def test_a_launched_server_ends_when_the_run_is_killed(python, tiny_model_dir, tmp_path, kept):
+    """The mutation: a process that watches nothing, as if vLLM had been started directly."""
+    code = RUN.format(root=str(ROOT), python=str(python), model=str(tiny_model_dir))
+    if not kept:
+        lonely = "import subprocess, sys, time; subprocess.Popen(sys.argv[3:]); time.sleep(600)"
+        file = tmp_path / "supervise.py"
+        file.write_text(lonely)
+        plugin = f"from reinforge.scale.vllm import process as vllm_process; vllm_process.SUPERVISOR = {str(file)!r}"
+        code = code.replace("import asyncio, json, sys\n", f"import asyncio, json, sys\n{plugin}\n")
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    *pids, folder = json.loads(run.stdout.readline())
+    processes = [psutil.Process(pid) for pid in pids]
+    started = time.monotonic()
+    run.send_signal(signal.SIGKILL)
+    run.wait(10)
+    if kept:
+        assert not wait_until_gone(processes)
+        assert time.monotonic() - started < GONE_S
+        assert not Path(folder).exists()
+        return
+    assert all(map(runs, processes))
+    for process in processes:
+        process.kill()
+    shutil.rmtree(folder)
+
+
+def test_the_servers_environment_has_no_key_of_ours(monkeypatch, python, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    adapter = build_adapter(python, EXTRA="1")
+    process = vllm_process.VLLMProcess(adapter.adapter_config.sampler.launch, tmp_path)
+    found = process._build_environment()
+    assert not {"OPENAI_API_KEY", "VLLM_API_KEY"} & found.keys()
+    assert (found["VLLM_LOGGING_LEVEL"], found["CUDA_VISIBLE_DEVICES"], found["EXTRA"]) == ("DEBUG", "1", "1")
+    assert found["PYTHONPATH"].split(os.pathsep)[0] == str(vllm_process.PLUGIN)
+    process.folder.rmdir()
+
+
+def list_marked(mark):
+    """Returns the processes that carry a mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK_OF_TEST") == mark and runs(process):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python, monkeypatch):
+    """The whole command: killed in its second epoch, nothing is left of the server, and a new one goes on."""
+    mark = str(project.folder)
+    paths = os.pathsep.join([str(ROOT / "tests" / "vllm_standin"), str(ROOT)])
+    launch = {"python": str(python), "environment": {"PYTHONPATH": paths, "MARK_OF_TEST": mark}}
+    project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
+    project.set("finetuning.num_epochs", 3).set("trajectory_builders.builder.examples_per_epoch", 4)
+    project.rows = project.rows[:16]
+    project.write_files()
+    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml"]
+    run = subprocess.Popen([*command, "--run_name", "r"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists() or not metrics.read_text().strip():
+        assert run.poll() is None, run.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(list_marked(mark)) >= 2, "the server and what it started"
+    run.kill()
+    run.communicate()
+    killed = time.monotonic()
+    while left := list_marked(mark):
+        assert time.monotonic() - killed < GONE_S, left
+        time.sleep(0.1)
+    done = subprocess.run([*command, "--resume", "r"], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    assert list_marked(mark) == []

@@ -1,0 +1,148 @@
+"""What one client cannot do to a server: bodies without end, slow bytes, too many calls, too large calls."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from reinforge.serving.routes import ServerLimits
+from tests.doubles import ScriptedPolicy
+from tests.serving.serving import http, says, serve, wait_for
+
+ASK = {"model": "m", "messages": says("hi")}
+CHAT = "/v1/chat/completions"
+
+
+async def ask(app, **fields):
+    async with http(app) as client:
+        return await client.post(CHAT, json={**ASK, **fields})
+
+
+async def send_raw(app, *pieces):
+    """Returns what the server answers to bytes, until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    received = b""
+    with contextlib.suppress(ConnectionResetError):  # it may not have read all that was sent
+        while piece := await reader.read(1 << 16):
+            received += piece
+    writer.close()
+    return received
+
+
+def head(app, *lines):
+    first = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1:{app.port}\r\n"
+    return (first + "".join(f"{line}\r\n" for line in lines) + "\r\n").encode()
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_read():
+    async with serve({"m": ScriptedPolicy()}, limits=ServerLimits(max_body_bytes=1000)) as app:
+        response = await ask(app, user="x" * 2000)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+        announced = await send_raw(app, head(app, "content-length: 10000000000"))
+        assert announced.startswith(b"HTTP/1.1 413")
+
+
+async def test_a_body_of_unknown_length_is_read_up_to_the_limit():
+    async def endless():
+        for _ in range(1000):
+            yield b" " * 100
+
+    async with serve({"m": ScriptedPolicy()}, limits=ServerLimits(max_body_bytes=1000)) as app, http(app) as client:
+        assert (await client.post(CHAT, content=endless())).status_code == 413
+
+
+async def test_a_slow_body_is_given_up():
+    async with serve({"m": ScriptedPolicy()}, limits=ServerLimits(body_timeout_s=0.05)) as app:
+        assert (await send_raw(app, head(app, "content-length: 100"), b"{")).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_slow_head_is_given_up():
+    async with serve({"m": ScriptedPolicy()}, limits=ServerLimits(idle_timeout_s=0.05)) as app:
+        assert await send_raw(app, b"POST /v1/chat/comp") == b""
+
+
+async def test_json_that_is_nested_too_deeply_is_refused():
+    async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
+        for body in (b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]"):
+            response = await client.post(CHAT, content=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 9}, "max_tokens"),
+        ({"max_completion_tokens": 9}, "max_completion_tokens"),
+        ({"n": 4}, "n"),
+        ({"n": 129}, "n"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+    ],
+    ids=str,
+)
+async def test_calls_above_a_limit_are_refused_by_name(fields, param):
+    policy = ScriptedPolicy()
+    async with serve({"m": policy}, limits=ServerLimits(max_tokens=8, max_choices=3)) as app:
+        response = await ask(app, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert policy.requests == []
+
+
+async def test_a_reply_without_a_limit_gets_that_of_the_server():
+    policy = ScriptedPolicy()
+    async with serve({"m": policy}, limits=ServerLimits(max_tokens=8)) as app:
+        assert (await ask(app)).status_code == 200
+    assert policy.requests[0].sampling.max_tokens == 8
+
+
+async def test_too_many_calls_at_a_time_get_429_and_a_time_to_wait():
+    class Held(ScriptedPolicy):
+        """Answers when it is let go."""
+
+        go = asyncio.Event()
+
+        async def sample(self, request):
+            self.requests.append(request)
+            await self.go.wait()
+            return await super().sample(request)
+
+    policy = Held()
+    async with serve({"m": policy}, limits=ServerLimits(max_in_flight=2, retry_after_s=3)) as app:
+        waiting = [asyncio.ensure_future(ask(app)) for _ in range(2)]
+        await wait_for(lambda: len(policy.requests) == 2)
+        refused = await ask(app)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        policy.go.set()
+        assert [response.status_code for response in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await ask(app)).status_code == 200
+
+
+async def test_addresses_in_a_request_are_never_opened():
+    connections = []
+    listener = await asyncio.start_server(lambda *streams: connections.append(streams), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/image.png"
+    image = [{"type": "image_url", "image_url": {"url": url}}]
+    async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
+        for content in (image, [{"type": "input_image", "image_url": url}], [{"type": "file", "file": url}]):
+            response = await ask(app, messages=[{"role": "user", "content": content}])
+            assert (response.status_code, "reads text only" in response.text) == (400, True)
+        source = {"type": "image", "source": {"type": "url", "url": url}}
+        body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [source]}]}
+        assert (await client.post("/v1/messages", json=body)).status_code == 400
+        body = {"model": url, "messages": says("hi")}
+        assert (await client.post(CHAT, json=body)).status_code == 404
+    listener.close()
+    assert connections == []
+
+
+async def test_the_methods_of_a_route_are_named():
+    async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
+        response = await client.get(CHAT)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        missing = await client.get("/v2/chat")
+    assert missing.json()["error"]["message"] == "there is no GET /v2/chat here"

@@ -1,0 +1,20 @@
+import asyncio
+
+import pytest
+
+from tests.core.e2e.test_reporting import LearningRun, by_version
+from tests.core.runs.test_page import HOSTILE
+
+
+@pytest.fixture(scope="package")
+def made(tmp_path_factory):
+    """Two runs; what the agent of the second says is hostile."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("plain", "hostile"):
+        run = LearningRun(folder, count=24, reward=by_version)
+        if name == "hostile":
+            policy = run.adapter.server
+            policy.script = lambda request, policy=policy: f"form {policy.version} {HOSTILE}{request.sampling.seed % 7}"
+        asyncio.run(run.run())
+        (folder / "r").rename(folder / name)
+    return folder

@@ -1,6 +1,0 @@
-"""Starts the stand-in by the command that starts vLLM."""
-
-from tests.vllm_server import main
-
-if __name__ == "__main__":
-    main()
