@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores, and libgomp's workers spin
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
+from reinforge.limits import PREFIX, get_limits
 from tests.models import make_tiny_model
 from tests.project import Project
 from tests.protocols.openai_service import OpenAIService
@@ -42,6 +43,22 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path)
     from tests.protocols.fine_tuning import make_finished_run  # imports torch
 
     return make_finished_run(tmp_path_factory.mktemp("finished") / "data", tiny_model_dir)
+
+
+@pytest.fixture
+def set_limit() -> Iterator[Callable[[str, int], None]]:
+    """Sets a limit of `reinforge.limits` by its variable, until the test ends."""
+    names: list[str] = []
+
+    def set_variable(name: str, value: int) -> None:
+        names.append(f"{PREFIX}{name.upper()}")
+        os.environ[names[-1]] = str(value)
+        get_limits.cache_clear()
+
+    yield set_variable
+    for name in names:
+        os.environ.pop(name, None)
+    get_limits.cache_clear()
 
 
 @pytest.fixture

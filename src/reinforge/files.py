@@ -16,9 +16,7 @@ import errno
 import hashlib
 import itertools
 import json
-import math
 import os
-import re
 import shutil
 import sqlite3
 import stat
@@ -31,21 +29,15 @@ from typing import Any
 import platformdirs
 from pydantic import BaseModel
 
+from reinforge.bounded import TooDeepError, check_depth, dump_json, escape_surrogates, load_json
 from reinforge.crash import crash_point
 from reinforge.errors import RecordError, ReinforgeError, StorageError
+from reinforge.limits import get_limits
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 STAGED, TRASH = ".tmp-", ".trash-"
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-MAX_MANIFEST_BYTES = 1 << 26
-MAX_RECORD_BYTES = 1 << 28
-"""The largest JSON or YAML file of a run folder that is read; a damaged or crafted one must not use up the memory."""
-
-MAX_DEPTH = 200
-"""Levels of a recorded value from an agent, a model or an evaluator; SQLite and Python read at least this many."""
-
-_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DATABASE_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
 _numbers = itertools.count()
@@ -55,50 +47,46 @@ def home() -> Path:
     return Path(os.environ.get("REINFORGE_HOME") or platformdirs.user_cache_dir("reinforge"))
 
 
-def to_json(value: Any) -> str:
+def to_json(value: Any, *, finite: bool = False) -> str:
     """Returns compact JSON: unknown types become text, non-finite floats null, and lone surrogates their escapes.
 
     Raises:
-        RecordError: The value contains itself, is nested too deeply, has a key that is not a string, number or None, or
-            an integer with too many digits; or converting one of its parts failed.
+        RecordError: The value contains itself, is nested too deeply, has a key that is not a string, number or None,
+            an integer with too many digits, or, where it has to be `finite`, a float that is not; or converting one of
+            its parts failed.
     """
     try:
-        text = _encode(value)
+        text = _encode(value, finite)
     except MemoryError:
         raise
-    except RecursionError as cause:
-        raise RecordError("it is nested too deeply") from cause
     except Exception as cause:  # a user's type may raise anything
         raise RecordError(_describe_refusal(cause)) from cause
     # JSON has lone surrogates only in its strings, where the replacement is their escape
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+    return escape_surrogates(text)
 
 
-def find_unwritable(value: Any) -> str | None:
+def find_unwritable(value: Any, *, finite: bool = False) -> str | None:
     """Returns why a value from an agent, a model or an evaluator cannot be recorded; None: it can."""
-    if value is None or isinstance(value, str | bool | float):
+    if value is None or isinstance(value, str | bool) or (isinstance(value, float) and not finite):
         return None
+    most = get_limits().value_depth
     try:
-        text = to_json(value)
+        check_depth(to_json(value, finite=finite), 0, most)
     except RecordError as error:
         return str(error)
-    brackets = text.count("[") + text.count("{")
-    too_deep = brackets > MAX_DEPTH and _measure_depth(text) > MAX_DEPTH
-    return f"it is nested more than {MAX_DEPTH} levels deep" if too_deep else None
+    except TooDeepError:
+        return f"it is nested more than {most} levels deep"
+    return None
 
 
-def _encode(value: Any) -> str:
+def _encode(value: Any, finite: bool) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=to_plain, allow_nan=False)
+        return dump_json(value, ensure_ascii=False, separators=(",", ":"), default=to_plain, allow_nan=False)
     except ValueError as error:
-        if not str(error).startswith("Out of range float"):
+        if finite or not str(error).startswith("Out of range float"):
             raise
-
-    def convert(part: Any) -> Any:
-        return _replace_non_finite(to_plain(part))
-
-    plain = _replace_non_finite(value)
-    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), default=convert, allow_nan=False)
+    plain = json.loads(dump_json(value, default=to_plain), parse_constant=lambda _: None)
+    return dump_json(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def _describe_refusal(cause: Exception) -> str:
@@ -106,25 +94,17 @@ def _describe_refusal(cause: Exception) -> str:
         text = str(cause)
     except Exception:  # noqa: BLE001  a user's exception may fail even at this
         text = ""
+    if isinstance(cause, TooDeepError):
+        return text
     if text.startswith("Circular reference"):
         return "it contains itself"
+    if text.startswith("Out of range float"):
+        return "a number is not finite"
     if text.startswith("Exceeds the limit"):
         return f"an integer has more than {sys.get_int_max_str_digits():,} digits"
     if text.startswith("keys must be"):
         return f"a key is a {text.rpartition(' ')[2]}; keys must be text, numbers or None"
     return f"{type(cause).__name__}: {text}"
-
-
-def _measure_depth(text: str) -> int:
-    depth = deepest = 0
-    for found in _JSON_TOKENS.finditer(text):
-        token = found.group()
-        if token in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token in ("]", "}"):
-            depth -= 1
-    return deepest
 
 
 def to_plain(value: Any) -> Any:
@@ -137,16 +117,6 @@ def to_plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     return str(value)
-
-
-def _replace_non_finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _replace_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(item) for item in value]
-    return value
 
 
 @contextmanager
@@ -204,12 +174,13 @@ def make_private(path: Path) -> None:
         path.chmod(PRIVATE_FOLDER if path.is_dir() else PRIVATE_FILE)
 
 
-def read_regular_file(path: Path, max_bytes: int) -> bytes:
+def read_regular_file(path: Path, max_bytes: int | None = None) -> bytes:
     """Returns the content of a file that may come from another user.
 
     Raises:
-        OSError: It is missing, a link, a device or a pipe, or larger than `max_bytes`.
+        OSError: It is missing, a link, a device or a pipe, or larger than `max_bytes`, by default `file_bytes`.
     """
+    max_bytes = max_bytes or get_limits().file_bytes
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
         found = os.fstat(file.fileno())
@@ -218,6 +189,19 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
         if found.st_size > max_bytes:
             raise OSError(f"{path.name} has {found.st_size:,} bytes, more than {max_bytes:,}")
         return file.read(max_bytes + 1)
+
+
+def read_json_file(path: Path) -> Any:
+    """Returns the value of a JSON file that may come from another user; raises an `OSError` or a `ValueError`."""
+    return load_json(read_regular_file(path))
+
+
+def find_json(path: Path) -> Any:
+    """Returns the value of a JSON file that may come from another user; None: there is none that can be read."""
+    try:
+        return read_json_file(path)
+    except (OSError, ValueError):
+        return None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -249,8 +233,8 @@ def _find_complete_length(file: Any, size: int) -> int:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a JSON Lines file, without a partial line at its end."""
-    text = read_regular_file(path, MAX_RECORD_BYTES)
-    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    text = read_regular_file(path)
+    return [load_json(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
 
 def make_staging_path(folder: Path) -> Path:
@@ -315,8 +299,8 @@ def hash_file(path: Path) -> dict[str, Any]:
 def find_damage(folder: Path) -> str | None:
     """Returns what is wrong with a committed folder, or None if every file is intact."""
     try:
-        text = read_regular_file(folder / MANIFEST, MAX_MANIFEST_BYTES).decode("utf-8")
-        manifest = json.loads(text)
+        text = read_regular_file(folder / MANIFEST).decode("utf-8")
+        manifest = load_json(text)
         files = dict(manifest["files"])
         if manifest["format"] != MANIFEST_FORMAT:
             return f"{MANIFEST} has format {manifest['format']}; this version reads format {MANIFEST_FORMAT}"
@@ -324,7 +308,7 @@ def find_damage(folder: Path) -> str | None:
             return f"{MANIFEST} was changed"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} cannot be read"
     if not files:
         return f"{MANIFEST} lists no files"

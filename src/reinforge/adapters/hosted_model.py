@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from reinforge.errors import StorageError, boundary
-from reinforge.files import replace_file, storage_boundary
+from reinforge.files import read_json_file, replace_file, storage_boundary
 
 BACKEND = "openai"
 HOSTED_MODEL = "openai_model.json"
@@ -25,7 +25,7 @@ class HostedModel:
     @classmethod
     def read(cls, folder: Path) -> Self:
         with boundary(StorageError, f"cannot read {folder / HOSTED_MODEL}"):
-            hosted = cls(**json.loads((folder / HOSTED_MODEL).read_text(encoding="utf-8")))
+            hosted = cls(**read_json_file(folder / HOSTED_MODEL))
             if not all(isinstance(value, str) and value for value in asdict(hosted).values()):
                 raise ValueError(f"expected texts, found {json.dumps(asdict(hosted))[:200]}")
             return hosted

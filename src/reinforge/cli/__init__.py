@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from reinforge.cli.process import run_process
+from reinforge.errors import ConfigError
+from reinforge.limits import get_limits
 from reinforge.safe_text import CleanFormatter, to_printable
 from reinforge.version import __version__
 
@@ -124,6 +126,10 @@ def main() -> None:
       reinforge demo
       reinforge finetune run.yml -o finetuning.num_epochs 20
     """
+    try:
+        get_limits()
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
     # stamina logs only "stamina.retry_scheduled"; our own error reports a call that failed after its last attempt
     logging.getLogger("stamina").setLevel(logging.ERROR)
     if logging.lastResort is not None:  # writes warnings to standard error

@@ -15,6 +15,7 @@ import click
 from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command
+from reinforge.limits import VARIABLES as LIMITS
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "peft", "jinja2", "llguidance", "numpy"),
@@ -24,6 +25,7 @@ PACKAGES = (
 VARIABLES = (
     *("REINFORGE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONOPTIMIZE", "TERM", "NO_COLOR", "CI", "LANG", "TMPDIR"),
+    *LIMITS,
 )
 """Environment variables that change what reinforge does, and never hold a secret."""
 SECRET_VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HF_TOKEN", "ANTHROPIC_API_KEY", "WANDB_API_KEY")

@@ -22,12 +22,9 @@ from typing import Any, ClassVar
 
 import yaml
 
+from reinforge.bounded import encode_any, find_surrogate, join_surrogates, replace_surrogates
 from reinforge.errors import ConfigError, Problem, did_you_mean
-
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 64
-MAX_ALIASES = 100
-MAX_NODES = 100_000
+from reinforge.limits import get_limits
 
 KeyPath = tuple[str | int, ...]
 Mark = tuple[int, int] | str
@@ -47,9 +44,6 @@ RESOLVERS = (  # the core schema of YAML 1.2, section 10.3.2: tag, pattern, firs
         list("-+.0123456789"),
     ),
 )
-
-
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def format_path(path: KeyPath) -> str:
@@ -119,9 +113,8 @@ class Document:
 def parse_yaml(text: str, name: str = "") -> Document:
     """Returns the data of one YAML document; a `ConfigError` lists as many problems as possible."""
     document = Document(None, name)
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
-        message = f"found more than {MAX_BYTES:,} bytes of YAML, the limit for a configuration"
+    if len(encode_any(text)) > (most := get_limits().config_bytes):
+        message = f"found more than {most:,} bytes of YAML, the limit for a configuration"
         document.report((), message, "move the examples to a dataset file")
         document.raise_problems()
     loader = None
@@ -178,10 +171,10 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         self.num_aliases += self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark
-        if self.depth > MAX_DEPTH:
-            raise _UnboundedYAML(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
-        if self.num_aliases > MAX_ALIASES:
-            raise _UnboundedYAML(problem=f"more than {MAX_ALIASES} aliases (*name)", problem_mark=mark)
+        if self.depth > (most := get_limits().config_depth):
+            raise _UnboundedYAML(problem=f"nested deeper than {most} levels", problem_mark=mark)
+        if self.num_aliases > (most := get_limits().config_aliases):
+            raise _UnboundedYAML(problem=f"more than {most} aliases (*name)", problem_mark=mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -216,12 +209,12 @@ class _Reader:
         """Returns the plain data of a node; an alias is read again wherever it is used."""
         self.num_nodes += 1
         mark = node.start_mark
-        if self.num_nodes > MAX_NODES:
-            raise _UnboundedYAML(problem=f"more than {MAX_NODES:,} values after expanding aliases", problem_mark=mark)
+        if self.num_nodes > (most := get_limits().config_values):
+            raise _UnboundedYAML(problem=f"more than {most:,} values after expanding aliases", problem_mark=mark)
         if any(node is other for other in self.open):
             raise _UnboundedYAML(problem="an alias (*name) refers to a value that contains it", problem_mark=mark)
-        if len(self.open) > MAX_DEPTH:
-            raise _UnboundedYAML(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+        if len(self.open) > (most := get_limits().config_depth):
+            raise _UnboundedYAML(problem=f"nested deeper than {most} levels", problem_mark=mark)
         self.document.marks.setdefault(path, (mark.line + 1, mark.column + 1))
         self.open.append(node)
         value = self._value(node, path)
@@ -246,16 +239,12 @@ class _Reader:
 
     def _read_text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
         """Returns the text of a scalar; joins the halves of a character, as JSON writes it, and reports a lone half."""
-        text = str(node.value)
-        if SURROGATE.search(text) is None:
-            return text
-        joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-        half = SURROGATE.search(joined)
-        if half is not None:
-            message = f"{half[0]!a} is half of a character, not text"
+        text = join_surrogates(str(node.value))
+        if (half := find_surrogate(text)) is not None:
+            message = f"{text[half]!a} is half of a character, not text"
             problem = Problem(format_path(path), message, "write the character itself, or remove it")
             self.document.report_at(_to_mark(node.start_mark), problem)
-        return SURROGATE.sub("\ufffd", joined)
+        return replace_surrogates(text)
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         merged: dict[str, Any] = {}

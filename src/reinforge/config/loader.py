@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from reinforge.config.document import MAX_BYTES, Document, KeyPath, expand, format_path, parse_yaml
+from reinforge.config.document import Document, KeyPath, expand, format_path, parse_yaml
 from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.dump import protect_secrets, report_secrets_in_urls
 from reinforge.config.fields import find_aliases
@@ -27,6 +27,7 @@ from reinforge.config.schema import Block, Config
 from reinforge.config.sections import BLOCKS, SECTIONS, check_references, iterate_components
 from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.limits import get_limits
 from reinforge.registry import REGISTRY, Registry
 from reinforge.types.key_aliases import ConfigModel, describe_conflict
 
@@ -149,7 +150,7 @@ def resolve_aliases(data: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(get_limits().config_bytes + 1)
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from reinforge.bounded import decode_json
 from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead, encode_event, find_rest, split_text
 from reinforge.dialects.fields import Fields, describe, join_texts, keep_given, read_function, read_stop, read_texts
 from reinforge.dialects.reply_tokens import read_tokens
-from reinforge.dialects.strict_json import decode_json
 from reinforge.types.request import Message, ReplyDelta
 
 _READ = {"model", "messages", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream",

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reinforge.bounded import decode_json, find_surrogate
 from reinforge.dialects.families.detection import (
     find_family,
     find_thinking,
@@ -34,7 +35,6 @@ from reinforge.dialects.families.family import (
     build_arguments_schema,
     dump,
 )
-from reinforge.dialects.strict_json import decode_json
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest
 
 
@@ -107,13 +107,12 @@ def read_tool_calls(
 def _read(family: Family, text: str, tools: ToolSchemas) -> ParsedReply:
     try:
         parsed = family.read(text, tools)
-        if not text.isascii() or "\\" in text:
-            for name, arguments in parsed.calls:
-                f"{name}{dump(arguments)}".encode()
-    except UnicodeEncodeError:
-        return ParsedReply(text, failure="a lone surrogate")
     except ValueError as error:
         return ParsedReply(text, failure=str(error))
+    if text.isascii() and "\\" not in text:
+        return parsed
+    if any(find_surrogate(f"{name}{dump(arguments)}") is not None for name, arguments in parsed.calls):
+        return ParsedReply(text, failure="a lone surrogate")
     return parsed
 
 

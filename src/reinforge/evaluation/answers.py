@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
-from reinforge.dialects.strict_json import decode_json
+from reinforge.bounded import decode_json
 from reinforge.files import find_unwritable
 
 
@@ -20,16 +18,13 @@ def parse_answer(value: Any, *, allow_fence: bool = False) -> Any:
     `allow_fence` also accepts JSON inside one ``` block with nothing around it.
 
     Raises:
-        ValueError: It is not JSON, None, beyond a limit of `dialects.strict_json` or `files.find_unwritable`, or has a
-            number that is not finite.
+        ValueError: It is not JSON, None, beyond a limit of `bounded` or `files.find_unwritable`.
     """
     if value is None:
         raise ValueError("the agent returned nothing")
     if isinstance(value, str):
         return decode_json(strip_fence(value) if allow_fence else value)
-    if _has_infinity(value):
-        raise ValueError("a number is not finite")
-    if (why := find_unwritable(value)) is not None:
+    if (why := find_unwritable(value, finite=True)) is not None:
         raise ValueError(why)
     return value
 
@@ -41,15 +36,3 @@ def strip_fence(text: str) -> str:
     if not line_break or not rest.endswith("```") or first.rstrip(" \t") not in ("```", "```json"):
         return text
     return rest.removesuffix("```")
-
-
-def _has_infinity(value: Any) -> bool:
-    waiting, seen = [value], set()
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, float) and not math.isfinite(each):
-            return True
-        if isinstance(each, Mapping | list | tuple) and id(each) not in seen:
-            seen.add(id(each))
-            waiting += each.values() if isinstance(each, Mapping) else each
-    return False

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from reinforge.bounded import encode_any
 from reinforge.types.evaluation import EvalInputItem
 
 WORDS_PER_RUN = 5
@@ -79,7 +80,7 @@ def split_runs(text: str) -> Runs:
 
 @lru_cache(maxsize=2**17)
 def _hash_word(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=7).digest()) + 1
+    return int.from_bytes(hashlib.blake2b(encode_any(word), digest_size=7).digest()) + 1
 
 
 def _hash_run(words: Sequence[int]) -> int:

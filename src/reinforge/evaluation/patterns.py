@@ -14,6 +14,7 @@ from typing import Any
 
 import regex
 
+from reinforge.bounded import TooDeepError, refuse_depth
 from reinforge.errors import EvaluationError
 
 _PARTS = re.compile(
@@ -33,9 +34,10 @@ class PatternTimeout(EvaluationError):
 def compile_pattern(pattern: str) -> Any:
     """Returns a compiled pattern for `search_pattern`; a `ValueError` if it is not in Python's syntax."""
     try:
-        re.compile(pattern)
-        return regex.compile(_escape_extensions(pattern), regex.VERSION0)
-    except (re.error, regex.error, RecursionError, OverflowError, MemoryError) as error:
+        with refuse_depth():
+            re.compile(pattern)
+            return regex.compile(_escape_extensions(pattern), regex.VERSION0)
+    except (re.error, regex.error, TooDeepError, OverflowError, MemoryError) as error:
         raise ValueError(f"invalid regular expression: {error}") from None
 
 

@@ -22,13 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import check_depth, escape_surrogates
 from reinforge.errors import ConfigError, Problem
-
-MAX_DEPTH = 100
-"""Levels of a row; also those that every JSON parser can read."""
-
-MAX_VALUES = 10_000_000
-"""Values of a row; one from Python may hold the same list many times over."""
+from reinforge.limits import get_limits
 
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -102,18 +98,19 @@ def describe_kind(mode: int) -> str | None:
 
 def is_suspect(text: str) -> bool:
     """Returns False if the JSON text of a row cannot hold anything that `find_unusable` finds; much faster."""
-    return text.count("[") + text.count("{") > MAX_DEPTH or _SUSPECT.search(text) is not None
+    return text.count("[") + text.count("{") > get_limits().row_depth or _SUSPECT.search(text) is not None
 
 
 def find_unusable(value: Any, *, finite: bool = True) -> tuple[str, str] | None:
     """Returns what is wrong with a row and how to fix it; None: nothing. NaN and infinity are wrong if `finite`."""
     waiting: list[tuple[str, Any, int]] = [("", value, 1)]
-    for _ in range(MAX_VALUES):
+    most = get_limits().row_values
+    for _ in range(most):
         if not waiting:
             return None
         path, each, depth = waiting.pop()
-        if depth > MAX_DEPTH + 1:
-            return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as text"
+        if depth > get_limits().row_depth + 1:
+            return describe_depth()
         if isinstance(each, Mapping):
             waiting += [(f"{path}.{key}"[:80], item, depth + 1) for key, item in each.items()]
             waiting += [(f"{path}.{key} (its name)"[:80], key, depth) for key in each if isinstance(key, str)]
@@ -121,9 +118,15 @@ def find_unusable(value: Any, *, finite: bool = True) -> tuple[str, str] | None:
             waiting += [(f"{path}[{number}]"[:80], item, depth + 1) for number, item in enumerate(each)]
         elif (found := _find_unusable_scalar(each, finite)) is not None:
             where = f"the field {path.removeprefix('.')}" if path else "the row"
-            printable = where.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\u0000")
+            printable = escape_surrogates(where).replace("\x00", "\\u0000")
             return f"{printable} has {found[0]}", found[1]
-    return f"the row has more than {MAX_VALUES:,} values", "split it"
+    return f"the row has more than {most:,} values", "split it"
+
+
+def describe_depth() -> tuple[str, str]:
+    """Returns what is wrong with a row that has too many levels, and how to fix it."""
+    levels = get_limits().row_depth
+    return f"the row is nested more than {levels} levels deep", "flatten it, or write the inner part as text"
 
 
 def _find_unusable_scalar(value: Any, finite: bool) -> tuple[str, str] | None:
@@ -221,10 +224,11 @@ class JsonText:
             JsonSyntaxError: The text is not JSON.
             JsonTooLongError: The value is longer than the limit.
             ValueError: It has a constant or an integer that cannot be read.
-            RecursionError: It is nested too deeply.
+            TooDeepError: It has more levels than any JSON may have.
         """
         self.peek()
         while True:
+            check_depth(self._buffer, self._position, get_limits().json_depth)
             try:
                 value, end = _DECODER.raw_decode(self._buffer, self._position)
             except json.JSONDecodeError as error:

@@ -20,19 +20,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from reinforge.bounded import TooDeepError, check_depth
 from reinforge.errors import BackendUnavailable, ConfigError, Problem, did_you_mean
 from reinforge.evaluation.row_limits import (
-    MAX_DEPTH,
     JsonSyntaxError,
     JsonText,
     JsonTooLongError,
     RowLimits,
     TextRows,
     check_regular_file,
+    describe_depth,
     find_unusable,
     is_suspect,
     reject_constant,
 )
+from reinforge.limits import get_limits
 
 MAX_PROBLEMS = 20
 INSTALL_COMMAND = "pip install 'reinforge[data]'"
@@ -106,7 +108,7 @@ def read_list_items(text: JsonText, file: TextRows, problems: RowProblems) -> It
             _fits(None, file.limits, location, problems)
             text.drop_rest()
             return
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             location = f"{name}:{error.line}:{error.column}" if isinstance(error, JsonSyntaxError) else location
             problems.add(location, *_describe_json_error(error))
             text.drop_rest()
@@ -136,8 +138,9 @@ def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
         if _is_too_many(count, file.limits, location, problems):
             return
         try:
+            check_depth(line, 0, get_limits().json_depth)
             value = json.loads(line.rstrip("\n"), parse_constant=reject_constant)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             column = f":{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             problems.add(f"{location}{column}", *_describe_json_error(error))
             continue
@@ -145,12 +148,12 @@ def read_jsonl_rows(file: TextRows, problems: RowProblems) -> Iterator[Row]:
             yield Row(value, location)
 
 
-def _describe_json_error(error: ValueError | RecursionError) -> tuple[str, str]:
+def _describe_json_error(error: ValueError) -> tuple[str, str]:
     if isinstance(error, json.JSONDecodeError | JsonSyntaxError):
         message = error.msg if isinstance(error, json.JSONDecodeError) else error.message
         return f"invalid JSON: {message[:1].lower()}{message[1:]}", ""
-    if isinstance(error, RecursionError):
-        return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as text"
+    if isinstance(error, TooDeepError):
+        return describe_depth()
     if "digits" in str(error):
         return f"an integer has more than {sys.get_int_max_str_digits():,} digits", "write it as a string"
     return f"invalid JSON: {error}", "write null, or leave the field out"

@@ -14,12 +14,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from reinforge.bounded import TooDeepError, refuse_depth
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.patterns import PatternTimeout, compile_pattern, search_pattern
-
-MAX_CHECKS = 200_000
-"""Keywords that one answer is checked against; a few seconds of work."""
+from reinforge.limits import get_limits
 
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are data, not schemas."""
@@ -42,7 +41,7 @@ class _Budget:
     def spend(self) -> None:
         self.checks -= 1
         if self.checks < 0:
-            raise UnusableOutputError(f"the answer needs more than {MAX_CHECKS:,} checks")
+            raise UnusableOutputError(f"the answer needs more than {get_limits().schema_checks:,} checks")
 
     @property
     def seconds(self) -> float:
@@ -64,8 +63,6 @@ class SchemaValidator:
             raise
         except PatternTimeout as error:
             raise ConfigError(Problem("schema", str(error), "rewrite the pattern")) from None
-        except RecursionError:
-            raise ConfigError(Problem("schema", "the schema is nested too deeply")) from None
         except Exception as error:  # jsonschema has its own errors for what its own schemas do not exclude
             what = " ".join(str(error).split())[:200]
             raise ConfigError(Problem("schema", f"the schema cannot be used: {what}")) from error
@@ -77,10 +74,11 @@ class SchemaValidator:
             PatternTimeout: The patterns took longer, all together.
             UnusableOutputError: The answer cannot be validated.
         """
-        token = _budget.set(_Budget(time.monotonic() + timeout_s, MAX_CHECKS))
+        token = _budget.set(_Budget(time.monotonic() + timeout_s, get_limits().schema_checks))
         try:
-            errors = list(self._validator.iter_errors(answer))
-        except RecursionError as cause:
+            with refuse_depth():
+                errors = list(self._validator.iter_errors(answer))
+        except TooDeepError as cause:
             raise UnusableOutputError("the answer is nested too deeply to validate") from cause
         except (OverflowError, ValueError, TypeError) as cause:
             raise UnusableOutputError(f"the answer cannot be validated: {cause}") from cause

@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reinforge.bounded import encode_any
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.evaluation.contamination import group_near_duplicates
@@ -166,7 +167,7 @@ def _has_reply(row: Mapping[str, Any]) -> bool:
 
 def _hash_content(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(encode_any(text)).hexdigest()
 
 
 def _assign_by_size(groups: list[list[str]], config: SplitsConfig, seed: int) -> dict[str, str]:

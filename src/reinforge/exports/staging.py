@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,13 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.files import MANIFEST, STAGED, commit_folder, find_damage, storage_boundary
-from reinforge.files import read_regular_file as read_file
+from reinforge.files import MANIFEST, STAGED, commit_folder, find_damage, read_json_file, storage_boundary
 
 MAX_LISTED = 5
 KIND = "export"
 """Entry of the manifest that tells an export from other folders."""
-MAX_BYTES = 1 << 26
 
 
 def check_target(target: Path) -> None:
@@ -40,9 +37,9 @@ def check_target(target: Path) -> None:
 def _list_foreign(target: Path) -> list[str]:
     present = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir())
     try:
-        manifest = json.loads(read_file(target / MANIFEST, MAX_BYTES))
+        manifest = read_json_file(target / MANIFEST)
         own = {MANIFEST, *manifest["files"]} if KIND in manifest else set()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         own = set()
     return [name for name in present if name not in own]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.config.blocks import SamplingConfig
+from reinforge.config.document import parse_yaml
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
 from reinforge.engine.model.preflight import read_headers
 from reinforge.engine.model.source import find_base_source, find_source
@@ -178,8 +179,6 @@ def _read_stored_dtype(folder: Path) -> str:
 
 def _read_card_license(location: str, revision: str | None) -> str | None:
     """Returns the license that a model card names; None: there is no card here, or it names none."""
-    import yaml
-
     file: Any = Path(location) / "README.md"
     if not Path(location).is_dir():
         try:
@@ -190,8 +189,8 @@ def _read_card_license(location: str, revision: str | None) -> str | None:
             return None
     try:
         _, marker, rest = Path(file).read_text(encoding="utf-8").partition("---\n")
-        front = yaml.safe_load(rest.partition("\n---")[0]) if marker else None
-    except (OSError, TypeError, ValueError, RecursionError, yaml.YAMLError):
+        front = parse_yaml(rest.partition("\n---")[0]).data if marker else None
+    except (OSError, TypeError, ValueError):
         return None
     stated = front.get(LICENSE) if isinstance(front, dict) else None
     return stated if isinstance(stated, str) else None

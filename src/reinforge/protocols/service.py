@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict
 
+from reinforge.bounded import load_json
+from reinforge.limits import get_limits
 from reinforge.rollout.models.openai_answers import A, Answer, Name, parse_answer
 from reinforge.rollout.models.openai_http import (
     OpenAIEndpoint,
@@ -22,8 +23,6 @@ from reinforge.types.job import TrainingStatusEnum
 
 KEY_REJECTED = (401, 403)
 NOT_FOUND = 404
-MAX_PAGES = 1000
-"""Pages of one list; a service with more has most likely lost count of them."""
 
 
 class Entry(Answer):
@@ -115,8 +114,8 @@ class HostedService(ABC):
             fix = self.find_fix(error.status, method, path)
             raise RequestRejected(f"{error}; {fix}" if fix else str(error), error.status) from None
         try:
-            return json.loads(text) if text.strip() else None
-        except (ValueError, RecursionError):
+            return load_json(text) if text.strip() else None
+        except ValueError:
             shown = self.endpoint.redact(extract_error_message(text))
             raise RetryableError(f"{self.endpoint.url}{path}: expected JSON, found: {shown}") from None
 
@@ -137,7 +136,7 @@ class HostedService(ABC):
         """Yields the entries of every page.
 
         Raises:
-            UnexpectedAnswer: A page is odd, leads to itself or to an earlier one, or there are over `MAX_PAGES`.
+            UnexpectedAnswer: A page is odd, leads to itself or to an earlier one, or there are over `list_pages`.
         """
         after: dict[str, str] = {}
         seen: set[str] = set()
@@ -149,8 +148,9 @@ class HostedService(ABC):
             if not page.has_more or not entries:
                 return
             last = entries[-1].id
-            if last in seen or len(seen) >= MAX_PAGES:
-                what = f"the page after {last} was sent twice" if last in seen else f"there are over {MAX_PAGES} pages"
+            most = get_limits().list_pages
+            if last in seen or len(seen) >= most:
+                what = f"the page after {last} was sent twice" if last in seen else f"there are over {most} pages"
                 text = f"the list does not end: {what}, and has_more is still true; check {self.url_setting}"
                 raise UnexpectedAnswer(self.endpoint.redact(f"{self.endpoint.url}{path}: {text}"))
             seen.add(last)

@@ -13,18 +13,17 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_regular_file
 
 VARIABLE = "REINFORGE_ASTRA_DATA"
-MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,14 @@ def _find_folder() -> Path:
 
 def _read(path: Path) -> str:
     try:
-        return read_regular_file(path, MAX_BYTES).decode("utf-8")
+        return read_regular_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as cause:
         raise ConfigError(Problem(VARIABLE, f"cannot read {path}: {cause}", "name the folder that has it")) from cause
 
 
 def _read_texts(path: Path) -> list[str]:
     try:
-        rows = json.loads(_read(path))
+        rows = load_json(_read(path))
     except ValueError as cause:
         raise ConfigError(Problem(str(path), f"is not JSON: {cause}", "copy the file again")) from cause
     if not isinstance(rows, list) or not all(isinstance(row, str) and row for row in rows):

@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable
 
 from reinforge.errors import BackendError, ContextOverflow, EngineError, MessagesRejected, describe_error
-from reinforge.files import MAX_DEPTH, find_unwritable
+from reinforge.files import find_unwritable
+from reinforge.limits import get_limits
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.isolation.containment import Blocked
 from reinforge.rollout.workflow import PolicyFailure, refuse_coroutine
@@ -149,7 +150,7 @@ def _drop_output(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tup
 def _holds_extreme_json(text: str) -> bool:
     """True if parsing a text can give a value that is too deep, or an integer that is too long, to be recorded."""
     longest = max((found.end() - found.start() for found in _DIGITS.finditer(text)), default=0)
-    return text.count("[") + text.count("{") > MAX_DEPTH or longest > sys.get_int_max_str_digits() > 0
+    return text.count("[") + text.count("{") > get_limits().value_depth or longest > sys.get_int_max_str_digits() > 0
 
 
 def _drop_marks(record: EpisodeRecord) -> tuple[Outcome, str] | None:

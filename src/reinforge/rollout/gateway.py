@@ -27,8 +27,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_request import BaseRequest
 
+from reinforge.bounded import encode_any
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import CaptureError
+from reinforge.limits import get_limits
 from reinforge.rollout.http.access import LOOPBACK, read_body, read_key
 from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
 from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, build_error_response
@@ -40,7 +42,6 @@ _http_logger.addFilter(
 )
 """Bytes that are no HTTP are answered with 400, and clients may hang up; a traceback would tell the user nothing."""
 T = TypeVar("T")
-MAX_BODY_BYTES = 1 << 25
 BODY_TIMEOUT_S = 60.0
 """Seconds in which a request's body must have arrived."""
 IDLE_TIMEOUT_S = 75.0
@@ -55,8 +56,8 @@ _UNREAD = {"connection": "close"}
 
 
 class Gateway:
-    def __init__(self, *, max_body_bytes: int = MAX_BODY_BYTES, body_timeout_s: float = BODY_TIMEOUT_S):
-        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
+    def __init__(self, *, max_body_bytes: int | None = None, body_timeout_s: float = BODY_TIMEOUT_S):
+        self._max_body_bytes, self._body_timeout_s = max_body_bytes or get_limits().request_bytes, body_timeout_s
         self.port = 0
         self._accesses: dict[str, GatewayAccess] = {}
         self._keys: dict[bytes, GatewayAccess] = {}
@@ -212,7 +213,7 @@ def _check_connected(request: BaseRequest) -> None:
 
 def _hash_key(key: str) -> bytes:
     """Returns a hash of a key, so that finding it in a dict tells nothing of the key by its time."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(encode_any(key)).digest()
 
 
 def _write(response: EndpointResponse, headers: dict[str, str] | None = None) -> web.Response:

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.interfaces import ChatModel
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ContinuedTurn, Message, ModelReply, ModelRequest
@@ -114,6 +115,6 @@ def _normalize(call: Message) -> Any:
     if not isinstance(function, dict):
         return call
     arguments: Any = function.get("arguments")
-    with contextlib.suppress(TypeError, ValueError, RecursionError):  # no JSON: only the same text is the same
-        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+    with contextlib.suppress(TypeError, ValueError):  # no JSON: only the same text is the same
+        arguments = json.dumps(load_json(arguments), sort_keys=True)
     return call.get("id"), function.get("name"), arguments

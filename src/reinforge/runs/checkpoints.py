@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -12,11 +11,10 @@ from reinforge.crash import crash_point
 from reinforge.errors import StorageError
 from reinforge.files import (
     MANIFEST,
-    MAX_RECORD_BYTES,
     commit_folder,
     find_damage,
+    find_json,
     make_staging_path,
-    read_regular_file,
     remove_folder,
     replace_file,
     storage_boundary,
@@ -79,10 +77,7 @@ class Checkpoints:
 
     def read_state(self, name: str) -> dict[str, Any] | None:
         """Returns the state that was written with a checkpoint; None: it cannot be read."""
-        try:
-            found = json.loads(read_regular_file(self.run / name / STATE, MAX_RECORD_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return None
+        found = find_json(self.run / name / STATE)
         return found if isinstance(found, dict) and found else None
 
     def remove_except(self, kept: Collection[str]) -> list[str]:

@@ -22,7 +22,7 @@ from reinforge.evaluation.statistics import (
     compute_unpaired_difference,
     summarize,
 )
-from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.files import read_regular_file
 from reinforge.runs.episodes import ComparedExample
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
@@ -160,7 +160,7 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         found.examples = _compare_examples(found.metrics[0].metric, arms)
     found.notes = _list_notes(found, arms)
     try:
-        before, after = (read_regular_file(each / "config.yml", MAX_RECORD_BYTES).decode() for each in (first, second))
+        before, after = (read_regular_file(each / "config.yml").decode() for each in (first, second))
         found.changes = compare_configs(before, after)
     except (OSError, ValueError, ReinforgeError) as error:
         found.notes.append(f"The configurations cannot be compared: {error}")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import yaml
 
+from reinforge.config.document import parse_yaml
 from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError, describe_error, did_you_mean
-from reinforge.files import MAX_RECORD_BYTES, STAGED, TRASH, read_regular_file
+from reinforge.files import STAGED, TRASH, read_regular_file
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import LOCK, describe_owner
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
@@ -203,8 +203,8 @@ def _to_seconds(value: Any) -> float | None:
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the resolved configuration of a run; empty where it cannot be read."""
     try:
-        found = yaml.safe_load(read_regular_file(folder / "config.yml", MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        found = parse_yaml(read_regular_file(folder / "config.yml").decode()).data
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("finetuning"), dict) else {}
 

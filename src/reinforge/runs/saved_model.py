@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.engine.model.source import PIP, looks_like_gguf
 from reinforge.errors import ConfigError, Problem, did_you_mean
-from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.files import find_json
 from reinforge.registry import REGISTRY
 from reinforge.runs.rows import BASELINE, ValidationRow, choose_best_validation
 
@@ -41,7 +39,7 @@ class SavedModel:
     def base(self) -> str:
         """The base model of the adapters; a `ConfigError` if they name none."""
         file = Path(self.path) / self.adapters[0] / ADAPTER
-        settings = _read_json(file)
+        settings = find_json(file)
         base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
         if not isinstance(base, str):
             raise ConfigError(Problem("", f"{file} names no base model (base_model_name_or_path)"))
@@ -92,10 +90,10 @@ def _find_run_model(folder: Path, argument: str) -> SavedModel:
     promoted = folder / "model"
     if is_model_folder(promoted) or list_adapters(promoted):
         return SavedModel(str(promoted), "the promoted model", list_adapters(promoted))
-    summary = _read_json(folder / "summary.json") or {}
+    summary = find_json(folder / "summary.json") or {}
     checkpoint, description = summary.get("checkpoint"), "the best checkpoint, not promoted"
     if not checkpoint:  # the run did not reach its end, or the base model was the best
-        rows = [ValidationRow.from_dict(row) for row in _read_json(folder / "validation_history.json") or []]
+        rows = [ValidationRow.from_dict(row) for row in find_json(folder / "validation_history.json") or []]
         best = choose_best_validation(rows, (summary.get("best") or {}).get("metric"))
         if best is not None and best.checkpoint:
             checkpoint = f"checkpoints/{Path(best.checkpoint).name}"
@@ -104,10 +102,3 @@ def _find_run_model(folder: Path, argument: str) -> SavedModel:
         return SavedModel(str(folder / checkpoint), description, list_adapters(folder / checkpoint))
     message = f"the run {folder} has no model: none was promoted, and there is no best checkpoint"
     raise ConfigError(Problem(argument, message, f"see {folder / 'summary.json'} for how the run ended"))
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(read_regular_file(path, MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None

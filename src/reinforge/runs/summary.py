@@ -16,7 +16,7 @@ from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
-from reinforge.files import MAX_RECORD_BYTES, read_regular_file, replace_file, storage_boundary
+from reinforge.files import read_json_file, read_regular_file, replace_file, storage_boundary
 from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
@@ -264,7 +264,7 @@ def write_summary(path: Path, summary: RunSummary) -> None:
 
 def load_summary(folder: Path) -> RunSummary:
     with boundary(StorageError, f"cannot read {folder / 'summary.json'}"):
-        values = json.loads(read_regular_file(folder / "summary.json", MAX_RECORD_BYTES))
+        values = read_json_file(folder / "summary.json")
         for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
             values[name] = MetricSummary(**values[name]) if values[name] else None
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
@@ -360,7 +360,7 @@ def describe_resume(folder: Path) -> str:
 def is_from_python(folder: Path) -> bool:
     """Returns True if a run's configuration names objects that no file can name, so that no command can resume it."""
     try:
-        text = read_regular_file(folder / "config.yml", MAX_RECORD_BYTES).decode("utf-8")
+        text = read_regular_file(folder / "config.yml").decode("utf-8")
         return PYTHON_OBJECT.search(text) is not None
     except (OSError, ValueError):
         return False

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from reinforge.dialects.chat_call import BadRequest
+from reinforge.limits import get_limits
 from reinforge.rollout.http.access import read_body
 from reinforge.rollout.http.exchange import decode_body, encode_body
 
@@ -28,7 +29,7 @@ class ServerLimits:
         max_tokens: Most tokens of one reply, whatever the request says; None: up to the context limit.
     """
 
-    max_body_bytes: int = 1 << 25
+    max_body_bytes: int = field(default_factory=lambda: get_limits().request_bytes)
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 60.0

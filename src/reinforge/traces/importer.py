@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from reinforge.bounded import load_json, refuse_depth
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.row_limits import find_unusable
 from reinforge.files import open_private, storage_boundary
@@ -45,7 +46,7 @@ from reinforge.traces.store import CallStore, RatingSummary, StoredExchange
 from reinforge.types.request import Message
 
 LISTED_FIELDS = 8
-SURPRISES = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+SURPRISES = (LookupError, TypeError, ValueError, AttributeError)
 """Exports are the work of other programs, whose records may hold anything anywhere."""
 
 
@@ -145,12 +146,13 @@ def _read_part(
     location, fallback_id = place
     entries = []
     try:
-        for entry in reader.read(part):
-            entries.append(entry)
-            for rating in (entry,) if isinstance(entry, Rating) else getattr(entry, "ratings", ()):
-                if rating.value is None:
-                    what = f"{rating.name} is neither a number nor a thumb; the rest of the record is read"
-                    report.unread.add(location, what)
+        with refuse_depth():  # a string of the record may hold JSON whose strings hold JSON
+            for entry in reader.read(part):
+                entries.append(entry)
+                for rating in (entry,) if isinstance(entry, Rating) else getattr(entry, "ratings", ()):
+                    if rating.value is None:
+                        what = f"{rating.name} is neither a number nor a thumb; the rest of the record is read"
+                        report.unread.add(location, what)
     except UnreadableRecordError as error:
         report.unread.add(location, str(error))
     except IgnoredRecordError as error:
@@ -159,7 +161,7 @@ def _read_part(
         report.unread.add(location, _describe_surprise(reader, error))
     try:
         store.add(entries, location, fallback_id)
-    except (ValueError, RecursionError) as error:  # lone surrogates, numbers that JSON does not have
+    except ValueError as error:  # halves of characters, numbers that JSON does not have
         report.unread.add(location, f"the record cannot be kept: {error}"[:200])
 
 
@@ -363,8 +365,8 @@ def _make_key(message: Message) -> str:
 
 def _normalize_call(call: dict[str, Any]) -> list[str]:
     arguments = call["function"]["arguments"]
-    with contextlib.suppress(ValueError, RecursionError):
-        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+    with contextlib.suppress(ValueError):
+        arguments = json.dumps(load_json(arguments), sort_keys=True)
     return [call["function"]["name"], arguments]
 
 

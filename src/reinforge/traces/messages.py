@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.traces.entries import UnreadableRecordError
 from reinforge.types.request import Message
 
@@ -46,8 +47,8 @@ def parse_json(value: Any) -> Any:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return load_json(value)
+    except ValueError:
         return value
 
 

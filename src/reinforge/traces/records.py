@@ -5,12 +5,12 @@ A JSON file may be a list, one object per line, one object, or an object around 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.row_limits import JsonSyntaxError, JsonText, RowLimits, TextRows, check_regular_file
 from reinforge.evaluation.rows import (
@@ -98,8 +98,8 @@ def _has_object_per_line(file: TextRows) -> bool:
     if not line.startswith("{") or (not end and len(line) > FIRST_LINE_CHARS):
         return False
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
+        load_json(line)
+    except ValueError:
         return not line.rstrip().endswith(("{", "[", ","))  # the first line of a pretty-printed object, or a broken row
     return True
 
@@ -131,7 +131,7 @@ def _read_documents(file: TextRows, problems: RowProblems) -> Iterator[Row]:
                 yield from _unwrap(row)
         except ConfigError:  # the file cannot be read any further
             raise
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             at = f"{name}:{error.line}:{error.column}" if isinstance(error, JsonSyntaxError) else f"{name}:{text.line}"
             what = error.message if isinstance(error, JsonSyntaxError) else str(error)
             problems.add(at, f"invalid JSON: {what[:1].lower()}{what[1:]}")

@@ -40,7 +40,6 @@ HEARTBEAT_POLLS = 8
 """Looks without a change after which a comment keeps the connection open."""
 MAX_PAGE = 500
 """Most rows of one answer."""
-MAX_REPORT_BYTES = 1 << 27
 STATIC = {"view.js": "text/javascript", "view.css": "text/css"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
@@ -242,7 +241,7 @@ class ViewServer:
     async def _show_report(self, request: web.Request) -> web.Response:
         path = self._find_folder(request) / PAGE
         try:
-            body = await self._read(read_regular_file, path, MAX_REPORT_BYTES)
+            body = await self._read(read_regular_file, path)
         except OSError:
             raise web.HTTPNotFound(reason=f"The run has no {PAGE}") from None
         headers = {**HEADERS, "Content-Security-Policy": REPORT_POLICY, "Content-Type": "text/html; charset=utf-8"}

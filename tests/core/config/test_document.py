@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
-from reinforge.config import document
 from reinforge.config.document import parse_yaml
 from reinforge.errors import ConfigError
 
@@ -99,12 +99,12 @@ def test_an_alias_bomb_is_rejected_before_it_expands() -> None:
     assert "100,000 values after expanding aliases" in problems("\n".join(lines))[0]
 
 
-def test_without_its_limit_an_alias_bomb_expands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_limit_an_alias_bomb_expands(set_limit: Callable[[str, int], None]) -> None:
     """Mutation check, with a small bomb: 5 lines of text, 111,111 values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 5)]
     assert "values after expanding aliases" in problems("\n".join(lines))[0]
-    monkeypatch.setattr(document, "MAX_NODES", 10**9)
+    set_limit("config_values", 10**9)
     assert len(parse_yaml("\n".join(lines)).data["a4"]) == 10
 
 

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[3] / "src" / "reinforge"
 CORE = [
     {"safe_text"},
     {"errors", "types", "crash", "version"},
+    {"limits"},
+    {"bounded"},
     {"files"},
     {"registry"},
     {"config"},

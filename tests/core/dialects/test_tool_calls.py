@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reinforge.dialects.strict_json import decode_json
+from reinforge.bounded import decode_json
 from reinforge.dialects.tool_calls import (
     ParsedReply,
     ToolFormat,

@@ -6,11 +6,12 @@ import tracemalloc
 
 import pytest
 
-from reinforge.engine.model import chat_template, template_budget, template_sandbox
+from reinforge.engine.model import chat_template, template_budget
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.template_budget import Budget, TemplateLimitReached, TemplateTooSlow
 from reinforge.engine.model.template_sandbox import ChatTemplate, find_template_problem
 from reinforge.errors import ConfigError, EngineError
+from reinforge.limits import Limits
 from reinforge.types.request import ModelRequest
 from tests.models import make_tokenizer
 
@@ -167,7 +168,7 @@ TOO_LARGE = {
         "{% macro m() %}" + "x" * 1000 + "{% endmacro %}{% for i in range(99999) %}{% for j in range(99999) %}"
         "{% set x = m() %}{% endfor %}{% endfor %}"
     ),
-    "a long template": "x" * (template_sandbox.MAX_TEMPLATE_CHARS + 1),
+    "a long template": "x" * (Limits().template_chars + 1),
 }
 TOO_SLOW = {
     "nested loops": (
@@ -188,8 +189,8 @@ TOO_SLOW = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_a_template_that_builds_too_much_is_stopped_before_it_does(name, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CHARS", 1 << 20)
+def test_a_template_that_builds_too_much_is_stopped_before_it_does(name, set_limit):
+    set_limit("render_chars", 1 << 20)
     tracemalloc.start()
     try:
         with pytest.raises(TemplateLimitReached):
@@ -220,8 +221,8 @@ def test_a_template_that_was_too_slow_once_is_not_tried_again(monkeypatch):
         monkeypatch.setattr(Budget, "step", lambda *_: pytest.fail("it was rendered again"))
 
 
-def test_a_template_that_builds_too_much_once_is_tried_again(monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CHARS", 1000)
+def test_a_template_that_builds_too_much_once_is_tried_again(set_limit):
+    set_limit("render_chars", 1000)
     template = ChatTemplate("{{ 'x' * messages[0].content | int }}")
     with pytest.raises(TemplateLimitReached):
         template.render({"messages": [{"content": "99999"}]})
@@ -238,8 +239,8 @@ def test_without_the_budget_the_same_templates_would_go_on(monkeypatch):
     assert ChatTemplate(loops).render({}) == "done"
 
 
-def test_a_long_conversation_may_build_more(monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CHARS", 1000)
+def test_a_long_conversation_may_build_more(set_limit):
+    set_limit("render_chars", 1000)
     repeated = "{% for i in range(50) %}{{ messages[0].content }}{% endfor %}"
     text = "x" * 5000
     assert ChatTemplate(repeated).render({"messages": [{"content": text}]}) == text * 50
@@ -247,8 +248,8 @@ def test_a_long_conversation_may_build_more(monkeypatch):
         ChatTemplate(repeated.replace("50", "500")).render({"messages": [{"content": text}]})
 
 
-def test_a_prompt_may_have_so_many_characters(monkeypatch):
-    monkeypatch.setattr(template_sandbox, "MAX_PROMPT_CHARS", 100)
+def test_a_prompt_may_have_so_many_characters(set_limit):
+    set_limit("prompt_chars", 100)
     assert ChatTemplate("{{ 'x' * 100 }}").render({}) == "x" * 100
     with pytest.raises(TemplateLimitReached, match="renders 101 characters, the limit is 100"):
         ChatTemplate("{{ 'x' * 101 }}").render({})

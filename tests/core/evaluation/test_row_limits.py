@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation import row_limits, rows
+from reinforge.evaluation import rows
 from reinforge.evaluation.datasets import (
     CsvDatasetConfig,
     FileDataset,
@@ -174,19 +175,15 @@ def test_a_file_that_is_too_large_is_not_opened() -> None:
         FileDataset(JsonlDatasetConfig(file_path=Path("d.jsonl"), max_file_mb=2), Path.cwd()).load()
 
 
-def test_rows_from_python_have_the_same_limits() -> None:
+def test_rows_from_python_have_the_same_limits(set_limit: Callable[[str, int], None]) -> None:
     cyclic: list[Any] = []
     cyclic.append(cyclic)
     shared: Any = []
     for _ in range(60):
         shared = [shared, shared]
-    row_limits_before = row_limits.MAX_VALUES
-    row_limits.MAX_VALUES = 1000
-    try:
-        with pytest.raises(ConfigError) as caught:
-            RowDataset([{"question": "a\ud800"}, {"question": cyclic}, {"question": shared}, {"question": "b"}]).load()
-    finally:
-        row_limits.MAX_VALUES = row_limits_before
+    set_limit("row_values", 1000)
+    with pytest.raises(ConfigError) as caught:
+        RowDataset([{"question": "a\ud800"}, {"question": cyclic}, {"question": shared}, {"question": "b"}]).load()
     assert [(each.location, each.message[:45]) for each in caught.value.problems] == [
         ("row 1", "the field question has a lone surrogate (\\ud8"),
         ("row 2", "the row is nested more than 100 levels deep"),

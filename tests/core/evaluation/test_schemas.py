@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,9 +119,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("schema", "output", "why"), WRONG, ids=[why[:40] or "tree" for _, _, why in WRONG])
 async def test_an_answer_that_cannot_be_validated_is_wrong_and_not_missing(
-    monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any], output: Any, why: str
+    set_limit: Callable[[str, int], None], schema: dict[str, Any], output: Any, why: str
 ) -> None:
-    monkeypatch.setattr(schemas, "MAX_CHECKS", 2000)
+    set_limit("schema_checks", 2000)
     found = await score_item(build(schema), item(output))
     assert found.error is None
     assert why in found.reasoning

@@ -169,8 +169,8 @@ async def test_a_program_that_never_calls_the_model_is_named_once(agent, caplog)
     assert "OPENAI_BASE_URL" in told[0]
 
 
-async def test_standard_output_is_bounded(agent, monkeypatch):
-    monkeypatch.setattr(program, "MAX_STDOUT", 1 << 20)
+async def test_standard_output_is_bounded(agent, set_limit):
+    set_limit("program_output_bytes", 1 << 20)
     (record,) = await agent("while True: print('x' * 4096)")
     assert (record.outcome, "wrote more than 1 MiB" in record.reason) == (Outcome.TOOL_ERROR, True)
 

@@ -12,7 +12,6 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from reinforge.rollout import gateway as server
 from reinforge.rollout.gateway import Gateway
-from reinforge.rollout.http import gateway_access
 from reinforge.types.request import TokenLogprob
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
@@ -184,8 +183,8 @@ async def test_a_connection_is_used_again(gateway):
         writer.close()
 
 
-async def test_too_many_requests_wait_and_none_is_lost(gateway, monkeypatch):
-    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 4)
+async def test_too_many_requests_wait_and_none_is_lost(gateway, set_limit):
+    set_limit("calls_in_flight", 4)
     episode = Episode(HeldPolicy())
     with gateway.attach(episode.endpoint) as access:
         asking = [asyncio.create_task(ask(access)) for _ in range(40)]
@@ -198,8 +197,8 @@ async def test_too_many_requests_wait_and_none_is_lost(gateway, monkeypatch):
     assert len(episode.capture.calls) == 40
 
 
-async def test_without_the_bound_all_requests_are_sampled_at_once(gateway, monkeypatch):
-    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 10**6)
+async def test_without_the_bound_all_requests_are_sampled_at_once(gateway, set_limit):
+    set_limit("calls_in_flight", 10**6)
     episode = Episode(HeldPolicy())
     with gateway.attach(episode.endpoint) as access:
         asking = [asyncio.create_task(ask(access)) for _ in range(40)]

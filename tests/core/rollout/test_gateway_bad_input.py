@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from reinforge.limits import Limits
 from reinforge.rollout import gateway as server
-from reinforge.rollout.gateway import MAX_BODY_BYTES, Gateway
+from reinforge.rollout.gateway import Gateway
 from reinforge.rollout.http import gateway_access
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, write_request
 
@@ -74,7 +75,7 @@ async def send_more_than_the_limit(access):
     reader, writer = await open_connection(access)
     writer.write(write_request(access, b"", content_length=None, transfer_encoding="chunked"))
     piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    for _ in range(MAX_BODY_BYTES // 0x100000 + 1):
+    for _ in range(Limits().request_bytes // 0x100000 + 1):
         writer.write(piece)
         await writer.drain()
     writer.write(b"0\r\n\r\n")
@@ -285,8 +286,8 @@ async def test_without_the_check_a_stranger_samples(access, episode, monkeypatch
     assert len(episode.capture.calls) == 1
 
 
-async def test_one_episode_with_all_its_requests_in_flight_delays_no_other(gateway, monkeypatch):
-    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 2)
+async def test_one_episode_with_all_its_requests_in_flight_delays_no_other(gateway, set_limit):
+    set_limit("calls_in_flight", 2)
     busy, calm = Episode(HeldPolicy()), Episode()
     with gateway.attach(busy.endpoint) as busy_door, gateway.attach(calm.endpoint) as calm_door:
         asking = [asyncio.create_task(ask(busy_door)) for _ in range(10)]

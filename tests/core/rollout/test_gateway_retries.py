@@ -135,19 +135,19 @@ async def hang_up_while_waiting(gateway):
     return len(episode.replies)
 
 
-async def test_a_client_that_hangs_up_while_it_waits_is_never_sampled(gateway, monkeypatch, caplog):
-    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 1)
+async def test_a_client_that_hangs_up_while_it_waits_is_never_sampled(gateway, caplog, set_limit):
+    set_limit("calls_in_flight", 1)
     assert await hang_up_while_waiting(gateway) == 2
     assert not caplog.records
 
 
-async def test_without_the_check_a_client_that_has_hung_up_is_sampled(gateway, monkeypatch):
+async def test_without_the_check_a_client_that_has_hung_up_is_sampled(gateway, monkeypatch, set_limit):
     """Mutation check: its body is read although the connection is gone, and it is not asked whether it listens."""
 
     async def read(self, request):
         return json.dumps(CHAT).encode()
 
-    monkeypatch.setattr(gateway_access, "MAX_IN_FLIGHT", 1)
+    set_limit("calls_in_flight", 1)
     monkeypatch.setattr(server, "_check_connected", lambda request: None)
     monkeypatch.setattr(Gateway, "_read_body", read)
     assert await hang_up_while_waiting(gateway) == 3
@@ -252,15 +252,15 @@ def is_kept(replies, number):
 @pytest.mark.parametrize(
     ("size", "bounds", "kept"),
     [
-        (1, {"MAX_REPLIES": 3}, [False, False, True, True, True]),
-        (10, {"MAX_REPLY_BYTES": 25}, [False, False, False, True, True]),
-        (10, {"MAX_REPLY_BYTES": 5}, [False, False, False, False, True]),
+        (1, {"kept_replies": 3}, [False, False, True, True, True]),
+        (10, {"kept_reply_bytes": 25}, [False, False, False, True, True]),
+        (10, {"kept_reply_bytes": 5}, [False, False, False, False, True]),
         (10, {}, [True] * 5),
     ],
 )
-async def test_the_oldest_replies_are_dropped(monkeypatch, size, bounds, kept):
+async def test_the_oldest_replies_are_dropped(size, bounds, kept, set_limit):
     for name, value in bounds.items():
-        monkeypatch.setattr(gateway_access, name, value)
+        set_limit(name, value)
     replies = gateway_access.SentReplies()
     for number in range(5):
         response = asyncio.Future()
@@ -270,8 +270,8 @@ async def test_the_oldest_replies_are_dropped(monkeypatch, size, bounds, kept):
     assert [is_kept(replies, number) for number in range(5)] == kept
 
 
-async def test_a_request_that_is_being_answered_is_never_dropped(monkeypatch):
-    monkeypatch.setattr(gateway_access, "MAX_REPLIES", 2)
+async def test_a_request_that_is_being_answered_is_never_dropped(set_limit):
+    set_limit("kept_replies", 2)
     replies = gateway_access.SentReplies()
     for number in range(5):
         response = asyncio.Future()

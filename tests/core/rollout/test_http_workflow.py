@@ -193,11 +193,11 @@ async def test_an_agent_that_hangs_costs_its_episode_alone(tmp_path, service):
     assert [record.outcome for record in records] == [Outcome.TIMEOUT, Outcome.OK]
 
 
-async def test_a_long_answer_is_refused(tmp_path, service, monkeypatch):
+async def test_a_long_answer_is_refused(tmp_path, service, set_limit):
     async def handle(request):
         return web.Response(text="x" * 4096)
 
-    monkeypatch.setattr(openai_http, "MAX_BYTES", 1024)
+    set_limit("response_bytes", 1024)
     (record,) = await run(tmp_path, await service(handle))
     assert record.outcome is Outcome.BACKEND_ERROR
     assert "larger than" in record.reason

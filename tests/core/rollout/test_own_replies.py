@@ -65,9 +65,9 @@ def count_parsed(num_turns, monkeypatch):
     replies = [message_of(f'{{"a": {turn}}}', id=f"c{turn}") for turn in range(num_turns)]
     sent = [message_of(f'{{"a":{turn}}}', id=f"c{turn}") for turn in range(num_turns)]
     texts = []
-    parse = json.loads
+    parse = history.load_json
     with monkeypatch.context() as patch:
-        patch.setattr(history.json, "loads", lambda text: texts.append(text) or parse(text))
+        patch.setattr(history, "load_json", lambda text: texts.append(text) or parse(text))
         assert restore_replies(sent, [call_of(reply) for reply in replies]) == replies
     return len(texts)
 

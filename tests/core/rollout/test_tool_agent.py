@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from reinforge.errors import BackendUnavailable, ConfigError
+from reinforge.limits import Limits
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.workflows import mcp_server
-from reinforge.rollout.workflows import tools as tools_module
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
 from reinforge.trainer.options import LiveRun
@@ -167,7 +167,7 @@ async def test_long_results_are_cut(loop):
     (record,) = await loop([call("fail", kind="long")], "ok")
     content = record.calls[1].request.messages[-1]["content"]
     assert content.endswith("x\n[cut after 100000 of 200000 characters]")
-    assert len(content) < tools_module.MAX_RESULT_CHARS + 100
+    assert len(content) < Limits().tool_result_chars + 100
 
 
 @pytest.mark.parametrize(

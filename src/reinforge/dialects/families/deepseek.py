@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from reinforge.bounded import decode_json_prefix
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -23,7 +24,6 @@ from reinforge.dialects.families.family import (
     dump,
     quote,
 )
-from reinforge.dialects.strict_json import decode_json_prefix
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

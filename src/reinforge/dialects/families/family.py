@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from reinforge.dialects.strict_json import decode_json
+from reinforge.bounded import decode_json
 from reinforge.types.request import Message
 
 Call = tuple[str, dict[str, Any]]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from reinforge.bounded import check_reply, decode_json
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -26,7 +27,7 @@ from reinforge.dialects.families.family import (
     skip_closing,
     write_separated,
 )
-from reinforge.dialects.strict_json import MAX_JSON_CHARS, MAX_JSON_DEPTH, decode_json
+from reinforge.limits import get_limits
 
 _NAME = re.compile(r"\s*+call:([^\s{]++)\s*+\{")
 _KEY = re.compile(r"\s*+([^:,{}\[\]]*+):")
@@ -93,7 +94,7 @@ class Gemma(Family):
         return f"{quote('{')} {write_separated(grammar, parts, ',')} {quote('}')}"
 
     def _write_rule(self, grammar: GrammarText, schema: Any, root: Any, path: str, depth: int) -> str:
-        kind = schema.get("type") if depth < MAX_JSON_DEPTH else None
+        kind = schema.get("type") if depth < get_limits().reply_depth else None
         if isinstance(schema.get("enum"), list):
             return grammar.rule(" | ".join(self._write_literal(grammar, each) for each in schema["enum"]))
         if kind == "string":
@@ -118,8 +119,7 @@ class Gemma(Family):
 
 class GemmaArguments:
     def __init__(self, text: str, string: str):
-        if len(text) > MAX_JSON_CHARS:
-            raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
+        check_reply(text)
         self.text, self.string, self.position = text, string, 0
 
     def read_object(self, start: int, depth: int) -> dict[str, Any]:
@@ -147,8 +147,7 @@ class GemmaArguments:
         return found[1].strip().strip('"')
 
     def _read_value(self, depth: int) -> Any:
-        if depth > MAX_JSON_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
+        check_reply(self.text, depth)
         if self._skip(self.string):
             return self._read_string()
         if self._skip("{"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from reinforge.bounded import decode_json_prefix
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -22,7 +23,6 @@ from reinforge.dialects.families.family import (
     dump,
     quote,
 )
-from reinforge.dialects.strict_json import decode_json_prefix
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]++)")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from reinforge.bounded import decode_json_prefix
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -29,7 +30,6 @@ from reinforge.dialects.families.family import (
     read_marked,
     skip_closing,
 )
-from reinforge.dialects.strict_json import decode_json_prefix
 
 _START, _END = "<tool_call>", "</tool_call>"
 _LIST, _LIST_END, _FUNCTOOLS = "<|tool_call|>", "<|/tool_call|>", "functools["

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from reinforge.bounded import decode_json_prefix
 from reinforge.dialects.families.family import Call, Family, GrammarText, ParsedReply, ToolFormat, ToolSchemas, dump
 from reinforge.dialects.families.hermes import read_call, write_json_call
 from reinforge.dialects.families.python_calls import PythonCalls
-from reinforge.dialects.strict_json import decode_json_prefix
 
 _TAG = "<|python_tag|>"
 _BUILT_IN = re.compile(r"\w[\w-]*+\.call\(")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from reinforge.bounded import decode_json_prefix
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -22,7 +23,6 @@ from reinforge.dialects.families.family import (
     quote,
 )
 from reinforge.dialects.families.hermes import read_calls, write_json_list
-from reinforge.dialects.strict_json import decode_json_prefix
 
 _START, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"\s*+([^\s\[{]++)\s*+")

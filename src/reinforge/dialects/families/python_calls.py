@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from reinforge.bounded import check_reply, decode_json, decode_json_prefix, find_surrogate, join_surrogates
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -27,7 +28,6 @@ from reinforge.dialects.families.family import (
     write_separated,
 )
 from reinforge.dialects.families.hermes import read_calls
-from reinforge.dialects.strict_json import MAX_JSON_CHARS, MAX_JSON_DEPTH, decode_json, decode_json_prefix
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*+")
 _NUMBER = re.compile(r"-?\d[\d.eE+\-]*+")
@@ -39,8 +39,7 @@ _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": Fal
 
 class PythonCalls:
     def __init__(self, text: str):
-        if len(text) > MAX_JSON_CHARS:
-            raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
+        check_reply(text)
         self.text, self.position = text, 0
 
     def read_list(self, start: int) -> list[Call]:
@@ -84,8 +83,7 @@ class PythonCalls:
         return found[0]
 
     def _read_value(self, depth: int) -> Any:
-        if depth > MAX_JSON_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_JSON_DEPTH} levels")
+        check_reply(self.text, depth)
         self._skip_space()
         mark = self.text[self.position : self.position + 1]
         if mark in ("'", '"'):
@@ -170,12 +168,10 @@ def decode_escapes(text: str) -> str:
 
     if "\\" in text:
         text = _ESCAPE.sub(replace, text)
-    if text.isascii():
-        return text
-    try:  # two halves of a pair become one character
-        return text.encode("utf-16", "surrogatepass").decode("utf-16")
-    except UnicodeDecodeError:
-        raise ValueError("a lone surrogate") from None
+    text = join_surrogates(text)
+    if find_surrogate(text) is not None:
+        raise ValueError("a lone surrogate")
+    return text
 
 
 _CALL = re.compile(r"\[\s*+[^\W\d][\w.\-]*+\(")

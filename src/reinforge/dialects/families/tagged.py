@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from reinforge.bounded import check_reply
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -29,7 +30,6 @@ from reinforge.dialects.families.family import (
     dump,
     quote,
 )
-from reinforge.dialects.strict_json import MAX_JSON_CHARS
 
 _START, _END = "<tool_call>", "</tool_call>"
 _QWEN_START = re.compile(r"<(?:tool_call>|function=)")
@@ -53,8 +53,7 @@ class Tagged(Family):
     call_end: ClassVar[re.Pattern[str]]
 
     def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
-        if len(text) > MAX_JSON_CHARS:
-            raise ValueError(f"{len(text)} characters, the limit is {MAX_JSON_CHARS}")
+        check_reply(text)
         content: list[str] = []
         calls: list[Call] = []
         position = 0

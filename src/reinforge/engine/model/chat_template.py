@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reinforge.bounded import find_surrogate, load_json
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
@@ -339,20 +340,11 @@ def find_special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _check_surrogates(text: str) -> None:
-    if not text.isascii() and (found := _find_surrogate(text)) is not None:
+    if (found := find_surrogate(text)) is not None:
         raise ValueError(
             f"the prompt has half of a surrogate pair (U+{ord(text[found]):04X}) at character {found}, which no "
             'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
         )
-
-
-def _find_surrogate(text: str) -> int | None:
-    """Returns the place of the first half of a surrogate pair; None: the text has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
 
 
 def build_template_message(message: Message) -> Message:
@@ -393,8 +385,8 @@ def _rename_developer(message: Message) -> Message:
 def _parse_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function", {})
     try:
-        arguments = json.loads(function["arguments"])
-    except (KeyError, TypeError, ValueError, RecursionError):
+        arguments = load_json(function["arguments"])
+    except (KeyError, TypeError, ValueError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

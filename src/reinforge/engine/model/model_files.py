@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.errors import Problem
+from reinforge.limits import get_limits
 
 MAKING = threading.RLock()
 """Held while transformers makes a model.
@@ -34,7 +36,6 @@ SMALL_FILES = (CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, INDEX)
 ATTENTION = ("eager", "sdpa", "flex_attention")
 """Implementations that transformers contains. Any other is, or may fall back to, a kernel downloaded from the hub."""
 CODE_KEYS = ("auto_map", "custom_generate", "custom_pipelines", "kernels", "kernel_config", "use_kernels")
-MAX_JSON = 64 << 20
 MAX_LISTED = 3
 
 
@@ -81,10 +82,10 @@ def find_base(folder: Path) -> str | None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Returns a file's JSON object, or None if there is none: no regular file, too large, too deep, or damaged."""
     try:
-        if not path.is_file() or path.stat().st_size > MAX_JSON:
+        if not path.is_file() or path.stat().st_size > get_limits().file_bytes:
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = load_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
 

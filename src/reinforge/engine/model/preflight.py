@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.architecture import find_untrainable
 from reinforge.engine.model.model_files import (
@@ -41,7 +41,7 @@ PLAIN_NAMES = {"llama", "mistral", "qwen2", "qwen3"}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_READ = 1 << 20
-MAX_HEADER = 100 << 20
+LARGEST_HEADER = 100 << 20
 """Largest header that safetensors reads."""
 
 
@@ -233,8 +233,8 @@ def read_headers(folder: Path) -> Iterator[dict[str, Any]]:
     for path in filter(Path.is_file, sorted(folder.glob("*.safetensors"))):
         try:
             with path.open("rb") as file:
-                header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
-        except (OSError, ValueError, RecursionError):
+                header = load_json(file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER)))
+        except (OSError, ValueError):
             continue  # loading the model reports a damaged file
         if isinstance(header, dict):
             yield header

@@ -12,17 +12,12 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 
 from reinforge.errors import EngineError
+from reinforge.limits import get_limits
 
-MAX_RENDER_CHARS = 1 << 26
-"""Characters and list entries that one rendering may build in all, apart from `CHARS_PER_INPUT_CHAR`."""
 CHARS_PER_INPUT_CHAR = 128
 """As many more for each character of the messages and tools, since templates copy them."""
 MAX_RENDER_CPU_S = 3.0
 """CPU time of one rendering, of this thread: a busy machine fails no template."""
-MAX_BITS = 1 << 13
-"""Bits of an integer."""
-MAX_DEPTH = 200
-"""Lists and mappings of a template inside each other."""
 CLOCK_STEPS = 64
 """Steps between two looks at the clock."""
 STEP_CHARS, ENTRY_CHARS, CALL_CHARS = 8, 8, 64
@@ -47,7 +42,7 @@ class Budget:
 
     def __init__(self, values: Mapping[str, Any]):
         self._values: Mapping[str, Any] | None = values
-        self._num_chars = MAX_RENDER_CHARS
+        self._num_chars = get_limits().render_chars
         self._steps, self._stop_s = 0, time.thread_time() + MAX_RENDER_CPU_S
         self._sizes: dict[int, tuple[Any, int, int]] = {}
 
@@ -103,8 +98,8 @@ class Budget:
         if (known := self._sizes.get(id(value))) is not None:
             return known[1], known[2]
         size, depth = self._add([*value, *value.values()] if isinstance(value, dict) else value)
-        if depth >= MAX_DEPTH:
-            raise TemplateLimitReached(f"nests lists and mappings deeper than {MAX_DEPTH} levels")
+        if depth >= (most := get_limits().template_depth):
+            raise TemplateLimitReached(f"nests lists and mappings deeper than {most} levels")
         self._sizes[id(value)] = value, size + 2, depth + 1
         return size + 2, depth + 1
 
@@ -130,9 +125,10 @@ class Budget:
             spent, self._num_chars = self._num_chars, sys.maxsize
             self._num_chars = spent + CHARS_PER_INPUT_CHAR * self.measure(dict(values))[0]
         if self._num_chars < 0:
+            size = get_limits().render_chars >> 20
             raise TemplateLimitReached(
-                f"builds more than {MAX_RENDER_CHARS >> 20} Mi characters, and {CHARS_PER_INPUT_CHAR} for each one of "
-                "the messages and tools"
+                f"builds more than {size} Mi characters, and {CHARS_PER_INPUT_CHAR} for each one of the messages and "
+                "tools"
             )
 
 
@@ -156,8 +152,8 @@ def _pay_for_power(budget: Budget, left: Any, right: Any) -> None:
 
 
 def _check_bits(num_bits: int) -> None:
-    if num_bits > MAX_BITS:
-        raise TemplateLimitReached(f"computes an integer of more than {MAX_BITS} bits")
+    if num_bits > (most := get_limits().template_bits):
+        raise TemplateLimitReached(f"computes an integer of more than {most} bits")
 
 
 def _pay_for_modulo(budget: Budget, left: Any, right: Any) -> None:

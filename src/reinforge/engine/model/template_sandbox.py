@@ -26,6 +26,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from reinforge.bounded import TooDeepError, refuse_depth
 from reinforge.engine.model.template_budget import (
     BINARY_COSTS,
     CALL_CHARS,
@@ -36,11 +37,8 @@ from reinforge.engine.model.template_budget import (
     TemplateTooSlow,
     pay_for_format,
 )
+from reinforge.limits import get_limits
 
-MAX_TEMPLATE_CHARS = 1 << 18
-"""Characters of a template; the longest of known models have 30,000."""
-MAX_PROMPT_CHARS = 1 << 24
-"""Characters of a rendered prompt: four million tokens."""
 AnyFunction = Callable[..., Any]
 REMOVED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 """Filters for web pages, whose cost has no simple bound."""
@@ -245,8 +243,8 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str):
-        if len(text) > MAX_TEMPLATE_CHARS:
-            raise TemplateLimitReached(f"has {len(text)} characters, the limit is {MAX_TEMPLATE_CHARS}")
+        if len(text) > (most := get_limits().template_chars):
+            raise TemplateLimitReached(f"has {len(text)} characters, the limit is {most}")
         self._environment = ChatEnvironment()
         self._template: Template = self._environment.build_template(text)
         self._lock = threading.Lock()
@@ -270,8 +268,8 @@ class ChatTemplate:
                 raise
             finally:
                 self._environment.begin({})  # frees what the rendering built
-        if len(text) > MAX_PROMPT_CHARS:
-            raise TemplateLimitReached(f"renders {len(text)} characters, the limit is {MAX_PROMPT_CHARS}")
+        if len(text) > (most := get_limits().prompt_chars):
+            raise TemplateLimitReached(f"renders {len(text)} characters, the limit is {most}")
         return text
 
 
@@ -293,14 +291,15 @@ def find_template_problem(text: str, special_tokens: Mapping[str, str] | None = 
     messages = [{"role": "user", "content": "hi"}]
     values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
     try:
-        compile_chat_template(text).render({**(special_tokens or {}), **values})
+        with refuse_depth():
+            compile_chat_template(text).render({**(special_tokens or {}), **values})
     except TemplateLimitReached as error:
         return str(error)
     except TemplateSyntaxError as error:
         return f"is not valid Jinja: line {error.lineno}: {error.message}"
     except SecurityError as error:
         return f"tries what its sandbox forbids: {error}"
-    except (RecursionError, SyntaxError):
+    except (TooDeepError, SyntaxError):
         return "is nested too deeply to be compiled"
     except Exception:  # noqa: BLE001  it may refuse this conversation with any error
         return None

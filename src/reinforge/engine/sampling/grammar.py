@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reinforge.errors import ConfigError, Problem
+from reinforge.limits import get_limits
 from reinforge.types.request import Grammar
-
-MAX_GRAMMAR_CHARS = 256_000
-"""Longest grammar: compiling takes more than linear time."""
 
 MAX_COMPILED = 256
 """Compiled grammars to keep."""
@@ -97,8 +95,8 @@ class GrammarCompiler:
         """Returns the compiled grammar, or why there is none."""
         llguidance = import_llguidance()
         what = f"the reply cannot be held to this {grammar.kind.replace('_', ' ')}"
-        if len(grammar.text) > MAX_GRAMMAR_CHARS:
-            return f"{what}: it has {len(grammar.text):,} characters, but the limit is {MAX_GRAMMAR_CHARS:,}"
+        if len(grammar.text) > (most := get_limits().grammar_chars):
+            return f"{what}: it has {len(grammar.text):,} characters, but the limit is {most:,}"
         limits = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False)
         try:
             text = _translate(llguidance.LLMatcher, grammar)

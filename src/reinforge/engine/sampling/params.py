@@ -6,6 +6,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from reinforge.bounded import find_surrogate
 from reinforge.types.request import SamplingParams
 
 MAX_TEMPERATURE = 1e4
@@ -41,8 +42,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     for text in params.stop:
         if not isinstance(text, str):
             raise ValueError(f"stop has {_shorten(text)}, expected texts")
-        if (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)) is not None:
-            raise ValueError(f"stop has half of a surrogate pair (U+{ord(half):04X}), which no reply can contain")
+        if (half := find_surrogate(text)) is not None:
+            raise ValueError(f"stop has half of a surrogate pair (U+{ord(text[half]):04X}), which no reply can contain")
 
 
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> None:

@@ -129,12 +129,16 @@ def _describe(value: Any) -> str:
     return f'"{value[:40]}"' if isinstance(value, str) else type(value).__name__
 
 
+def check_output(value: Any) -> None:
+    """Raises an `UnusableOutputError` for an output that no record and no message can hold."""
+    if (why := find_unwritable(value)) is not None:
+        raise UnusableOutputError(f"the output cannot be written as text: {why}")
+
+
 def to_text(value: Any) -> str:
     """Returns an output or an expected output as a string, empty for None, or raises `UnusableOutputError`."""
-    try:
-        return "" if value is None else str(value)
-    except (RecursionError, ValueError) as error:
-        raise UnusableOutputError(f"the output cannot be written as text: {error}") from None
+    check_output(value)
+    return "" if value is None else str(value)
 
 
 async def run_beside(work: Callable[[], T], size: int | None = None) -> T:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pydantic import Field
 
+from reinforge.bounded import load_json
 from reinforge.config.schema import EvaluatorConfig
-from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.evaluators.base import missing_score, run_beside, to_text
 from reinforge.interfaces import Evaluator
 from reinforge.registry import register_evaluator
@@ -56,18 +55,13 @@ class ExactMatch(Evaluator):
         return EvalOutputItem(id=item.id, score=float(same), reasoning=reason)
 
     def _equal(self, output: Any, expected: Any) -> bool:
-        try:
-            if output == expected:
-                return True
-        except RecursionError as error:
-            raise UnusableOutputError(f"the output is nested too deeply to compare: {error}") from None
-        if self._text(output) == self._text(expected):
+        if output == expected or self._text(output) == self._text(expected):
             return True
         if not isinstance(output, str) or not isinstance(expected, dict | list):
             return False
         try:
-            return bool(json.loads(output) == expected)
-        except (ValueError, RecursionError):
+            return bool(load_json(output) == expected)
+        except ValueError:
             return False
 
     def _text(self, value: Any) -> str:

@@ -10,13 +10,13 @@ Ann is 7                      0.0            0.0
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from reinforge.bounded import load_json
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.answers import parse_answer
@@ -89,8 +89,8 @@ def _load_schema(path: Path, project_root: Path) -> dict[str, Any]:
         message = f"file not found: {path}; looked in {folders}"
         raise ConfigError(Problem("schema", message, "correct the path or make it absolute"))
     try:
-        schema = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        schema = load_json(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise ConfigError(Problem("schema", f"cannot read {file} as JSON: {error}")) from None
     if not isinstance(schema, dict):
         raise ConfigError(Problem("schema", f"{file} contains {type(schema).__name__}, expected an object"))

@@ -14,9 +14,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
+from reinforge.bounded import replace_surrogates
 from reinforge.config.schema import EvaluatorConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem, did_you_mean
-from reinforge.evaluation.answers import UnusableOutputError, parse_answer
+from reinforge.evaluation.answers import parse_answer
+from reinforge.evaluation.evaluators.base import check_output
 from reinforge.interfaces import Builder, ChatModel
 from reinforge.types.request import Grammar, Message, ModelRequest, SamplingParams
 
@@ -80,18 +82,16 @@ class Quotation:
 
 
 def format_material(value: Any) -> str:
-    """Returns a value as text without lone surrogates, which no request can hold; empty for None."""
+    """Returns a value as text that any request can hold; empty for None."""
     plain = value is None or isinstance(value, str)
     text = value or "" if plain else json.dumps(value, ensure_ascii=False, default=str)
-    return text.encode("utf-8", "replace").decode()
+    return replace_surrogates(text)
 
 
 def format_output(value: Any) -> str:
     """Returns an agent's output as text; raises `UnusableOutputError` if it cannot be written."""
-    try:
-        return format_material(value)
-    except (RecursionError, ValueError) as error:
-        raise UnusableOutputError(f"the output cannot be written as text: {error}") from None
+    check_output(value)
+    return format_material(value)
 
 
 async def ask_for_verdict(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import json
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from typing import Any
 
 import yaml
 
+from reinforge.bounded import load_json
 from reinforge.config.document import parse_yaml
 from reinforge.errors import ConfigError, Problem, ReinforgeError, boundary
 from reinforge.multiagent.nip.trainers import PreparedExperimentInfo
@@ -258,7 +258,7 @@ def _parse(text: str, ending: str, path: Path) -> Any:
     if ending == ".json5":
         return parse_yaml(_JSON5_TOKEN.sub(_replace_json5_token, text), str(path)).data
     try:
-        return json.loads(text) if ending == ".json" else yaml.safe_load(text)
+        return load_json(text) if ending == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(Problem("--config-file", f"{path}: {error}")) from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reinforge.errors import StorageError, boundary
-from reinforge.files import storage_boundary, to_json, write_json
+from reinforge.files import read_json_file, storage_boundary, to_json, write_json
 from reinforge.runs.journal.episode_json import dump_tokens, parse_tokens
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.request import ChatPrompt, TokenLogprobs
@@ -92,7 +92,7 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     with boundary(StorageError, f"cannot read {path}"):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path)
 
 
 def _dump_trajectory(trajectory: Trajectory) -> dict[str, Any]:

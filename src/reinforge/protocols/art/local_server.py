@@ -13,13 +13,13 @@ stops, and the job has to be submitted again. This port takes no key: keep it on
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
+from reinforge.bounded import load_json
 from reinforge.errors import BackendError
 from reinforge.protocols.art.client import (
     MAX_PAUSE_S,
@@ -97,7 +97,7 @@ class ARTServer(ARTClient):
         assert self._serving is not None
         endpoint = OpenAIEndpoint(self.endpoint.config, self._serving.url, self._serving.key)
         try:
-            page = parse_answer(Page[Entry], json.loads(await endpoint.call("GET", "/models")), endpoint.url, "a list")
+            page = parse_answer(Page[Entry], load_json(await endpoint.call("GET", "/models")), endpoint.url, "a list")
         except (ValueError, UnexpectedAnswer):  # any HTTP server in between may answer; the first call tells
             return
         except RequestRejected as error:
@@ -225,8 +225,8 @@ def _parse_lines(text: str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = load_json(line)
+        except ValueError:
             row = line
         if not isinstance(row, dict):
             raise UnexpectedAnswer(

@@ -15,7 +15,8 @@ from urllib.parse import quote
 from pydantic import BeforeValidator, Field
 
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
-from reinforge.protocols.service import MAX_PAGES, NOT_FOUND, Entry, HostedJob, HostedService
+from reinforge.limits import get_limits
+from reinforge.protocols.service import NOT_FOUND, Entry, HostedJob, HostedService
 from reinforge.rollout.models.openai_answers import Answer, Name
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected
 from reinforge.types.job import TrainingStatusEnum, parse_job_status
@@ -107,7 +108,7 @@ class NeMoCustomizerService(HostedService):
 
         async def find_or_create() -> HostedJob:
             number, pages = 1, 1
-            while number <= min(pages, MAX_PAGES):
+            while number <= min(pages, get_limits().list_pages):
                 page = await self._list_page(number)
                 for entry in page.data or []:
                     if entry.name != name:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reinforge.algorithms.preference import Preference
+from reinforge.bounded import find_surrogate
 from reinforge.errors import TrajectoryError
 from reinforge.files import to_json
 from reinforge.rollout.episode import build_message
@@ -75,13 +76,7 @@ class TrainingFile:
 
 def _is_unicode(line: str) -> bool:
     """Returns False for JSON with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
-    if "\\ud" not in line:
-        return True
-    try:
-        json.dumps(json.loads(line), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return "\\ud" not in line or find_surrogate(json.dumps(json.loads(line), ensure_ascii=False)) is None
 
 
 @dataclass(slots=True)

@@ -12,19 +12,19 @@ A schema is checked here, before anything is sampled. `strict` makes no differen
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reinforge.bounded import dump_json, load_json
 from reinforge.errors import InvalidCall
+from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.types.request import Grammar
 
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-MAX_DEPTH = 64
 """Maximum nesting of a JSON schema."""
 
 
@@ -97,8 +97,8 @@ def build_json_grammar(schema: Any, path: str) -> Grammar:
         if not isinstance(schema, Mapping | bool):
             raise _error(path, f"must be a JSON schema, found {_show(schema)}")
         try:
-            schema = json.dumps(schema, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
+            schema = dump_json(schema, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
             raise _error(path, f"is no JSON schema: {error}") from None
     if (problem := find_schema_problem(schema)) is not None:
         raise _error(path, f"is no JSON schema that can be used: {problem}")
@@ -112,17 +112,17 @@ def find_schema_problem(text: str) -> str | None:
     from jsonschema.validators import Draft202012Validator, validator_for
 
     try:
-        schema = json.loads(text)
+        schema = load_json(text)
         depth, reference = _measure(schema)
-        if depth > MAX_DEPTH:
-            return f"it is nested {depth} levels deep; {MAX_DEPTH} are allowed"
+        if depth > (most := get_limits().schema_depth):
+            return f"it is nested {depth} levels deep; {most} are allowed"
         if reference is not None:
             return f'"$ref": {_show(reference)} points to another document; copy that into "$defs"'
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
         where = "/".join(str(each) for each in error.absolute_path)
         return f"{f'at {where}: ' if where else ''}{error.message[:200]}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return str(error)
     return None
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reinforge.bounded import refuse_depth
 from reinforge.errors import did_you_mean
 from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
@@ -46,9 +47,10 @@ def read_tools(arguments: CallArguments) -> tuple[list[Tool] | None, str]:
 
 def _dump(tools: Sequence[Any], arguments: CallArguments) -> tuple[list[Tool], str]:
     try:
-        plain = to_plain_data(list(tools))
-        return plain, json.dumps(plain)
-    except (TypeError, ValueError, RecursionError) as error:
+        with refuse_depth():
+            plain = to_plain_data(list(tools))
+            return plain, json.dumps(plain)
+    except (TypeError, ValueError) as error:
         raise arguments.bad("tools", f"must be plain data: {error}") from None
 
 

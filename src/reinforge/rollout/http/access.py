@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
+from reinforge.bounded import encode_any
 from reinforge.dialects.chat_call import BadRequest
 
 LOOPBACK = "127.0.0.1"
@@ -49,7 +50,7 @@ class AccessKey:
         self.cookie = f"reinforge-{server}-{port}"
 
     def accepts(self, given: str | None) -> bool:
-        return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.value.encode())
+        return given is not None and hmac.compare_digest(encode_any(given), self.value.encode())
 
     def find_in(self, cookies: Mapping[str, str]) -> bool:
         return self.accepts(cookies.get(self.cookie))

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol, cast
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
+from reinforge.bounded import TooDeepError, load_json
 from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, ReplyHead
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected, ReinforgeError
 from reinforge.safe_text import redact_secrets
@@ -109,12 +110,8 @@ def check_method(request: EndpointRequest, allowed: str) -> None:
 
 def decode_body(body: bytes) -> Any:
     try:
-        return from_json(body)
-    except ValueError:  # damaged, deep, or with half a surrogate: `json` reads more, and says what is wrong
-        pass
-    try:
-        return json.loads(body.decode())
-    except RecursionError:
+        return load_json(body)
+    except TooDeepError:
         raise BadRequest("the body is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None

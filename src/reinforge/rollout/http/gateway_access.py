@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from reinforge.bounded import encode_any
 from reinforge.dialects.chat_call import BadRequest
+from reinforge.limits import get_limits
 from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
 from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 
 KEY_PREFIX = "sk-episode-"
-MAX_IN_FLIGHT = 64
-"""Most requests of one episode that are read and answered at a time; further ones wait."""
 PIECES_AT_ONCE = 256
 """Events of a stream that are written before other requests get their turn."""
 
@@ -34,7 +34,7 @@ class GatewayAccess:
         self.episode_id = secrets.token_hex(8)
         self.api_key = KEY_PREFIX + secrets.token_urlsafe(24)
         self.base_url = f"{origin}/episodes/{self.episode_id}/v1"
-        self.slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self.slots = asyncio.Semaphore(get_limits().calls_in_flight)
         self.is_closed = False
         self._replies = SentReplies()
         self._tasks: set[asyncio.Task[EndpointResponse]] = set()
@@ -62,7 +62,7 @@ class GatewayAccess:
 
     def accepts(self, key: str) -> bool:
         """Returns True for the episode's key; the comparison takes equally long for every wrong one."""
-        return hmac.compare_digest(key.encode("utf-8", "surrogateescape"), self.api_key.encode())
+        return hmac.compare_digest(encode_any(key), self.api_key.encode())
 
     def close(self) -> None:
         """Ends the episode here: calls in flight are cancelled, and their clients are told that it has ended."""
@@ -116,10 +116,6 @@ class GatewayAccess:
 
 
 RETRY_COUNT, IDEMPOTENCY_KEY = "x-stainless-retry-count", "idempotency-key"
-MAX_REPLIES = 256
-"""Most replies of one episode that are kept for retries."""
-MAX_REPLY_BYTES = 1 << 22
-"""Most bytes of them; the latest one is kept in any case."""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,7 +166,8 @@ class SentReplies:
 
     def _trim(self, reply: SentReply) -> None:
         self._num_bytes += reply.num_bytes
-        while len(self._replies) > 1 and (len(self._replies) > MAX_REPLIES or self._num_bytes > MAX_REPLY_BYTES):
+        count, size = get_limits().kept_replies, get_limits().kept_reply_bytes
+        while len(self._replies) > 1 and (len(self._replies) > count or self._num_bytes > size):
             oldest = next(each for each in self._replies if each.response.done())
             if oldest is reply:
                 return

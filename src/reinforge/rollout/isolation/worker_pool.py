@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from reinforge.errors import ConfigError, Problem
+from reinforge.limits import get_limits
 from reinforge.rollout.isolation.containment import IMPORTED_FILES, WorkerEnded
 from reinforge.rollout.isolation.processes import describe_exit, kill_group
-from reinforge.rollout.isolation.worker_protocol import MAX_MESSAGE, Message, decode, encode
+from reinforge.rollout.isolation.worker_protocol import Message, decode, encode
 
 START_S = 120.0
 """Seconds that a worker may take to import the function."""
@@ -323,7 +324,7 @@ class ProcessTransport:
             process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=get_limits().message_bytes)
         return cls(process, reader, writer)
 
     @property

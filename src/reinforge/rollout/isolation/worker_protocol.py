@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from reinforge import errors
+from reinforge.bounded import check_depth, dump_json, load_json
 from reinforge.errors import (
     ConfigError,
     ContextOverflow,
@@ -33,15 +33,13 @@ from reinforge.errors import (
     ReinforgeError,
     describe_error,
 )
+from reinforge.limits import get_limits
 from reinforge.rollout.isolation.containment import Abandoned, TimedOut
 from reinforge.types.episode import ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
 
 Message = dict[str, Any]
-
-MAX_MESSAGE = 64 * 2**20
-"""Longest message, in bytes."""
 
 ITEM_FIELDS = ("id", "input_obj", "expected_output_obj", "output_obj", "full_dataset_entry")
 
@@ -52,21 +50,17 @@ _RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def encode(message: Message) -> bytes:
-    try:
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if len(line) > MAX_MESSAGE:
-        raise ValueError(f"it has {len(line):,} bytes; the most are {MAX_MESSAGE:,}")
+    text = dump_json(message, separators=(",", ":"))
+    check_depth(text, 0, get_limits().json_depth)
+    line = text.encode() + b"\n"
+    if len(line) > (most := get_limits().message_bytes):
+        raise ValueError(f"it has {len(line):,} bytes; the most are {most:,}")
     _refuse_other_keys(message)
     return line
 
 
 def decode(line: bytes) -> Message:
-    try:
-        message = json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    message = load_json(line)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ValueError("not a message")
     if not isinstance(message.get("job"), int):

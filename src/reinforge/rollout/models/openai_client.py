@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
+from reinforge.bounded import load_json
 from reinforge.errors import BackendError, InvalidCall
 from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
@@ -136,8 +137,8 @@ class OpenAIChat:
     def _parse_replies(self, text: str, n: int, *, needs_logprobs: bool) -> list[ModelReply]:
         where, what = f"{self.url}{PATH}", "a chat completion"
         try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError):
+            raw = load_json(text)
+        except ValueError:
             message = self._endpoint.redact(extract_error_message(text))
             raise UnexpectedAnswer(f"{where}: the response is not {what}: {message}") from None
         if isinstance(raw, dict) and raw.get("error") and not raw.get("choices"):

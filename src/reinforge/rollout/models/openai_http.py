@@ -11,7 +11,6 @@ The key is sent in a header and redacted from every message. Redirects are not f
 from __future__ import annotations
 
 import email.utils
-import json
 import re
 import socket
 import time
@@ -24,7 +23,9 @@ import stamina
 import yarl
 from pydantic import SecretStr
 
+from reinforge.bounded import load_json, replace_surrogates
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
+from reinforge.limits import get_limits
 from reinforge.rollout.models.openai_config import EndpointConfig, is_metadata_host
 
 T = TypeVar("T")
@@ -33,7 +34,6 @@ TOO_BUSY = 429
 RETRYABLE_STATUSES = frozenset({408, 409, TOO_BUSY})
 MAX_WAIT_S = 120.0
 """If the server asks to wait longer than this, the call fails instead."""
-MAX_BYTES = 32 << 20
 MAX_ERROR_TEXT = 1 << 16
 """Characters of an error response that are searched for a message."""
 CONNECT_S = 10.0
@@ -179,8 +179,8 @@ class OpenAIEndpoint:
         async for chunk in response.content.iter_chunked(1 << 16):
             chunks.append(chunk)
             size += len(chunk)
-            if size > MAX_BYTES:
-                raise BackendError(f"{self.url}: the response is larger than {MAX_BYTES >> 20} MiB")
+            if size > (most := get_limits().response_bytes):
+                raise BackendError(f"{self.url}: the response is larger than {most >> 20} MiB")
         return b"".join(chunks)
 
 
@@ -236,13 +236,12 @@ def extract_error_message(text: str) -> str:
     Works in linear time on any text: a body may have 32 MiB, and this runs on the event loop.
     """
     try:
-        error = json.loads(text)
+        error = load_json(text)
         error = error.get("error", error.get("detail", error.get("message", error)))
         if isinstance(error, dict):
             error = ": ".join(str(error[key]) for key in ("code", "message") if error.get(key)) or error
         text = str(error)
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         pass
-    start = text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()  # JSON may hold halves of surrogate pairs
-    words = " ".join(re.sub(r"<[^<>]*>", " ", start).split())
+    words = " ".join(re.sub(r"<[^<>]*>", " ", replace_surrogates(text[:MAX_ERROR_TEXT])).split())
     return words[:300] or "an empty response"

@@ -10,13 +10,13 @@ The second form is vLLM's, for `extra_body: {prompt_logprobs: 0}`. Both are at t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from reinforge.bounded import load_json
 from reinforge.engine.model.source import FAMILY
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, UnexpectedAnswer
@@ -48,9 +48,9 @@ async def score_prompt(endpoint: OpenAIEndpoint, body: dict[str, Any], token_ids
     text = await endpoint.call("POST", PATH, body={**asked, **body})
     where = f"{endpoint.url}{PATH}"
     try:
-        raw = json.loads(text)
+        raw = load_json(text)
         choice = raw["choices"][0]
-    except (ValueError, RecursionError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         raise UnexpectedAnswer(f"{where}: the response is not a completion") from None
     scored = parse_prompt_logprobs(choice, token_ids) or parse_echo(choice, len(token_ids))
     if scored is None:

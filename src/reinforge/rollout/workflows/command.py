@@ -24,6 +24,7 @@ from pydantic import Field, field_validator
 from reinforge.errors import ConfigError, PolicyFailure, Problem, did_you_mean
 from reinforge.files import read_regular_file
 from reinforge.interfaces import Builder
+from reinforge.limits import get_limits
 from reinforge.registry import register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.processes import describe_exit
@@ -42,7 +43,6 @@ from reinforge.rollout.workflows.outside_agent import (
 )
 from reinforge.rollout.workflows.program import (
     MARK,
-    MAX_STDOUT,
     ProgramError,
     ProgramGuard,
     ProgramLimits,
@@ -209,7 +209,8 @@ class CommandAgent:
             return text.rstrip("\r\n")
         if self.config.output == "file":
             try:
-                return read_regular_file(folder / "output", MAX_STDOUT).decode("utf-8", "replace")
+                content = read_regular_file(folder / "output", get_limits().program_output_bytes)
+                return content.decode("utf-8", "replace")
             except OSError as error:
                 reason = "it wrote none" if isinstance(error, FileNotFoundError) else str(error)
                 raise AgentFailed(f"{self.accesses.name}: no answer in the file {OUTPUT_FILE}: {reason}") from None

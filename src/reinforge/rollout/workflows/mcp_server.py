@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from reinforge.config.schema import Block
 from reinforge.errors import BackendUnavailable, ConfigError, Problem, describe_error
+from reinforge.limits import get_limits
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.processes import kill_marked
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
@@ -38,7 +39,6 @@ CLOSE_S = 10.0
 """Seconds that it may take to end; the SDK itself waits two before it kills."""
 CONNECT_S = 30.0
 """Seconds that connecting to a server, or sending it a request, may take."""
-MAX_PAGES = 100
 MAX_ERRORS = 1 << 16
 """Bytes that are read of the end of what a server wrote to its standard error."""
 
@@ -159,7 +159,7 @@ class MCPServer:
 
     async def _list_tools(self, client: Client) -> list[MCPTool]:
         found, cursor = list[MCPTool](), None
-        for _ in range(MAX_PAGES):
+        for _ in range(get_limits().list_pages):
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
                 definition = define_tool(tool.name, tool.description or "", tool.input_schema)

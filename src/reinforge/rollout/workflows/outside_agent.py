@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import Field
 
+from reinforge.bounded import decode_json
 from reinforge.config.schema import WorkflowConfig
-from reinforge.dialects.strict_json import decode_json
 from reinforge.errors import ConfigError, PolicyFailure, Problem
 from reinforge.interfaces import Builder
 from reinforge.rollout.context import EpisodeContext

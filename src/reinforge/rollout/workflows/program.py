@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from reinforge.limits import get_limits
 from reinforge.rollout.isolation import processes
 from reinforge.rollout.isolation.processes import (
     RunningProcess,
@@ -25,8 +26,6 @@ from reinforge.rollout.isolation.processes import (
 )
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 
-MAX_STDOUT = 16 << 20
-"""Most bytes that a program may write to its standard output."""
 MAX_STDERR = 1 << 16
 """Bytes that are kept of the end of its standard error."""
 CLOSE_S = 0.5
@@ -99,10 +98,10 @@ class ProgramOutput(asyncio.SubprocessProtocol):
         if fd == 2:
             self.stderr += data
             del self.stderr[:-MAX_STDERR]
-        elif len(self.stdout) + len(data) <= MAX_STDOUT:
+        elif len(self.stdout) + len(data) <= (most := get_limits().program_output_bytes):
             self.stdout += data
         else:
-            self.kill(f"it wrote more than {MAX_STDOUT >> 20} MiB to its standard output")
+            self.kill(f"it wrote more than {most >> 20} MiB to its standard output")
 
     def kill(self, excess: str) -> None:
         """Kills the program's group because of a limit."""

@@ -15,9 +15,9 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from reinforge.bounded import decode_json
 from reinforge.config.imports import import_object
 from reinforge.config.schema import Block
-from reinforge.dialects.strict_json import decode_json
 from reinforge.errors import ConfigError, PolicyFailure, Problem, did_you_mean
 from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow

@@ -24,13 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
+from reinforge.bounded import replace_surrogates
 from reinforge.errors import ConfigError, ContextOverflow, PolicyFailure, Problem, ReinforgeError, describe_error
+from reinforge.limits import get_limits
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.evaluation import EvalInputItem
 
-MAX_RESULT_CHARS = 100_000
-"""Characters of a tool's result that the policy sees."""
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Names of functions in OpenAI's API."""
 
@@ -169,7 +169,5 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 def format_result(value: Any) -> str:
     """Returns a tool's result as text: text as it is, anything else as JSON; a long one is cut."""
     text = value if isinstance(value, str) else json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
-    text = text.encode("utf-8", "replace").decode()  # no file can hold half of a surrogate pair
-    if len(text) <= MAX_RESULT_CHARS:
-        return text
-    return f"{text[:MAX_RESULT_CHARS]}\n[cut after {MAX_RESULT_CHARS} of {len(text)} characters]"
+    text, most = replace_surrogates(text), get_limits().tool_result_chars
+    return text if len(text) <= most else f"{text[:most]}\n[cut after {most} of {len(text)} characters]"

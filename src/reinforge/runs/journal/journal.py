@@ -11,7 +11,6 @@ synced to disk (`synchronous = FULL`).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import sqlite3
@@ -26,7 +25,8 @@ from pydantic import BaseModel
 
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
-from reinforge.files import PRIVATE_FILE, make_private_folder, remove_leftovers, replace_file, to_json
+from reinforge.files import PRIVATE_FILE, make_private_folder, read_json_file, remove_leftovers, replace_file, to_json
+from reinforge.limits import get_limits
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.schema import insert_row, update_rows
@@ -39,8 +39,6 @@ INTENT = "intent"
 """State of a job that is about to be submitted and has no name at its backend yet."""
 
 LOCK, OWNER = ".lock", ".owner.json"
-MAX_EPISODE_CHARS = 2**27
-"""The longest episode that is recorded; SQLite holds at most 1,000,000,000 bytes in a row."""
 
 OWNER_WAIT_S = 1.0
 """How long an error message waits for the name of a process that has only just locked the folder."""
@@ -90,8 +88,8 @@ class RunJournal(JournalReader):
     def record_episode(self, record: EpisodeRecord) -> None:
         """Records one finished episode, missing ones too; after a `RecordError` nothing was recorded."""
         key, data = record.key, to_json(dump_episode(record))  # here, not in the writer, which an error would end
-        if len(data) > MAX_EPISODE_CHARS:
-            raise RecordError(f"it has {len(data):,} characters, and at most {MAX_EPISODE_CHARS:,} can be recorded")
+        if len(data) > (most := get_limits().episode_chars):
+            raise RecordError(f"it has {len(data):,} characters, and at most {most:,} can be recorded")
         crash_point("rollout.before_journal")
         self._insert(
             "episodes",
@@ -267,7 +265,7 @@ def describe_owner(folder: Path) -> str:
     deadline = time.monotonic() + OWNER_WAIT_S
     while time.monotonic() < deadline:
         try:
-            owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+            owner = read_json_file(folder / OWNER)
             if owner["host"] != socket.gethostname() or _is_alive(owner["pid"]):
                 return f"process {owner['pid']} on {owner['host']}"
         except (OSError, ValueError, KeyError, TypeError):

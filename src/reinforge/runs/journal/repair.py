@@ -22,16 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import load_json
 from reinforge.errors import StorageError
-from reinforge.files import (
-    MAX_RECORD_BYTES,
-    PRIVATE_FILE,
-    make_staging_path,
-    read_lines,
-    read_regular_file,
-    storage_boundary,
-    to_json,
-)
+from reinforge.files import PRIVATE_FILE, make_staging_path, read_json_file, read_lines, storage_boundary, to_json
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import lock_run
 from reinforge.runs.journal.reader import (
@@ -279,15 +272,15 @@ def _decode(value: Any) -> Any:
 
 def _find_epochs(values: dict[str, Any]) -> set[int]:
     found = {values["epoch"]}
-    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-        found.add(json.loads(values["data"])["epoch"])
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        found.add(load_json(values["data"])["epoch"])
     return {epoch for epoch in found if isinstance(epoch, int)}
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        found = read_lines(path) if path.suffix == ".jsonl" else json.loads(read_regular_file(path, MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
+        found = read_lines(path) if path.suffix == ".jsonl" else read_json_file(path)
+    except (OSError, ValueError):
         return
     for row in found if isinstance(found, list) else []:
         if isinstance(row, dict) and isinstance(row.get("epoch"), int):

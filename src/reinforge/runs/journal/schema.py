@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import escape_surrogates
 from reinforge.errors import ConfigError
 
 SCHEMA_VERSION = 3
@@ -133,7 +134,7 @@ def _to_sql(value: Any, kind: str) -> Any:
     if value is None or value != value:  # SQLite has no NaN
         return None
     converted = _CONVERT[kind](value)
-    return converted.encode(errors="backslashreplace").decode() if kind == "TEXT" else converted
+    return escape_surrogates(converted) if kind == "TEXT" else converted
 
 
 @dataclass(frozen=True, slots=True)

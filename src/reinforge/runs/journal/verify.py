@@ -7,15 +7,15 @@ leftovers     what a killed process was writing or removing, and checkpoints tha
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from reinforge.bounded import load_json
 from reinforge.errors import ReinforgeError
-from reinforge.files import MANIFEST, TRASH, find_damage
+from reinforge.files import MANIFEST, TRASH, find_damage, read_json_file
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import JournalCheck, check_journal
@@ -205,7 +205,7 @@ class _Verifier:
         for row in record.snapshots:
             name = row.checkpoint
             if name and row.version is not None and self._is_intact(name):
-                held = json.loads((self.folder / name / MANIFEST).read_text(encoding="utf-8")).get("version")
+                held = read_json_file(self.folder / name / MANIFEST).get("version")
                 if held != row.version:
                     problem = f"it holds version {held}, but the snapshot of epoch {row.epoch} says {row.version}"
                     self._report(name, problem, consequences.get(name, NOT_NEEDED))
@@ -274,9 +274,9 @@ def _find_export_problem(path: Path) -> str | None:
                 found += len(part)
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
-                    json.loads(line)
+                    load_json(line)
         return "it is truncated" if rest or (expected >= 0 and found != expected) else None
     except FileNotFoundError:
         return "it is missing"
-    except (OSError, ValueError, RecursionError, zstandard.ZstdError) as error:
+    except (OSError, ValueError, zstandard.ZstdError) as error:
         return f"it cannot be read: {type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reinforge.config.dump import Change, find_changed_settings
 from reinforge.errors import ConfigError, ReinforgeError
-from reinforge.files import MAX_RECORD_BYTES, read_regular_file
+from reinforge.files import read_regular_file
 from reinforge.runs.episodes import ComparedExample, choose_changed
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.page.chats import TokenTexts, TrainedTokens
@@ -102,7 +102,7 @@ def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> Pa
 
 def _read_text(path: Path) -> str:
     try:
-        return read_regular_file(path, MAX_RECORD_BYTES).decode("utf-8", "replace")
+        return read_regular_file(path).decode("utf-8", "replace")
     except OSError:
         return ""
 

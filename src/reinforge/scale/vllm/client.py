@@ -13,7 +13,6 @@ GET  /weight_info                     that label                                
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, FiniteFloat, StrictInt
 
+from reinforge.bounded import load_json
 from reinforge.errors import BackendError, ContextOverflow
 from reinforge.rollout.models.openai_answers import Answer, Name, parse_answer
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, UnexpectedAnswer
@@ -96,8 +96,8 @@ class VLLMClient:
     def _parse(self, path: str, kind: type[A], text: str) -> A:
         where = f"{self.endpoint.url}{path}"
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+            value = load_json(text)
+        except ValueError:
             raise UnexpectedAnswer(f"{where}: the response is not JSON") from None
         return parse_answer(kind, value, where, "what vLLM answers")
 

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from reinforge.bounded import load_json
+
 FIELDS: Mapping[str, tuple[str | bool, ...]] = {
     "product": ("kettle", "lamp", "camera", "vacuum", "speaker", "router"),
     "issue": ("defect", "delivery", "wrong_item", "billing"),
@@ -29,8 +31,8 @@ def format_ticket(ticket: Ticket) -> str:
 def parse_ticket(text: str | None) -> tuple[Ticket | None, str | None]:
     """Returns the ticket and None, or None and the first problem, as worded for the agent."""
     try:
-        value = json.loads(text or "")
-    except (ValueError, RecursionError):
+        value = load_json(text or "")
+    except ValueError:
         return None, "this is not JSON"
     problem = find_ticket_problem(value)
     return (value, None) if problem is None else (None, problem)

@@ -21,6 +21,7 @@ from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EngineError, JobFailed, ReinforgeError, StorageError
 from reinforge.files import write_folder
 from reinforge.interfaces import PolicyServer
+from reinforge.limits import get_limits
 from reinforge.protocols.art.config import ARTTrainingSettings
 from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
 from reinforge.protocols.art.server.trajectories import ReadTrajectories, SampledReplies, TrajectoryReader, parse_groups
@@ -127,9 +128,6 @@ def _require_level(level: str, known: tuple[str, ...], loss: str) -> None:
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 16
-"""Most jobs of one model that wait; each holds its trajectories."""
-
 
 @dataclass(eq=False)
 class ARTJob:
@@ -212,8 +210,8 @@ class ARTModel:
         read_settings(settings)
         if not num_sequences:
             raise ApiError(422, "trajectory_groups holds no trajectory", param="trajectory_groups")
-        if self._num_waiting >= MAX_WAITING:
-            raise ApiError(429, f"{MAX_WAITING} jobs of this model wait already", headers={"retry-after": "10"})
+        if self._num_waiting >= (most := get_limits().waiting_jobs):
+            raise ApiError(429, f"{most} jobs of this model wait already", headers={"retry-after": "10"})
         job = ARTJob(make_id("job"), self.record.id, num_sequences)
         self.folder.record_job(job.id, _build_request(groups, settings))
         self._start(job, groups, settings)

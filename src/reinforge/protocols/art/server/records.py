@@ -10,7 +10,6 @@ A job without a result runs again after a restart, unless a checkpoint shows tha
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -18,13 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.files import find_damage, make_private_folder, read_regular_file, remove_folder, write_json
+from reinforge.files import find_damage, find_json, make_private_folder, remove_folder, write_json
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-MAX_BYTES = 1 << 30
-"""Longest file that is read back."""
 RETRY_S = 600.0
 """How long after a job a client may send its request again."""
 _STEP = re.compile(r"step-(\d+)")
@@ -166,8 +163,5 @@ class ModelFolder:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(read_regular_file(path, MAX_BYTES))
-    except (OSError, ValueError):
-        return None
+    value = find_json(path)
     return value if isinstance(value, dict) else None

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reinforge.errors import BackendError, ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
+from reinforge.limits import get_limits
 from reinforge.rollout.episode import build_episode_item
 from reinforge.serving.routes import ApiError, refuse_invalid
 from reinforge.types.episode import ModelCall
@@ -101,10 +102,6 @@ def _count(tokens: TokenLogprobs) -> int:
     return len(tokens.prompt_token_ids) + len(tokens.token_ids) + kept // 32
 
 
-MAX_GROUPS = 100_000
-"""Most groups of one job."""
-
-
 class ARTHistory(BaseModel):
     """One conversation; clients leave out what is empty."""
 
@@ -145,9 +142,10 @@ class ReadTrajectories:
 
 
 def parse_groups(given: object) -> list[ARTGroup]:
-    if not isinstance(given, list) or len(given) > MAX_GROUPS:
+    most = get_limits().trajectory_groups
+    if not isinstance(given, list) or len(given) > most:
         found = f"{len(given):,}" if isinstance(given, list) else type(given).__name__
-        message = f"trajectory_groups: expected a list of at most {MAX_GROUPS:,} groups, found {found}"
+        message = f"trajectory_groups: expected a list of at most {most:,} groups, found {found}"
         raise ApiError(422, message, param="trajectory_groups")
     try:
         return [ARTGroup.model_validate(group) for group in given]

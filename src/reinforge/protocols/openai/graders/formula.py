@@ -13,6 +13,9 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from reinforge.bounded import compile_python
+from reinforge.limits import get_limits
+
 OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,7 +34,6 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "log": math.log,
 }
 ARGUMENTS = {name: (1, 64) if name in ("min", "max") else (1, 1) for name in FUNCTIONS}
-MAX_DEPTH = 50
 
 
 class FormulaError(ValueError):
@@ -51,8 +53,8 @@ class Formula:
     def __init__(self, text: str, names: Collection[str]):
         self.text, self.names = text, tuple(names)
         try:
-            self._tree = ast.parse(text.strip().replace("^", "**"), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            self._tree = compile_python(text.strip().replace("^", "**"), "eval", ast.PyCF_ONLY_AST).body
+        except ValueError:
             raise FormulaError(f"{text[:80]!r} is not a formula such as 0.5 * a + 0.5 * b") from None
         self._check(self._tree, 0)
 
@@ -66,7 +68,7 @@ class Formula:
         return value
 
     def _check(self, node: ast.AST, depth: int) -> None:
-        if depth > MAX_DEPTH:
+        if depth > get_limits().formula_depth:
             raise FormulaError("the formula is nested too deeply")
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             children: list[ast.AST] = [node.left, node.right]

@@ -9,7 +9,6 @@ attacker, who may read what the user of this process may read: allow it only for
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from reinforge.bounded import dump_json, load_json
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.evaluators.base import describe_refusal, to_score
 from reinforge.protocols.openai.graders.templates import GradedSample
@@ -83,17 +83,17 @@ class PythonGraders:
         """
         given = {"source": source, "item": dict(item), "sample": build_sample(sample)}
         try:
-            stdin = json.dumps(given, default=str).encode()
-        except (ValueError, RecursionError) as error:
+            stdin = dump_json(given, default=str).encode()
+        except ValueError as error:
             raise UnusableOutputError(f"the answer cannot be written as JSON: {error}") from None
         async with self._slots:
             text = await self._run(stdin)
         try:
-            score = to_score(json.loads(text))
+            found = load_json(text)
         except ValueError:
             raise PythonFailed(f"the grader wrote {text[:80]!r} instead of a number") from None
-        if score is None:
-            raise PythonFailed(f"the grader returned {describe_refusal(json.loads(text))}")
+        if (score := to_score(found)) is None:
+            raise PythonFailed(f"the grader returned {describe_refusal(found)}")
         return score
 
     async def _run(self, stdin: bytes) -> str:

@@ -15,14 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
+from reinforge.bounded import compile_python
 from reinforge.errors import ConfigError, Problem
+from reinforge.limits import get_limits
 from reinforge.protocols.openai.graders.formula import Formula, FormulaError
 from reinforge.protocols.openai.graders.templates import TemplateError, check_template
 
-MAX_SOURCE = 256 << 10
-"""Characters of a Python grader, as at OpenAI."""
-MAX_GRADERS = 20
-"""Most graders of a `multi`."""
 METRICS = ("fuzzy_match", "bleu", "gleu", *(f"rouge_{n}" for n in range(1, 6)), "rouge_l")
 UNSUPPORTED_METRICS = {
     "cosine": "it needs a model of embeddings, which this server does not have",
@@ -143,14 +141,16 @@ class PythonGrader(GraderBase):
     """What `grade(sample, item)` returns; runs only where the operator has allowed it."""
 
     type: Literal["python"]
-    source: str = Field(max_length=MAX_SOURCE, description="Python code that defines `grade(sample, item)`.")
+    source: str = Field(
+        max_length=get_limits().grader_chars, description="Python code that defines `grade(sample, item)`."
+    )
     image_tag: str | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> PythonGrader:
         try:
-            compile(self.source, "<grader>", "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            compile_python(self.source, "exec")
+        except ValueError as error:
             raise ValueError(f"source is not valid Python: {error}") from None
         return self
 
@@ -162,7 +162,9 @@ class Multi(GraderBase):
     """A formula over the scores of other graders."""
 
     type: Literal["multi"]
-    graders: dict[str, Leaf] = Field(min_length=1, max_length=MAX_GRADERS, description="Name in the formula -> grader.")
+    graders: dict[str, Leaf] = Field(
+        min_length=1, max_length=get_limits().graders, description="Name in the formula -> grader."
+    )
     calculate_output: str = Field(max_length=1000, description="The formula, such as `0.5 * a + 0.5 * b`.")
 
     @model_validator(mode="before")

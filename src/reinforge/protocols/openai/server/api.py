@@ -22,6 +22,7 @@ from typing import Any
 import filelock
 from aiohttp import web
 
+from reinforge.bounded import escape_surrogates
 from reinforge.errors import StorageError
 from reinforge.files import make_private_folder
 from reinforge.protocols.openai.server.contents import FileContents
@@ -133,7 +134,7 @@ class FineTuningApi(Feature):
         body = await read_json(request)
         job, job_key = read_job(body), read_job_key(body)
         digest = hash_parts("job", hash_request(body))
-        header = request.headers.get(IDEMPOTENCY_KEY, "").encode("utf-8", "backslashreplace").decode()
+        header = escape_surrogates(request.headers.get(IDEMPOTENCY_KEY, ""))
         if len(header) > MAX_KEY:
             raise ApiError(400, f"{IDEMPOTENCY_KEY} is longer than {MAX_KEY} characters")
         keys = [f"header:{header}"] if header else []

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from reinforge.bounded import encode_any
+from reinforge.limits import get_limits
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import FileStore, UnknownObject
 from reinforge.protocols.openai.server.forms import clean_name, read_chunks, read_field, read_parts
@@ -33,7 +35,6 @@ T = TypeVar("T")
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FILES_PER_PAGE = 10_000
-MAX_PARTS = 10_000
 UPLOAD_S = 3600
 """Seconds that an upload has until it must be completed."""
 EXPIRY_S = (3600, 2_592_000)
@@ -156,7 +157,7 @@ class FilesApi:
         """Stores one part of an upload; a retry of the same part gets the same part."""
         upload = await self._find_pending(request)
         known = self.store.list_parts(upload.id)
-        if len(known) >= MAX_PARTS:
+        if len(known) >= get_limits().upload_parts:
             raise ApiError(400, f"the upload has {len(known)} parts already, the most that are allowed", param="data")
         stored = None
         taken = 0 if count_retries(request) else sum(known.values())  # a retry may be among them
@@ -298,4 +299,4 @@ def read_expiry(anchor: Any, seconds: Any) -> int | None:
 
 
 def hash_parts(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(encode_any("\0".join(parts))).hexdigest()

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from reinforge.bounded import replace_surrogates
+from reinforge.limits import get_limits
 from reinforge.protocols.openai.server.contents import CHUNK_BYTES
 from reinforge.serving.routes import ApiError
 
-MAX_FIELD_BYTES = 4096
 MAX_NAME = 255
-MAX_FIELDS = 16
-"""Most fields of a form."""
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -48,8 +47,8 @@ async def read_parts(request: web.Request, timeout_s: float) -> AsyncIterator[Bo
         if not isinstance(part, BodyPartReader) or name is None:
             raise ApiError(400, "the form has a part without a name")
         num_parts += 1
-        if num_parts > MAX_FIELDS:
-            raise ApiError(400, f"the form has more than {MAX_FIELDS} fields")
+        if num_parts > (most := get_limits().form_fields):
+            raise ApiError(400, f"the form has more than {most} fields")
         yield part
 
 
@@ -77,13 +76,13 @@ async def read_field(part: BodyPartReader, timeout_s: float) -> str:
     value = bytearray()
     async for chunk in read_chunks(part, timeout_s):
         value += chunk
-        if len(value) > MAX_FIELD_BYTES:
+        if len(value) > (most := get_limits().form_field_bytes):
             name = CONTROL.sub("", str(part.name))[:40]
-            raise ApiError(400, f"the field {name!r} is longer than {MAX_FIELD_BYTES} bytes")
+            raise ApiError(400, f"the field {name!r} is longer than {most} bytes")
     return value.decode("utf-8", "replace")
 
 
 def clean_name(name: str | None) -> str:
     """Returns a client's name of a file without its folders and control characters: `../a.jsonl` -> `a.jsonl`."""
     last = re.split(r"[/\\]", CONTROL.sub("", name or ""))[-1]
-    return last[:MAX_NAME].encode("utf-8", "replace").decode() or "file"  # half a character cannot be stored
+    return replace_surrogates(last[:MAX_NAME]) or "file"  # half a character cannot be stored

@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from reinforge.interfaces import ChatModel
+from reinforge.limits import get_limits
 from reinforge.protocols.openai.graders.grading import Grade, Grading
 from reinforge.protocols.openai.graders.python_grader import PythonGraders, open_python_graders
 from reinforge.protocols.openai.graders.schema import Grader, LabelModel, ScoreModel
@@ -16,7 +17,6 @@ from reinforge.protocols.openai.server.request import check_grader
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError, Feature, read_json, write_json
 
-MAX_SAMPLE = 1 << 20
 FLAGS = (
     "formula_parse_error",
     "sample_parse_error",
@@ -60,8 +60,9 @@ class GradersApi(Feature):
         """Grades one answer; a grader that fails has no reward, and the errors say why."""
         grader, body = await self._read(request)
         text, item = body.get("model_sample"), body.get("item")
-        if not isinstance(text, str) or len(text) > MAX_SAMPLE:
-            message = f"model_sample must be the text of an answer, at most {MAX_SAMPLE:,} characters"
+        most = get_limits().reply_chars
+        if not isinstance(text, str) or len(text) > most:
+            message = f"model_sample must be the text of an answer, at most {most:,} characters"
             raise ApiError(400, message, param="model_sample")
         if item is not None and not isinstance(item, dict):
             raise ApiError(400, "item must be an object", param="item")

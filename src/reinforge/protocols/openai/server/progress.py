@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.files import MAX_RECORD_BYTES, read_lines, read_regular_file
+from reinforge.files import find_json, read_lines
 from reinforge.protocols.openai.server.records import MAX_MESSAGE, JobEvent
 from reinforge.protocols.openai.server.store import make_event
 from reinforge.runs.rows import BASELINE
@@ -74,11 +73,10 @@ def read_events(job_id: str, run: Path) -> list[JobEvent]:
 
 def read_note(job_id: str, file: Path) -> list[JobEvent]:
     """Returns the event which says that rows of the training file are left out; none: they all fit."""
-    try:
-        note = json.loads(read_regular_file(file, MAX_RECORD_BYTES))["left_out"]
-    except (OSError, ValueError, KeyError, TypeError):
+    note = find_json(file)
+    if not isinstance(note, dict) or "left_out" not in note:
         return []
-    return [make_event(job_id, "left-out", str(note)[:MAX_MESSAGE], "warn")]
+    return [make_event(job_id, "left-out", str(note["left_out"])[:MAX_MESSAGE], "warn")]
 
 
 def write_results(metrics: list[StepMetrics]) -> bytes:
@@ -114,8 +112,5 @@ def _read_rows(run: Path) -> list[dict[str, Any]]:
 
 
 def _read_validations(run: Path) -> list[dict[str, Any]]:
-    try:
-        rows = json.loads(read_regular_file(run / VALIDATIONS, MAX_RECORD_BYTES))
-    except (OSError, ValueError):
-        return []
+    rows = find_json(run / VALIDATIONS)
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from reinforge.bounded import find_surrogate
 from reinforge.errors import ConfigError, did_you_mean
 from reinforge.protocols.openai.graders.schema import Grader, parse_grader
 from reinforge.protocols.openai.server.records import FineTuningJob
@@ -37,7 +37,6 @@ LIMITS = {
     "learning_rate_multiplier": 1e4, "beta": 1e3,
 }  # fmt: skip
 """Largest values, so that a request cannot ask for what no machine does."""
-HALF = re.compile("[\ud800-\udfff]")
 MAX_PAIRS, MAX_NAME, MAX_VALUE, MAX_SUFFIX = 16, 64, 512, 64
 
 
@@ -93,7 +92,7 @@ def _read_text(body: Mapping[str, Any], name: str) -> str:
 
 def _is_text(value: Any) -> bool:
     """True for a text that can be stored: not empty, not too long, without half a character."""
-    return isinstance(value, str) and 1 <= len(value) <= MAX_VALUE and HALF.search(value) is None
+    return isinstance(value, str) and 1 <= len(value) <= MAX_VALUE and find_surrogate(value) is None
 
 
 def _read_method(body: Mapping[str, Any]) -> dict[str, Any]:

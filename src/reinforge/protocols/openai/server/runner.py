@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
-from reinforge.files import make_private_folder, open_private, read_regular_file, write_json
+from reinforge.files import find_json, make_private_folder, open_private, write_json
 from reinforge.protocols.openai.graders.schema import Grader
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
@@ -112,7 +111,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LOST = 3
 """Times in a row that a job's process may be killed by others, such as for its memory, before the job fails."""
-MAX_ENDED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +335,5 @@ class FineTuningRunner:
 
 def read_ended(folder: Path) -> dict[str, Any] | None:
     """Returns how the process of a job says that it ended; None: it was killed before it could."""
-    try:
-        ended = json.loads(read_regular_file(folder / ENDED, MAX_ENDED_BYTES))
-    except (OSError, ValueError):
-        return None
+    ended = find_json(folder / ENDED)
     return ended if isinstance(ended, dict) and isinstance(ended.get("exit_code"), int) else None

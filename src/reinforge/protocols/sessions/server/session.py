@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -30,11 +29,12 @@ from reinforge.files import (
     find_damage,
     make_private_folder,
     make_staging_path,
-    read_regular_file,
+    read_json_file,
     remove_folder,
     write_json,
 )
 from reinforge.interfaces import Algorithm, PolicyServer
+from reinforge.limits import get_limits
 from reinforge.protocols.sessions.wire import CLIENT_SETTINGS, OpenSession, RestoreCall, SaveCall, SentJob, read_job
 from reinforge.registry import REGISTRY
 from reinforge.serving.loading import BaseModels
@@ -44,9 +44,6 @@ from reinforge.types.request import ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import TrajectoryCollection
 
 SETTINGS = "session.json"
-MAX_SETTINGS_BYTES = 1 << 20
-MAX_WAITING = 16
-"""Most jobs of one session that have not ended; each holds its trajectories."""
 
 
 class TrainingSession:
@@ -162,8 +159,8 @@ class TrainingSession:
             raise ApiError(422, f"the job {key[:100]!r} was submitted with other trajectories", param="job_key")
         if key not in self._jobs:
             states = [await self.adapter.status(ref) for ref in self._jobs.values()]
-            if sum(not each.is_terminal for each in states) >= MAX_WAITING:
-                raise ApiError(429, f"{MAX_WAITING} jobs of this session wait already", headers={"retry-after": "10"})
+            if sum(not each.is_terminal for each in states) >= (most := get_limits().waiting_jobs):
+                raise ApiError(429, f"{most} jobs of this session wait already", headers={"retry-after": "10"})
             self._jobs[key] = await self.adapter.submit(collection)
         return await self.adapter.status(self._jobs[key])
 
@@ -238,7 +235,7 @@ def _remove_others(folders: Sequence[Path], kept: set[str]) -> None:
 
 def _read_settings(folder: Path) -> OpenSession | None:
     try:
-        return OpenSession(**json.loads(read_regular_file(folder / SETTINGS, MAX_SETTINGS_BYTES)))
+        return OpenSession(**read_json_file(folder / SETTINGS))
     except (OSError, ValueError, TypeError, StorageError):
         return None
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from reinforge.files import find_damage, remove_folder
+from reinforge.files import find_damage, read_json_file, remove_folder
 from reinforge.serving.routes import ApiError
 
 SCHEME = "tinker://"
@@ -99,14 +99,14 @@ class CheckpointStore:
             raise ApiError(404, f"there is no checkpoint {path}", param="path", code="checkpoint_not_found")
         if (damage := find_damage(folder)) is not None:
             raise ApiError(400, f"the checkpoint {path} is damaged: {damage}", param="path", code="checkpoint_damaged")
-        return CheckpointNote(**json.loads((folder / NOTE).read_text()))
+        return CheckpointNote(**read_json_file(folder / NOTE))
 
     def find(self, run_id: str | None = None) -> Iterator[tuple[TinkerPath, CheckpointNote]]:
         found = []
         for note in self.root.glob(f"*/*/*/{NOTE}"):
             kind, name = note.parts[-3:-1]
             try:
-                read = CheckpointNote(**json.loads(note.read_text()))
+                read = CheckpointNote(**read_json_file(note))
             except (OSError, ValueError, TypeError):
                 continue  # being written, or damaged: `read` says so to who asks for it
             is_complete = _NAME.fullmatch(name)  # a folder that is being written has another name

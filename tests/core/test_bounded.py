@@ -6,13 +6,10 @@ import sys
 
 import pytest
 
-from reinforge.dialects.strict_json import (
-    MAX_JSON_CHARS,
-    MAX_JSON_DEPTH,
-    MAX_JSON_DIGITS,
-    decode_json,
-    decode_json_prefix,
-)
+from reinforge.bounded import decode_json, decode_json_prefix
+from reinforge.limits import Limits
+
+CHARS, DEPTH, DIGITS = Limits().reply_chars, Limits().reply_depth, Limits().reply_digits
 
 
 @pytest.mark.parametrize(
@@ -32,8 +29,8 @@ def test_what_comes_after_a_value_is_left():
     [
         ("", "Expecting value"),
         ('{"a": 1} x', "text after the JSON value: 'x'"),
-        ("[" * 2000 + "]" * 2000, f"nested deeper than {MAX_JSON_DEPTH} levels"),
-        ('{"a":' * 100_000, f"nested deeper than {MAX_JSON_DEPTH} levels"),
+        ("[" * 2000 + "]" * 2000, f"nested deeper than {DEPTH} levels"),
+        ('{"a":' * 100_000, f"nested deeper than {DEPTH} levels"),
         ("1" * 5000, "a number of 5000 digits"),
         ("0." + "1" * 5000, "a number of 5002 digits"),
         ("[1e400]", "the number 1e400 is too large"),
@@ -44,7 +41,7 @@ def test_what_comes_after_a_value_is_left():
         (r'{"a": "\ud800"}', "a lone surrogate (U+D800)"),
         (r'{"\udfff": 1}', "a lone surrogate (U+DFFF)"),
         ('"\udcff"', "a lone surrogate (U+DCFF)"),
-        ('"' + "x" * MAX_JSON_CHARS + '"', f"{MAX_JSON_CHARS + 2} characters, the limit is {MAX_JSON_CHARS}"),
+        ('"' + "x" * CHARS + '"', f"{CHARS + 2} characters, the limit is {CHARS}"),
     ],
 )
 def test_a_text_that_breaks_a_limit_says_which(text, reason):
@@ -53,9 +50,9 @@ def test_a_text_that_breaks_a_limit_says_which(text, reason):
 
 
 def test_the_limits_themselves_are_allowed():
-    deepest = "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH
+    deepest = "[" * DEPTH + "]" * DEPTH
     assert json.dumps(decode_json(deepest)) == deepest
-    assert decode_json("1" * MAX_JSON_DIGITS) == int("1" * MAX_JSON_DIGITS)
+    assert decode_json("1" * DIGITS) == int("1" * DIGITS)
     assert decode_json(repr(sys.float_info.max)) == sys.float_info.max
 
 
