@@ -48,6 +48,7 @@ class Limits:
     render_chars: int = _limit(1 << 26, "characters and list entries that one rendering of a chat template builds")
     prompt_chars: int = _limit(1 << 24, "characters of a rendered prompt")
     program_output_bytes: int = _limit(16 << 20, "bytes that an agent's program writes to its standard output")
+    error_bytes: int = _limit(1 << 16, "bytes of an error response, or of the end of a program's standard error")
     tool_result_chars: int = _limit(100_000, "characters of a tool's result that the policy sees")
     calls_in_flight: int = _limit(64, "requests of one episode that the gateway answers at a time; further ones wait")
     kept_replies: int = _limit(256, "replies of one episode that are kept for clients that repeat a request")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.limits import Limits
 from reinforge.protocols import jobs as openai_jobs
 from reinforge.protocols import service as openai_service
 from reinforge.protocols.jobs import HostedJobs
@@ -204,7 +205,7 @@ async def test_a_list_ends_at_the_page_limit() -> None:
     endpoint = ScriptedEndpoint(counts)
     with pytest.raises(UnexpectedAnswer, match="the list does not end: there are over 1000 pages"):
         await FineTuningService(endpoint).upload_once(b"x")
-    assert endpoint.num_calls == openai_service.MAX_PAGES + 1
+    assert endpoint.num_calls == Limits().list_pages + 1
 
 
 async def test_without_the_check_of_repeated_pages_the_list_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

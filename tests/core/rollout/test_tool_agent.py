@@ -13,7 +13,6 @@ import pytest
 from reinforge.errors import BackendUnavailable, ConfigError
 from reinforge.limits import Limits
 from reinforge.rollout.context import EpisodeContext
-from reinforge.rollout.workflows import mcp_server
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
 from reinforge.trainer.options import LiveRun
@@ -440,8 +439,8 @@ async def test_a_tool_behind_a_url_may_take_as_long_as_its_episode():
         assert (client.timeout.connect, client.timeout.read, client.headers["x-key"]) == (30.0, None, "1")
 
 
-def test_of_what_a_server_wrote_only_the_end_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(mcp_server, "MAX_ERRORS", 8)
+def test_of_what_a_server_wrote_only_the_end_is_read(tmp_path, set_limit):
+    set_limit("error_bytes", 8)
     with open(tmp_path / "errors", "w+") as errors:
         errors.write("a long line\nthe end")
         errors.flush()

@@ -34,8 +34,6 @@ TOO_BUSY = 429
 RETRYABLE_STATUSES = frozenset({408, 409, TOO_BUSY})
 MAX_WAIT_S = 120.0
 """If the server asks to wait longer than this, the call fails instead."""
-MAX_ERROR_TEXT = 1 << 16
-"""Characters of an error response that are searched for a message."""
 CONNECT_S = 10.0
 UPLOAD_S = 600.0
 """Minimum time limit of a file upload."""
@@ -243,5 +241,6 @@ def extract_error_message(text: str) -> str:
         text = str(error)
     except (ValueError, AttributeError):
         pass
-    words = " ".join(re.sub(r"<[^<>]*>", " ", replace_surrogates(text[:MAX_ERROR_TEXT])).split())
+    start = replace_surrogates(text[: get_limits().error_bytes])
+    words = " ".join(re.sub(r"<[^<>]*>", " ", start).split())
     return words[:300] or "an empty response"

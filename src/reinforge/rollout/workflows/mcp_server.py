@@ -39,8 +39,6 @@ CLOSE_S = 10.0
 """Seconds that it may take to end; the SDK itself waits two before it kills."""
 CONNECT_S = 30.0
 """Seconds that connecting to a server, or sending it a request, may take."""
-MAX_ERRORS = 1 << 16
-"""Bytes that are read of the end of what a server wrote to its standard error."""
 
 
 class MCPServerConfig(Block):
@@ -230,7 +228,8 @@ def format_content(result: Any) -> str:
 
 def read_end(errors: TextIO) -> str:
     size = os.fstat(errors.fileno()).st_size
-    return os.pread(errors.fileno(), MAX_ERRORS, max(0, size - MAX_ERRORS)).decode("utf-8", "replace")
+    most = get_limits().error_bytes
+    return os.pread(errors.fileno(), most, max(0, size - most)).decode("utf-8", "replace")
 
 
 def describe_cause(error: BaseException) -> str:

@@ -26,8 +26,6 @@ from reinforge.rollout.isolation.processes import (
 )
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 
-MAX_STDERR = 1 << 16
-"""Bytes that are kept of the end of its standard error."""
 CLOSE_S = 0.5
 """Seconds for which what a program has left behind may still write to its pipes."""
 WATCH_S = 0.25
@@ -97,7 +95,7 @@ class ProgramOutput(asyncio.SubprocessProtocol):
         """Keeps the first bytes of the standard output and the last ones of the standard error."""
         if fd == 2:
             self.stderr += data
-            del self.stderr[:-MAX_STDERR]
+            del self.stderr[: -get_limits().error_bytes]
         elif len(self.stdout) + len(data) <= (most := get_limits().program_output_bytes):
             self.stdout += data
         else:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from reinforge.adapters.local_config import Scalar, VLLMLaunchConfig, VLLMSamplerConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
+from reinforge.limits import get_limits
 from reinforge.rollout.isolation.processes import describe_exit
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.openai_config import LOOPBACK, EndpointConfig
@@ -43,7 +44,6 @@ SWITCHES = {
 """What the server needs besides its arguments: the paths by which weights are sent, and nothing from a hub."""
 POLL_S = 0.1
 SHOWN_LINES = 30
-MAX_READ = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class VLLMProcess:
 
     def _describe_log(self) -> str:
         try:
-            text = (self.folder / LOG).read_bytes()[-MAX_READ:].decode("utf-8", "replace")
+            text = (self.folder / LOG).read_bytes()[-get_limits().error_bytes :].decode("utf-8", "replace")
         except OSError:
             return ""
         lines = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
