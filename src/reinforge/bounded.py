@@ -20,8 +20,7 @@ from pydantic_core import from_json
 
 from reinforge.limits import get_limits
 
-_FAST_DEPTH = 200
-"""Deepest JSON that `from_json` reads."""
+_FAST_DEPTH = 200  # of the deepest JSON that `from_json` reads
 _NEXT_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.?)*+(?:"|\Z))*+[\[\]{}]', re.DOTALL)
 """Everything up to a bracket, with whole strings, or one that the end of the text cuts off."""
 
@@ -105,20 +104,8 @@ def refuse_depth() -> Iterator[None]:
         raise TooDeepError("it is nested too deeply") from None
 
 
-def compile_python(source: str, mode: str, flags: int = 0) -> Any:
-    """Returns Python code that is not ours as `compile` does; raises a `ValueError` where it is none."""
-    try:
-        with refuse_depth():
-            return compile(source, "<grader>", mode, flags, dont_inherit=True)
-    except (SyntaxError, MemoryError) as error:
-        raise ValueError(str(error)) from None
-
-
 def find_surrogate(text: str) -> int | None:
-    r"""Returns the place of the first half of a surrogate pair, which no file, tokenizer or HTTP call can take.
-
-    JSON can hold it as an escape such as `"\ud800"`. None: the text has none.
-    """
+    """Returns the place of the first half of a surrogate pair, which no file or tokenizer can take; None: none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -153,21 +140,20 @@ def _check_surrogates(text: str, value: Any) -> None:
 
 
 def _read_int(text: str) -> int:
-    _check_digits(text)
-    return int(text)
+    return int(_check_digits(text))
 
 
 def _read_float(text: str) -> float:
-    _check_digits(text)
-    value = float(text)
+    value = float(_check_digits(text))
     if math.isinf(value):
         raise ValueError(f"the number {text[:40]} is too large for a 64-bit float")
     return value
 
 
-def _check_digits(text: str) -> None:
+def _check_digits(text: str) -> str:
     if len(text) > get_limits().reply_digits:
         raise ValueError(f"a number of {len(text)} digits, the limit is {get_limits().reply_digits}")
+    return text
 
 
 def _refuse_constant(name: str) -> Any:

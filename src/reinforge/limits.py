@@ -1,11 +1,9 @@
-"""The limits of what comes from outside: how large and how deep it may be. Every one can be raised by a variable.
-
-REINFORGE_MAX_ROW_DEPTH=150 reinforge finetune config.yml     =>     get_limits().row_depth == 150
-"""
+"""How large and how deep what comes from outside may be: REINFORGE_MAX_ROW_DEPTH=150 sets `get_limits().row_depth`."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -13,13 +11,11 @@ from functools import cache
 from reinforge.errors import ConfigError, Problem, did_you_mean
 
 PREFIX = "REINFORGE_MAX_"
-DEEPEST = 300
-"""Python's own functions fail on values that are a little deeper, whatever their limit is."""
+DEEPEST = 300  # Python's own functions fail on values that are a little deeper, whatever their limit is
 
 
 def _limit(default: int, meaning: str) -> int:
-    number: int = field(default=default, metadata={"meaning": meaning})
-    return number
+    return field(default=default, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,6 @@ class Limits:
 
 
 VARIABLES = {f"{PREFIX}{limit.name.upper()}": limit for limit in fields(Limits)}
-"""Environment variable -> the field that it sets."""
 
 
 @cache
@@ -90,8 +85,8 @@ def read_limits(environ: Mapping[str, str]) -> Limits:
 def _find_problem(name: str, text: str) -> Problem | None:
     if name not in VARIABLES:
         return Problem(name, f"there is no such limit{did_you_mean(name, VARIABLES)}", "unset it")
-    is_depth, is_number = name.endswith("_DEPTH"), text.isascii() and text.isdecimal() and len(text) < 19
-    if is_number and 0 < int(text) <= (DEEPEST if is_depth else 10**18):
+    is_depth = name.endswith("_DEPTH")
+    if re.fullmatch("[0-9]{1,18}", text) and 0 < int(text) <= (DEEPEST if is_depth else 10**18):
         return None
     allowed = f"a whole number from 1 to {DEEPEST}" if is_depth else "a whole number above 0"
     return Problem(name, f"expected {allowed}, found {text[:40]!r}", f"export {name}={VARIABLES[name].default}")

@@ -124,9 +124,8 @@ def find_unusable(value: Any, *, finite: bool = True) -> tuple[str, str] | None:
 
 
 def describe_depth() -> tuple[str, str]:
-    """Returns what is wrong with a row that has too many levels, and how to fix it."""
-    levels = get_limits().row_depth
-    return f"the row is nested more than {levels} levels deep", "flatten it, or write the inner part as text"
+    message = f"the row is nested more than {get_limits().row_depth} levels deep"
+    return message, "flatten it, or write the inner part as text"
 
 
 def _find_unusable_scalar(value: Any, finite: bool) -> tuple[str, str] | None:

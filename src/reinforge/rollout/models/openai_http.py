@@ -241,6 +241,5 @@ def extract_error_message(text: str) -> str:
         text = str(error)
     except (ValueError, AttributeError):
         pass
-    start = replace_surrogates(text[: get_limits().error_bytes])
-    words = " ".join(re.sub(r"<[^<>]*>", " ", start).split())
+    words = " ".join(re.sub(r"<[^<>]*>", " ", replace_surrogates(text[: get_limits().error_bytes])).split())
     return words[:300] or "an empty response"

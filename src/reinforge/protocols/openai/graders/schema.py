@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
-from reinforge.bounded import compile_python
 from reinforge.errors import ConfigError, Problem
 from reinforge.limits import get_limits
-from reinforge.protocols.openai.graders.formula import Formula, FormulaError
+from reinforge.protocols.openai.graders.formula import Formula, FormulaError, compile_python
 from reinforge.protocols.openai.graders.templates import TemplateError, check_template
 
 METRICS = ("fuzzy_match", "bleu", "gleu", *(f"rouge_{n}" for n in range(1, 6)), "rouge_l")
