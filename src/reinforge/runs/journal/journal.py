@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
 from reinforge.files import PRIVATE_FILE, make_private_folder, remove_leftovers, replace_file, to_json
+from reinforge.rollout.isolation.processes import is_alive
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.schema import insert_row, update_rows
@@ -268,22 +269,9 @@ def describe_owner(folder: Path) -> str:
     while time.monotonic() < deadline:
         try:
             owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
-            if owner["host"] != socket.gethostname() or _is_alive(owner["pid"]):
+            if owner["host"] != socket.gethostname() or is_alive(owner["pid"]):  # a killed owner leaves its name
                 return f"process {owner['pid']} on {owner['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             pass
         time.sleep(0.01)
     return "another process"
-
-
-def _is_alive(pid: int) -> bool:
-    """False if there is no such process: a killed owner leaves its name in the folder."""
-    if os.name == "nt":  # where signal 0 would end the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
