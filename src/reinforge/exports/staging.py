@@ -13,7 +13,7 @@ from pathlib import Path
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import MANIFEST, STAGED, commit_folder, find_damage, storage_boundary
 from reinforge.files import read_regular_file as read_file
-from reinforge.rollout.isolation.processes import is_alive
+from reinforge.runs.journal.journal import is_alive
 
 MAX_LISTED = 5
 KIND = "export"

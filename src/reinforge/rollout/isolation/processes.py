@@ -83,18 +83,6 @@ def list_descendants(pid: int) -> list[int]:
     return found
 
 
-def is_alive(pid: int) -> bool:
-    if os.name == "nt":  # where signal 0 would end the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def describe_exit(code: int) -> str:
     """Returns how a process ended, as the end of a sentence.
 

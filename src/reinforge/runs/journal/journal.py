@@ -27,7 +27,6 @@ from pydantic import BaseModel
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
 from reinforge.files import PRIVATE_FILE, make_private_folder, remove_leftovers, replace_file, to_json
-from reinforge.rollout.isolation.processes import is_alive
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.schema import insert_row, update_rows
@@ -275,3 +274,15 @@ def describe_owner(folder: Path) -> str:
             pass
         time.sleep(0.01)
     return "another process"
+
+
+def is_alive(pid: int) -> bool:
+    if os.name == "nt":  # where signal 0 would end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
