@@ -455,11 +455,4 @@ class EpochTrainer(Trainer):
 
 @register_trainer(config_type=EpochTrainerConfig)
 async def epoch_trainer(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    algorithm = await builder.get_algorithm()
-    yield EpochTrainer(
-        config,
-        algorithm=algorithm,
-        needs_groups=algorithm.needs_groups,
-        has_signal=algorithm.has_signal,
-        skip_reason=algorithm.skip_reason,
-    )
+    yield EpochTrainer(config, algorithm=await builder.get_algorithm())
