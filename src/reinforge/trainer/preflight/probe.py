@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
-from reinforge.rollout.episode import attach_captured_tokens
+from reinforge.rollout.episode import attach_sources
 from reinforge.rollout.models.openai_client import ModelUsage
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
@@ -332,7 +333,7 @@ async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | No
     """Trains a small and a larger job on what the builder collects for epoch 0; None: nothing can be trained."""
     await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
     collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
-    attach_captured_tokens(collection, evaluation.find_call)
+    attach_sources(chain.from_iterable(collection.trajectories), evaluation.find_call)
     algorithm, least = parts.algorithm.for_epoch(0), parts.config.curriculum_learning.min_reward_diff
     kept = split_by_signal(collection.groups, least, algorithm.needs_groups, algorithm.has_signal).kept
     if not kept:
@@ -346,8 +347,7 @@ async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | No
 
 
 async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
-    started, key = time.monotonic(), f"{NAME}/{len(groups)}"
-    trajectories = [group.trajectories for group in groups]
-    collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)
+    started, collection = time.monotonic(), TrajectoryCollection.from_groups(groups, NAME, epoch=0)
+    collection.job_key = f"{NAME}/{len(groups)}"
     versions.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
     return time.monotonic() - started
