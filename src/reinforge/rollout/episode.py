@@ -48,6 +48,16 @@ def build_episode_item(message: Message, **fields: Any) -> EpisodeItem:
     return EpisodeItem.model_construct(role=role, content=extract_text(content), metadata=extra or None, **values)
 
 
+def build_turn(call: ModelCall, *, trained: bool) -> EpisodeItem:
+    """Returns the reply of a call as a turn, which carries its tokens, or its prompt, if it is trained."""
+    known = call.training_source if trained else None
+    item = build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False)
+    if trained and (known is None or call.reply.logprobs is not None):  # whatever the endpoint returned
+        item.logprobs = build_logprobs(call.reply)
+        item.attach(call.prompt)
+    return item
+
+
 def is_trained_call(
     call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: Collection[str]
 ) -> bool:
@@ -69,13 +79,7 @@ def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[
     for call, trained in zip(record.calls, targets, strict=True):
         messages = call.request.messages
         new = messages[len(previous) :] if previous and begins_with(messages, previous) else messages
-        items += [build_episode_item(message) for message in new]
-        known = call.training_source if trained else None
-        item = build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False)
-        if trained and (known is None or call.reply.logprobs is not None):  # whatever the endpoint returned
-            item.logprobs = build_logprobs(call.reply)
-            item.attach(call.prompt)
-        items.append(item)
+        items += [*(build_episode_item(message) for message in new), build_turn(call, trained=trained)]
         previous = [*messages, call.reply.message]
     return items
 

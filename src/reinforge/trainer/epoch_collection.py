@@ -15,9 +15,10 @@ from reinforge.errors import Problem
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.evaluation.run import check_missing_share
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
+from reinforge.port_bases import DiscardsRuns, PlansEpochs, TakesNotes
 from reinforge.rollout.episode import attach_sources
 from reinforge.trainer.context import RunContext
-from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
+from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
 
 PATH = "finetuning.limits.max_staleness"
 
@@ -73,6 +74,10 @@ def name_collection(run_id: str, epoch: int, round_: int = 0) -> str:
 def build_meta(epoch: int, run_id: str, choice: ExampleChoice) -> dict[str, Any]:
     chosen = {} if choice.example_ids is None else {"example_ids": choice.example_ids}
     return {"epoch": epoch, "trainer_run_id": run_id, **chosen}
+
+
+def find_plan(builder: TrajectoryBuilder, epoch: int) -> CollectionPlan | None:
+    return builder.plan(epoch) if isinstance(builder, PlansEpochs) else None
 
 
 def find_last_due(epoch: int, max_staleness: int) -> int:
@@ -152,7 +157,7 @@ class EpochCollector:
         """Returns the groups of one collection, which may have begun before, and begins those that are due."""
         name = name_collection(run_id, epoch, meta.get("round", 0))
         builder = self._builder
-        plan = builder.plan(epoch)
+        plan = find_plan(builder, epoch)
         ids = meta.get("example_ids") or (plan.example_ids if plan is not None else ())
         total = len(ids) * plan.episodes_per_example if plan is not None else None
         self._context.begin_stage("COLLECT", epoch, total)
@@ -163,19 +168,20 @@ class EpochCollector:
         await self._begin_early(epoch, run_id)
         collection = await builder.finalize(name, meta)
         self._attach_tokens(collection)
-        for note in builder.take_notes():
+        for note in builder.take_notes() if isinstance(builder, TakesNotes) else ():
             self._context.progress.note(note)
         num_missing = self._count_missing(epoch)
         self._context.end_stage({"trajectories": collection.num_trajectories, "missing": num_missing})
         return self._drop_stale(collection.groups)
 
     async def discard_early(self, run_id: str) -> None:
-        for epoch in self.early.started:
-            await self._builder.discard_run(name_collection(run_id, epoch))
+        if isinstance(builder := self._builder, DiscardsRuns):
+            for epoch in self.early.started:
+                await builder.discard_run(name_collection(run_id, epoch))
 
     def _choose_examples(self, epoch: int) -> ExampleChoice:
         """Returns the examples to collect; fewer than planned if the curriculum would leave some out anyway."""
-        plan = self._builder.plan(epoch)
+        plan = find_plan(self._builder, epoch)
         if plan is None:
             return ExampleChoice()
         ids = list(plan.example_ids)

@@ -32,12 +32,13 @@ from reinforge.errors import JobFailed
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Algorithm, Builder, Trainer
+from reinforge.port_bases import RefillsEpochs
 from reinforge.registry import register_trainer
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import EpochCollector
+from reinforge.trainer.epoch_collection import EpochCollector, find_plan
 from reinforge.trainer.refusals import (
     build_empty_epochs_error,
     explain_empty_selection,
@@ -264,8 +265,8 @@ class EpochTrainer(Trainer):
     ) -> tuple[list[TrajectoryGroup], TrajectoryCollection]:
         """Collects further examples while too few groups have signal, up to `limits.max_refills` times."""
         limits, builder = self.run_config.limits, self.trajectory_builder
-        plan = builder.plan(epoch)
-        if plan is None or not self._compares_siblings(groups):
+        plan = find_plan(builder, epoch)
+        if plan is None or not isinstance(builder, RefillsEpochs) or not self._compares_siblings(groups):
             return groups, chosen
         used = list(plan.example_ids)
         num_planned = len(used) - len(self._example_filter.skipped)

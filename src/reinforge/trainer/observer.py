@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from reinforge.interfaces import Trainer
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.epoch_collection import find_plan
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -51,7 +52,7 @@ class TrainerObserver:
         self.num_collections += 1
         epoch = (meta or {}).get("epoch")
         self._epoch = epoch if isinstance(epoch, int) and epoch >= 0 else None
-        plan = self._builder.plan(self._epoch) if self._epoch is not None else None
+        plan = find_plan(self._builder, self._epoch) if self._epoch is not None else None
         total = None if plan is None else len(plan.example_ids) * plan.episodes_per_example
         self.context.begin_stage("COLLECT", self._epoch, total)
         await method(run_id, meta, **more)

@@ -37,6 +37,7 @@ from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
 from reinforge.rollout.episode import attach_sources
 from reinforge.rollout.models.openai_client import ModelUsage
+from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
@@ -46,6 +47,7 @@ from reinforge.runs.rows import BASELINE
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.epoch_collection import find_plan
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
 from reinforge.trainer.preflight.durations import (
     JobTime,
@@ -187,7 +189,7 @@ class _Prober:
         save_s = time.monotonic() - before_s if self.trains_here else 0.0
         self.clock.stop()
         start_s = time.monotonic() - started
-        self.plan = parts.trajectory_builder.plan(0)
+        self.plan = find_plan(parts.trajectory_builder, 0)
         size = self._measure_size()
         before = copy_usage(parts.llms)
         records = await self._sample()
@@ -312,7 +314,7 @@ class _Prober:
         name = context.policy_versions[0].checkpoint if context.policy_versions else None
         if name is None or not context.checkpoints.has(context.policy_versions[0].version):
             return 0.0
-        await self.parts.adapter.restore(context.checkpoints.verify(name), context.policy_versions[0].version)
+        await restore_weights(self.parts.adapter, context.checkpoints.verify(name), context.policy_versions[0].version)
         return time.monotonic() - started
 
     def _write_files(self) -> float:
