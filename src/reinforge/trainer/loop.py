@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from reinforge.algorithms.curriculum import (
     split_by_signal,
     subsample,
 )
+from reinforge.algorithms.grpo import GRPO
 from reinforge.config.pipeline import find_stage, list_stages
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
@@ -71,7 +72,7 @@ class EpochTrainer(Trainer):
     """Runs the stages of each epoch over any builder and any adapter.
 
     Args:
-        kwargs: `algorithm`, or its `needs_groups`, `has_signal` and `skip_reason`; others are ignored.
+        kwargs: `algorithm`, which is GRPO if it is left out; others are ignored.
     """
 
     is_resumable = True
@@ -81,10 +82,7 @@ class EpochTrainer(Trainer):
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)
         self.context: RunContext = None  # type: ignore[assignment]  # a run sets it, or else `initialize`
-        self.algorithm: Algorithm | None = kwargs.get("algorithm")
-        self.needs_groups: bool = kwargs.get("needs_groups", True)
-        self.has_signal: Callable[[TrajectoryGroup], bool] | None = kwargs.get("has_signal")
-        self.skip_reason: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("skip_reason", lambda groups: None)
+        self.algorithm: Algorithm = kwargs.get("algorithm") or GRPO()
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
         self._prompts: Prompts = {}
@@ -211,15 +209,12 @@ class EpochTrainer(Trainer):
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
         self._collector.begin_epoch()
-        if self.algorithm is not None:
-            algorithm = self.algorithm.for_epoch(epoch)
-            self.needs_groups, self.has_signal = algorithm.needs_groups, algorithm.has_signal
-            self.skip_reason = algorithm.skip_reason
+        algorithm = self.algorithm.for_epoch(epoch)
         groups = await self._collect(epoch, run_id, self._collector.plan_first(epoch, run_id))
         if epoch == 0 or not self._reward_history:
             trains_on = "messages" if self._is_remote() else self.trainer_adapter.trains_on
             refuse_untrainable(groups, self.trajectory_builder, self.run_config, trains_on=trains_on)
-        if self.needs_groups:
+        if algorithm.needs_groups:
             self._num_identical_epochs = refuse_identical(
                 groups,
                 epoch=epoch,
@@ -229,7 +224,7 @@ class EpochTrainer(Trainer):
         chosen = self._select(epoch, run_id, groups)
         groups, chosen = await self._refill(epoch, run_id, groups, chosen)
         kept = chosen.groups
-        if kept and (reason := self.skip_reason(kept)) is not None:
+        if kept and (reason := algorithm.skip_reason(kept)) is not None:
             self._selection = replace(self._selection, kept=[], skip_reason=reason)
             kept = []
         self._reward_history.append(self._epoch_metrics(epoch, groups, kept))
@@ -249,8 +244,9 @@ class EpochTrainer(Trainer):
         """Returns True if the adapter trains a model that it does not serve itself, so it decides what it trains on."""
         return self.trainer_adapter is not None and self.trainer_adapter.policy() is None
 
-    def _compares_siblings(self, groups: Sequence[TrajectoryGroup]) -> bool:
-        return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
+    def _compares_siblings(self, epoch: int, groups: Sequence[TrajectoryGroup]) -> bool:
+        is_single = self._is_remote() and all(len(each.trajectories) < 2 for each in groups)
+        return self.algorithm.for_epoch(epoch).needs_groups and not is_single
 
     async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> list[TrajectoryGroup]:
         """Collects once; a trainer of several collections an epoch overrides it."""
@@ -266,7 +262,7 @@ class EpochTrainer(Trainer):
         """Collects further examples while too few groups have signal, up to `limits.max_refills` times."""
         limits, builder = self.run_config.limits, self.trajectory_builder
         plan = find_plan(builder, epoch)
-        if plan is None or not isinstance(builder, RefillsEpochs) or not self._compares_siblings(groups):
+        if plan is None or not isinstance(builder, RefillsEpochs) or not self._compares_siblings(epoch, groups):
             return groups, chosen
         used = list(plan.example_ids)
         num_planned = len(used) - len(self._example_filter.skipped)
@@ -291,7 +287,8 @@ class EpochTrainer(Trainer):
     ) -> TrajectoryCollection:
         """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
         config, groups = self.curriculum_config, trajectory_collection.groups
-        selection = split_by_signal(groups, config.min_reward_diff, self._compares_siblings(groups), self.has_signal)
+        compares, has_signal = self._compares_siblings(epoch, groups), self.algorithm.for_epoch(epoch).has_signal
+        selection = split_by_signal(groups, config.min_reward_diff, compares, has_signal)
         kept = selection.kept
         tells_difficulty = self._tells_difficulty(groups, epoch)
         if tells_difficulty:
@@ -455,11 +452,4 @@ class EpochTrainer(Trainer):
 
 @register_trainer(config_type=EpochTrainerConfig)
 async def epoch_trainer(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    algorithm = await builder.get_algorithm()
-    yield EpochTrainer(
-        config,
-        algorithm=algorithm,
-        needs_groups=algorithm.needs_groups,
-        has_signal=algorithm.has_signal,
-        skip_reason=algorithm.skip_reason,
-    )
+    yield EpochTrainer(config, algorithm=await builder.get_algorithm())

@@ -110,10 +110,4 @@ def _keep_best_pairs(groups: list[list[Trajectory]], most: int) -> list[list[Tra
 async def nemo_customizer_trainer(
     config: NeMoCustomizerTrainerConfig, builder: Builder
 ) -> AsyncIterator[NeMoCustomizerTrainer]:
-    algorithm = await builder.get_algorithm()
-    yield NeMoCustomizerTrainer(
-        config,
-        needs_groups=algorithm.needs_groups,
-        has_signal=algorithm.has_signal,
-        skip_reason=algorithm.skip_reason,
-    )
+    yield NeMoCustomizerTrainer(config, algorithm=await builder.get_algorithm())
