@@ -101,6 +101,10 @@ class PlansEpochs(Protocol):
         """Returns which episodes an epoch collects; None: unknown, so no example is skipped and nothing is refilled."""
 
 
+def find_plan(builder: BuilderBase, epoch: int) -> CollectionPlan | None:
+    return builder.plan(epoch) if isinstance(builder, PlansEpochs) else None
+
+
 @runtime_checkable
 class RefillsEpochs(Protocol):
     """A builder that can collect further examples, if too few groups of an epoch have signal."""

@@ -15,10 +15,10 @@ from reinforge.errors import Problem
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.evaluation.run import check_missing_share
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
-from reinforge.port_bases import DiscardsRuns, PlansEpochs, TakesNotes
+from reinforge.port_bases import DiscardsRuns, TakesNotes, find_plan
 from reinforge.rollout.episode import attach_sources
 from reinforge.trainer.context import RunContext
-from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
+from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 PATH = "finetuning.limits.max_staleness"
 
@@ -76,10 +76,6 @@ def build_meta(epoch: int, run_id: str, choice: ExampleChoice) -> dict[str, Any]
     return {"epoch": epoch, "trainer_run_id": run_id, **chosen}
 
 
-def find_plan(builder: TrajectoryBuilder, epoch: int) -> CollectionPlan | None:
-    return builder.plan(epoch) if isinstance(builder, PlansEpochs) else None
-
-
 def find_last_due(epoch: int, max_staleness: int) -> int:
     """Returns the last epoch whose episodes may run while all epochs before `epoch` are done, and it is not.
 
@@ -95,6 +91,20 @@ def is_stale(group: TrajectoryGroup, oldest: int) -> bool:
         turn.is_trained and turn.tokens is not None and 0 <= turn.tokens.policy_version < oldest
         for trajectory in group.trajectories
         for turn in trajectory.turns
+    )
+
+
+def attach_calls(collection: TrajectoryCollection, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
+    """Gives the turns of a collection what the backend trains on, where the builder has kept no more than a call's id.
+
+    See `attach_sources`.
+    """
+    evaluation = builder.evaluation
+    attach_sources(
+        chain.from_iterable(collection.trajectories),
+        evaluation.find_call if evaluation is not None else lambda call_id: None,
+        trains_on=adapter.trains_on,
+        is_remote=adapter.policy() is None,
     )
 
 
@@ -167,7 +177,7 @@ class EpochCollector:
             await builder.start_run(name, meta)
         await self._begin_early(epoch, run_id)
         collection = await builder.finalize(name, meta)
-        self._attach_tokens(collection)
+        attach_calls(collection, builder, self._adapter)
         for note in builder.take_notes() if isinstance(builder, TakesNotes) else ():
             self._context.progress.note(note)
         num_missing = self._count_missing(epoch)
@@ -195,15 +205,6 @@ class EpochCollector:
             self._context.expect_early(later)
             name = name_collection(run_id, later)
             await self._builder.start_run(name, build_meta(later, run_id, choice))
-
-    def _attach_tokens(self, collection: TrajectoryCollection) -> None:
-        evaluation = self._builder.evaluation
-        attach_sources(
-            chain.from_iterable(collection.trajectories),
-            evaluation.find_call if evaluation is not None else lambda call_id: None,
-            trains_on=self._adapter.trains_on,
-            is_remote=self._adapter.policy() is None,
-        )
 
     def _count_missing(self, epoch: int) -> int:
         records = self._builder.records or []

@@ -33,13 +33,13 @@ from reinforge.errors import JobFailed
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Algorithm, Builder, Trainer
-from reinforge.port_bases import RefillsEpochs
+from reinforge.port_bases import RefillsEpochs, find_plan
 from reinforge.registry import register_trainer
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import EpochCollector, find_plan
+from reinforge.trainer.epoch_collection import EpochCollector
 from reinforge.trainer.refusals import (
     build_empty_epochs_error,
     explain_empty_selection,

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from reinforge.interfaces import Trainer
+from reinforge.port_bases import find_plan
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import find_plan
+from reinforge.trainer.epoch_collection import attach_calls
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -25,13 +26,13 @@ OTHER = "TRAINER"
 
 
 class TrainerObserver:
-    """Begins a stage at each call of a trainer that is not ours."""
+    """Begins a stage at each call of a trainer that is not ours, and gives the turns that it collects their tokens."""
 
     def __init__(self, trainer: Trainer, context: RunContext):
         self.context, self.num_jobs, self.num_collections = context, 0, 0
         self._epoch: int | None = None
         builder, adapter = trainer.trajectory_builder, trainer.trainer_adapter
-        self._builder = builder
+        self._builder, self._adapter = builder, adapter
         calls: list[tuple[Any, str, Callable[..., Awaitable[Any]]]] = [
             (builder, "start_run", self._observe_start),
             (builder, "finalize", self._observe_finalize),
@@ -61,6 +62,7 @@ class TrainerObserver:
         self, method: Callable[..., Awaitable[TrajectoryCollection]], *given: Any, **named: Any
     ) -> TrajectoryCollection:
         collection = await method(*given, **named)
+        attach_calls(collection, self._builder, self._adapter)
         if self.context.stage_name == "COLLECT":
             self.context.end_stage({"trajectories": collection.num_trajectories})
             self.begin()

@@ -13,7 +13,7 @@ from reinforge.config.pipeline import PipelineStage, choose_stage
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import EvaluationError, Problem
 from reinforge.interfaces import Algorithm, EvaluationRunner, TrajectoryBuilder
-from reinforge.port_bases import DiscardsRuns, PlansEpochs, RefillsEpochs, TakesNotes
+from reinforge.port_bases import DiscardsRuns, RefillsEpochs, TakesNotes, find_plan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
@@ -126,8 +126,7 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return await self._current.builder.run_eval()
 
     def plan(self, epoch: int) -> CollectionPlan | None:
-        builder = self._find(epoch).builder
-        return builder.plan(epoch) if isinstance(builder, PlansEpochs) else None
+        return find_plan(self._find(epoch).builder, epoch)
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
         builder = self._find(epoch).builder

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,8 @@ from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.interfaces import TrainerAdapter
+from reinforge.port_bases import find_plan
 from reinforge.registry import Registry
-from reinforge.rollout.episode import attach_sources
 from reinforge.rollout.models.openai_client import ModelUsage
 from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.journal.journal import RunJournal
@@ -47,7 +46,7 @@ from reinforge.runs.rows import BASELINE
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import find_plan
+from reinforge.trainer.epoch_collection import attach_calls
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
 from reinforge.trainer.preflight.durations import (
     JobTime,
@@ -306,7 +305,7 @@ class _Prober:
 
     async def _time_jobs(self) -> JobTime | None:
         self._recall(self.parts.trajectory_builder.records or [])
-        return await time_jobs(self.parts, self.evaluation)
+        return await time_jobs(self.parts)
 
     async def _load_checkpoint(self) -> float:
         """Loads a checkpoint as the verdict does; returns the seconds."""
@@ -331,11 +330,11 @@ class _Prober:
         return time.monotonic() - started
 
 
-async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | None:
+async def time_jobs(parts: Parts) -> JobTime | None:
     """Trains a small and a larger job on what the builder collects for epoch 0; None: nothing can be trained."""
     await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
     collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
-    attach_sources(chain.from_iterable(collection.trajectories), evaluation.find_call)
+    attach_calls(collection, parts.trajectory_builder, parts.adapter)
     algorithm, least = parts.algorithm.for_epoch(0), parts.config.curriculum_learning.min_reward_diff
     kept = split_by_signal(collection.groups, least, algorithm.needs_groups, algorithm.has_signal).kept
     if not kept:
