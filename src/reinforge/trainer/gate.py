@@ -29,7 +29,7 @@ from reinforge.evaluation.statistics import (
     compute_half_width,
     compute_paired_difference,
 )
-from reinforge.runs.checkpoints import copy_model
+from reinforge.runs.checkpoints import copy_model, restore_weights
 from reinforge.runs.rows import ValidationRow, choose_best_validation
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
@@ -294,7 +294,7 @@ class BaseComparison:
         self._context.begin_stage(phase.upper(), None, total)
         assert row.checkpoint is not None
         assert row.version is not None
-        await self._parts.adapter.restore(self._context.checkpoints.verify(row.checkpoint), row.version)
+        await restore_weights(self._parts.adapter, self._context.checkpoints.verify(row.checkpoint), row.version)
         report = await evaluation.validate("confirm", row.epoch, phase)
         self._context.end_stage({"outcomes": report.outcomes})
         return report

@@ -119,7 +119,6 @@ class MetricSummary:
     """The commonest reason for that; None: all are scored, or the reason is not known."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as a JSON-ready dict."""
         return asdict(self)
 
     def __str__(self) -> str:
