@@ -43,7 +43,7 @@ class Fields:
         return BadRequest(f"{path}: {message}", path)
 
     def text(self, name: str) -> str | None:
-        return self._read(name, str, "text")
+        return self._read(name, str, "a string")
 
     def nested(self, name: str) -> Fields | None:
         found = self._read(name, dict, "an object")

@@ -58,7 +58,7 @@ HUB = "Hugging Face hub"
     "project_root",
     metavar="FOLDER",
     group=JUDGE,
-    help="For a run that was not made here: the folder of its Python files, which you trust.",
+    help="For a run from elsewhere: the folder of its Python files, if you trust them.",
 )
 @option("push", metavar="OWNER/NAME", group=HUB, help="Upload the folder; HF_TOKEN or `hf auth login` has the token.")
 @option("public", is_flag=True, group=HUB, help="Make a new repository public.")

@@ -180,7 +180,7 @@ def _read_last_validation(folder: Path) -> _Arm:
         if heads := reader.episode_heads("validate", row.epoch):
             return _Arm(reader, heads)
     problem = f"{folder.name} has no evaluated episodes"
-    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` says what happened to it"))
+    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` shows what happened to it"))
 
 
 def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, str]:

@@ -142,7 +142,7 @@ def _find_obstacle(
     total = max(base.num_examples, tuned.num_examples)
     pairs = select_scored_in_both(metric, base, tuned)[0]
     num_pairs, why = len(pairs), summarize_arm(metric, base, pairs, tuned).unscored_reason
-    because = f"; the commonest reason: {why}" if why else ""
+    because = f"; the most common reason: {why}" if why else ""
     if num_pairs < 2:
         few = f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
         return few + because

@@ -84,7 +84,7 @@ class TrainingSample:
     defers_old_logprobs: bool = False  # the update sets `old_logprobs`, by the forward pass that it makes anyway
     is_stale: bool = False  # True if an older version than the one that the job starts from sampled some of its tokens
     targets: IntArray | None = None
-    """`[T]` tokens whose log-probs are trained in the place of those of `token_ids`, which stay the context; None: the
+    """`[T]` tokens whose log-probs are trained in place of those of `token_ids`, which stay the context; None: the
     tokens themselves, as in everything that was sampled."""
 
     @property

@@ -128,7 +128,7 @@ async def test_without_the_list_of_variables_the_secrets_are_there(agent, monkey
 
 
 FAILURES = [
-    ("import sys; print('no', file=sys.stderr); sys.exit(3)", "ended with exit code 3:\nno", {}),
+    ("import sys; print('no', file=sys.stderr); sys.exit(3)", "exited with code 3:\nno", {}),
     ("raise KeyError('place')", "KeyError: 'place'", {}),
     ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV", {}),
     (
@@ -141,7 +141,7 @@ FAILURES = [
     ("os.symlink('/etc/passwd', os.environ['REINFORGE_OUTPUT_FILE'])", "no answer in the file", {"output": "file"}),
     ("os.mkfifo(os.environ['REINFORGE_OUTPUT_FILE'])", "output is not a regular file", {"output": "file"}),
     ("ask('x', temperature='warm')", "HTTP Error 400", {}),
-    ("print(os.environ['OPENAI_API_KEY'], file=sys.stderr); sys.exit(1)", "exit code 1:\n***", {}),
+    ("print(os.environ['OPENAI_API_KEY'], file=sys.stderr); sys.exit(1)", "exited with code 1:\n***", {}),
 ]
 
 
@@ -292,7 +292,7 @@ REFUSED = [
     ({"command": [PYTHON], "env": {"REINFORGE_X": "x"}}, "REINFORGE_X is set by the run"),
     ({"command": [PYTHON], "input": "std"}, "'stdin', 'file' or 'argument'"),
     ({"command": [PYTHON], "container": {"image": "i", "engine": "podman"}}, "podman is not installed"),
-    ({"command": [PYTHON], "container": {"image": "--privileged", "engine": "docker"}}, "is no name of an image"),
+    ({"command": [PYTHON], "container": {"image": "--privileged", "engine": "docker"}}, "is not the name of an image"),
     ({"command": [PYTHON], "cwd": "a:b", "container": {"image": "i", "engine": "docker"}}, "cannot be mounted"),
 ]
 

@@ -197,7 +197,7 @@ class RunningBatch:
                 request.processed_logprobs.append(float(logprob - log_mass[row]))
 
     def record_top_logprobs(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray) -> None:
-        """Records the most likely tokens in the place of the last token of some rows, `[R, K]`, and their log-probs."""
+        """Records the most likely tokens in place of the last token of some rows, `[R, K]`, and their log-probs."""
         for row, row_tokens, row_logprobs in zip(rows.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
             request = self.requests[row]
             count = request.num_top_logprobs

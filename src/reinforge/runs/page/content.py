@@ -53,7 +53,7 @@ class PageContent:
         groups: Some groups of the last epoch, those with the widest spread first.
         chosen: Titles and the episodes below them.
         baselines: Mean reward of the group of each shown training episode, by key.
-        outcomes: Outcome, reason and count, the commonest first.
+        outcomes: Outcome, reason and count, the most common first.
     """
 
     overview: RunOverview

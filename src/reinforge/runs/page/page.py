@@ -276,7 +276,7 @@ def _build_folded(content: PageContent, head: EpisodeHead) -> Element:
 def _build_episode(content: PageContent, key: str) -> Element:
     row = content.rows.get(key)
     if row is None:
-        return build("p", "This episode cannot be read; `reinforge runs verify` says why.", class_="note")
+        return build("p", "This episode cannot be read; `reinforge runs verify` shows why.", class_="note")
     style = ChatStyle(content.texts, content.trained, content.baselines.get(key))
     return build_chat(row, style)
 
@@ -285,7 +285,7 @@ def build_outcomes(content: PageContent) -> Element:
     """Returns how the episodes ended that did not end well, by reason."""
     title = "Failed and dropped episodes"
     if not content.outcomes:
-        return build_section(title, build("p", "Every episode ended well."), id="outcomes")
+        return build_section(title, build("p", "No episode failed or was dropped."), id="outcomes")
     rows = [
         (name, "dropped" if name in MISSING else "kept, with its penalty", reason or "", f"{count:,}")
         for name, reason, count in content.outcomes

@@ -128,7 +128,7 @@ def _require_level(level: str, known: tuple[str, ...], loss: str) -> None:
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 16
-"""Most jobs of one model that wait; each holds its trajectories."""
+"""Maximum jobs of one model that wait; each holds its trajectories."""
 
 
 @dataclass(eq=False)

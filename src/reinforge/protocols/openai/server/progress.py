@@ -108,7 +108,7 @@ def _name_validation(row: Mapping[str, Any], method: str | None) -> dict[str, fl
 def _read_rows(run: Path) -> list[dict[str, Any]]:
     try:
         rows = read_lines(run / METRICS)
-    except OSError:  # not there yet, or just being written anew by a run that resumes
+    except OSError:  # not there yet, or just being rewritten by a run that resumes
         return []
     return [row for row in rows if isinstance(row.get("epoch"), int)]
 
