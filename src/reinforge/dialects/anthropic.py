@@ -221,7 +221,7 @@ def build_message(completion: Mapping[str, Any], stop_sequences: Sequence[str]) 
 
 
 def _find_stop(choice: Mapping[str, Any], stop_sequences: Sequence[str]) -> str | None:
-    """Returns the stop text that the sampled tokens end with and the reply's text does not; None: none, or unknown."""
+    """Returns the stop string that the sampled tokens end with and the reply's text does not; None: none or unknown."""
     tokens = read_tokens(choice) if stop_sequences else None
     sampled = "".join(tokens.texts) if tokens is not None else ""
     content = choice["message"].get("content") or ""

@@ -128,7 +128,7 @@ def keep_given(**arguments: Any) -> dict[str, Any]:
 
 
 def read_stop(fields: Fields, name: str) -> list[str] | None:
-    """Returns the stop texts of a field that is a string or a list of strings."""
+    """Returns the stop strings of a field that is a string or a list of strings."""
     found = fields.value.get(name)
     if found is None:
         return None

@@ -236,7 +236,7 @@ def read_prompts(reader: JournalReader, limit: int = MAX_PROMPTS) -> list[ModelR
 
 
 def make_greedy(request: ModelRequest, max_tokens: int = MAX_TOKENS) -> ModelRequest:
-    """Returns a request with greedy decoding, without grammar and stop texts, so that tokens can be compared."""
+    """Returns a request with greedy decoding, without grammar and stop strings, so that tokens can be compared."""
     limit = min(max_tokens, request.sampling.max_tokens or max_tokens)
     own = request.sampling
     sampling = SamplingParams(

@@ -50,7 +50,7 @@ class SampleRequest:
         limit: Maximum tokens to sample, at least 1; prompt and limit together fit the context.
         params: Temperature, top-p, top-k, min-p and seed; the caller has handled the other settings.
         constraint: What may be sampled; None: every token.
-        has_stop_text: Returns True if the reply's last tokens contain a stop text; None: there are no stop texts.
+        has_stop_text: Returns True if the reply's last tokens contain a stop string; None: there are no stop strings.
         num_stop_tokens: How many of the last tokens `has_stop_text` looks at.
         adapter: The adapter that samples.
         owner: Identifies the caller for `deliver`.
