@@ -241,15 +241,15 @@ class Engine:
         Args:
             peers: The processes; None: this one trains alone.
             sharding: `replicate`: each trains the whole model; `full`: weights, gradients and optimizer state are
-                divided among them while they train; `auto`: so only if one of them has too little memory otherwise.
+                sharded across them while they train; `auto`: so only if one of them has too little memory otherwise.
             processes_here: Processes that share this machine's memory.
 
         Returns:
             What was chosen of `replicate` and `full`.
 
         Raises:
-            BackendUnavailable: The model is divided among other processes already.
-            EngineError: The model cannot be divided.
+            BackendUnavailable: The model is sharded across other processes already.
+            EngineError: The model cannot be sharded.
         """
         if self.is_sharded:
             raise BackendUnavailable(
@@ -290,7 +290,7 @@ class Engine:
         return ""
 
     def gather_state(self, adapter: str | None = None) -> None:
-        """Takes part in a checkpoint that another process writes, where the optimizer's state is divided."""
+        """Takes part in a checkpoint that another process writes, where the optimizer's state is sharded."""
         name = self._jobs.resolve_adapter(adapter)
         if self.is_sharded:
             self._call(lambda: self._learners[name].gather_state(), name)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reinforge.types.supports import Supports
 
 Sharding = Literal["auto", "replicate", "full"]
-"""`replicate`: each process trains a whole copy. `full`: weights, gradients and optimizer state are divided among the
+"""`replicate`: each process trains a whole copy. `full`: weights, gradients and optimizer state are sharded across the
 processes while they train. `auto`: `full` only if one of them has too little memory for the whole."""
 
 

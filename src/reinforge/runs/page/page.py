@@ -1,4 +1,4 @@
-"""Writes `report.html`, the page of a run: one file that works offline, anywhere, and can be sent to a colleague.
+"""Writes `report.html`, the HTML report of a run: one file that works offline and can be sent to a colleague.
 
 It has no script and asks for nothing: its policy forbids both, and what a model or a user wrote is text in a tree of
 elements. Charts are SVG, colors of tokens are radio buttons and a style sheet.
@@ -47,7 +47,7 @@ COLORS = {
 
 
 def write_page(folder: Path, summary: RunSummary | None = None, path: Path | None = None) -> Path:
-    """Writes the page of a run, `report.html` in its folder or `path`, and returns its path.
+    """Writes the HTML report of a run, `report.html` in its folder or `path`, and returns its path.
 
     Args:
         summary: How the run ended; None: read it from the folder.

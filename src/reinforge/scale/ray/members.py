@@ -67,14 +67,14 @@ class Members:
 
     @property
     def has_lost_shards(self) -> bool:
-        """True if the model is divided among workers that do not train together any more."""
+        """True if the model is sharded across workers that do not train together any more."""
         return self.sharding == "full" and (self._shards_lost or not set(self.ranks) <= self._workers.keys())
 
     def require_shards(self) -> None:
-        """Checks that no part of a divided model is lost."""
+        """Checks that no shard of the model is lost."""
         if self.has_lost_shards:
             raise BackendUnavailable(
-                "the model and its optimizer state were divided among the workers (sharding: full), and the part of "
+                "the model and its optimizer state were sharded across the workers (sharding: full), and the shard of "
                 f"one is lost; {RESUME}, from the last checkpoint"
             )
 

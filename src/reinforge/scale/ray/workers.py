@@ -251,7 +251,7 @@ class WorkerGroup(EngineGroup):
     # Checkpoints.
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint's files, by the first worker; where the model is divided, the others send their parts."""
+        """Writes a checkpoint's files, by the first worker; where the model is sharded, the others send their parts."""
         while workers := self.workers:
             self.members.require_shards()
             first = workers[0]

@@ -196,7 +196,7 @@ class TorchrunGroup(EngineGroup):
         return str(next(iter(found.values())))
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint's files; where the model is divided, the others send their parts."""
+        """Writes a checkpoint's files; where the model is sharded, the others send their parts."""
         calls = [self._own.write.remote(version, adapter, folder)]
         if self.sharding == "full":
             calls += [actor.call.remote("gather_state", adapter) for actor in self._others]
