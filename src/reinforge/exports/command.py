@@ -71,7 +71,7 @@ def command(run: str, public: bool, as_json: bool, debug: bool, **options: Any) 
     """Write the model of a run for other programs, with a model card, and judge it again.
 
     The folder appears complete or not at all; the run is only read. Judging runs the run's agent on its confirm
-    examples through the exported model, so that the card has the figure of what you ship.
+    examples through the exported model, so that the card has the score of what you ship.
 
     \b
     Example:

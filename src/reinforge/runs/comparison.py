@@ -57,7 +57,7 @@ class RunComparison:
         metrics: Every evaluator that both have, the verdict's first.
         examples: Every example of the first metric that both have, the most improved first; empty unless paired.
         changes: Settings that differ, from the first run to the second.
-        notes: What to know before the figures are believed, one sentence each.
+        notes: What to know before the metrics are believed, one sentence each.
     """
 
     first: RunOverview

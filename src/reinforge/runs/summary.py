@@ -53,7 +53,7 @@ class RunSummary:
         evaluators: Every evaluator before and after, on `confirm`; on `select` if the verdict compared nothing.
         warnings: What to know before the new model is used, one sentence each.
         missing_reason: The most common reason of the episodes that the environment failed; None: none failed.
-        smoke: It was a quick test of the configuration (`--smoke`), whose figures mean nothing.
+        smoke: It was a quick test of the configuration (`--smoke`), whose metrics mean nothing.
         can_resume: False if resuming it would end in the same way.
         best_epoch: Epoch of `best`, -1 for the base model; None: unknown.
         num_jobs: Training jobs of the whole run; None: unknown.
@@ -193,7 +193,7 @@ class RunSummary:
         return ""
 
     def _list_smoke_results(self) -> list[tuple[str, str]]:
-        """Returns what a run of `--smoke` did, without the figures, which two examples do not support."""
+        """Returns what a run of `--smoke` did, without the metrics, which two examples do not support."""
         steps = self.num_updates
         trained = "trained" if steps is None else f"made {steps} optimizer step{'s' if steps != 1 else ''}"
         did = [

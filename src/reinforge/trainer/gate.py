@@ -3,7 +3,7 @@
     validations on `select`, one each epoch  --choose_best_validation-->  one candidate
     base and candidate, fresh on `confirm`   --decide------->  promoted: True, False, or None for no verdict
 
-The best of many noisy figures looks better than it is. The verdict avoids that: `confirm` is used once, for one
+The best of many noisy scores looks better than it is. The verdict avoids that: `confirm` is used once, for one
 candidate, with fresh episodes of both arms. Without any effect at most 2.5 % of runs promote (the upper half of a 95 %
 interval); `tests/core/numerics/test_gate_simulation.py` checks that the whole selection stays below 5 %.
 """

@@ -88,7 +88,7 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
 
 
 def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> PageContent:
-    """Returns the figures and settings that the HTML report of a run shows, without its episodes."""
+    """Returns the metrics and settings that the HTML report of a run shows, without its episodes."""
     folder, reader = overview.folder, JournalReader(overview.folder)
     validations = reader.validations()
     shown = summary or overview.summary or summarize_killed_run(folder, validations, read_config(folder))

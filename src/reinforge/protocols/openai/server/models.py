@@ -173,7 +173,7 @@ def describe_verdict(job: FineTuningJob, summary: RunSummary) -> str:
 
 
 def _find_checkpoints(run: Path, method: str) -> list[tuple[StepMetrics, str]]:
-    """Returns the newest checkpoints of a run with the figures of their epochs, the oldest first."""
+    """Returns the newest checkpoints of a run with the metrics of their epochs, the oldest first."""
     by_epoch = {each.epoch: each for each in read_metrics(run, method)}
     found = [
         (by_epoch[row.epoch], row.checkpoint)

@@ -201,7 +201,7 @@ class JobEvent:
     Attributes:
         created_at: Unix time.
         level: `info`, `warn` or `error`.
-        data: Figures; None: none.
+        data: Metrics; None: none.
     """
 
     id: str
