@@ -125,7 +125,7 @@ class ImportReport:
         counts = {
             "records that are identical to an earlier one": self.num_repeated,
             "rows without a label and without a reward (--rated)": self.num_unrated,
-            "ratings of nothing that was read": self.num_unused_ratings,
+            "ratings of records that were not read": self.num_unused_ratings,
         }
         lines += [f"  left out  {count:,} {what}" for what, count in counts.items() if count]
         rows = {

@@ -147,7 +147,7 @@ def _find_obstacle(
         few = f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
         return few + because
     if _count_independent(pairs, clusters) < 2:
-        of_one = f"the {num_pairs} examples are of one conversation (finetuning.splits.group_key), or have one prompt"
+        of_one = f"the {num_pairs} examples share one conversation (finetuning.splits.group_key) or prompt"
         return f"{of_one}; at least 2 are needed"
     missing = (total - num_pairs) / total
     if missing > gate.max_missing:

@@ -213,7 +213,7 @@ def test_a_single_conversation_is_no_verdict():
     clusters = {f"e{n}": "c" for n in range(40)}
     verdict = decide(GateConfig(), "wins", report(HALF), report(BETTER), clusters=clusters)
     assert verdict.promoted is None
-    assert "the 40 examples are of one conversation" in verdict.reason
+    assert "the 40 examples share one conversation" in verdict.reason
 
 
 def test_too_few_conversations_are_told_as_the_reason():

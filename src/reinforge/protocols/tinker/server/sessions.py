@@ -165,7 +165,7 @@ class TinkerSessions:
             raise ApiError(
                 404,
                 f"the weights of {sampler_id} are gone: of each model the {KEPT_SNAPSHOTS} newest snapshots without a "
-                "name are kept; save_weights_for_sampler(name) keeps one for good",
+                "name are kept; save_weights_for_sampler(name) keeps one permanently",
                 param="sampling_session_id",
                 code="sampler_expired",
             )
