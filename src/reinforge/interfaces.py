@@ -268,7 +268,7 @@ class PolicyServer(PolicyServerBase, ABC):
     """Samples from the weights being trained. Weights change only while no reply is in flight."""
 
     tolerance: float = 1e-4
-    """Most nats by which `sample` and `score` may differ on one token; the canary allows no more."""
+    """Maximum nats by which `sample` and `score` may differ on one token; the canary allows no more."""
 
     @property
     @abstractmethod
@@ -335,7 +335,7 @@ class Journal(Protocol):
 class Tracker(ABC):
     """Sends the metrics of a run to a dashboard; the run folder stays the record.
 
-    The methods are called one after the other on a thread of their own. What they raise is logged once and never stops
+    The methods are called one after the other on their own thread. What they raise is logged once and never stops
     the run.
     """
 

@@ -167,7 +167,7 @@ ARCHITECTURE = pack_text("general.architecture") + struct.pack("<I", TEXT) + pac
         (b"", "is not a GGUF file: it has 0 bytes"),
         (b"PK\x03\x04" + bytes(60), "is not a GGUF file: it begins with b'PK"),
         (pack_header(version=1), "has version 1 of GGUF"),
-        (pack_header(version=3 << 24), "byte order of another kind of processor"),
+        (pack_header(version=3 << 24), "is big-endian"),
         (b"GGUF\x03\0\0\0\x01", "ends in the middle of its header"),
         (pack_header(tensors=2**63), "claims to have 9,223,372,036,854,775,808 tensors"),
         (pack_header(settings=2**40), "claims to have 1,099,511,627,776 settings"),

@@ -191,7 +191,7 @@ def test_a_signal_ends_a_run_in_time_whatever_runs(make_toy, whole, kind, where)
     child.send(signal.SIGTERM)
     assert (child.wait(seconds=30), child.left_behind()) == (143, []), child.said
     assert toy.summary["status"] == "stopped"
-    assert ("so the process was ended in stage BASELINE" in child.said) == (kind == "hold")
+    assert ("so the process exits in stage BASELINE" in child.said) == (kind == "hold")
     assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
 
 
@@ -209,7 +209,7 @@ def test_a_forced_end_says_that_jobs_since_the_last_checkpoint_are_not_saved(mak
     child.wait_for(toy.folder / "attacked")
     child.send(signal.SIGTERM)
     assert (child.wait(seconds=10), child.left_behind()) == (143, [])
-    assert "process was ended in stage COLLECT of epoch 1" in child.said
+    assert "process exits in stage COLLECT of epoch 1" in child.said
     assert "the jobs since the last checkpoint are not saved; the next --resume trains them again" in child.said
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
@@ -221,7 +221,7 @@ def test_a_second_signal_ends_a_process_whose_main_thread_is_held(make_toy):
     child.send(signal.SIGTERM)
     child.send(signal.SIGTERM, 0.3)
     assert (child.wait(seconds=5), child.left_behind()) == (143, [])
-    assert "stopped by SIGTERM; a second signal, so the process was ended in stage BASELINE" in child.said
+    assert "stopped by SIGTERM; a second signal, so the process exits in stage BASELINE" in child.said
 
 
 def test_closed_descriptors_end_the_run_with_the_reason(make_toy):

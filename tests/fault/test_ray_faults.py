@@ -186,7 +186,7 @@ async def test_a_job_in_which_workers_always_end_is_given_up(cluster, tiny_model
             return update(*arguments, **settings)
 
         adapter.engine.update = kill_and_update
-        with pytest.raises(BackendUnavailable, match="workers ended in each of 2 attempts at one job"):
+        with pytest.raises(BackendUnavailable, match="workers died in each of 2 attempts at one job"):
             await submit(adapter, groups, 0)
         adapter.engine.update = update
         assert (await submit(adapter, groups, 1)).status == "completed", "the weights are those from before"

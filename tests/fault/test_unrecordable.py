@@ -52,7 +52,7 @@ UNWRITABLE = {
     "it contains itself": cyclic,
     "it is nested too deeply": lambda: nested(3000),
     "it is nested more than 200 levels deep": lambda: nested(201),
-    "a key is a tuple; keys must be text, numbers or None": lambda: {(1, 2): 3},
+    "a key is a tuple; keys must be strings, numbers or None": lambda: {(1, 2): 3},
     "an integer has more than 4,300 digits": lambda: 10**10_000,
     "RuntimeError: no text": Mute,
 }

@@ -388,5 +388,5 @@ def _validate_metadata(metadata: dict[str, Any]) -> None:
     short = all(len(name) <= MAX_NAME and len(str(value)) <= MAX_VALUE for name, value in metadata.items())
     if len(metadata) > MAX_PAIRS or not texts or not short:
         raise ApiError(
-            400, "metadata: at most 16 pairs of texts, names of 64 and values of 512 characters", param="metadata"
+            400, "metadata: at most 16 pairs of strings, names of 64 and values of 512 characters", param="metadata"
         )

@@ -270,7 +270,7 @@ class TestUploads:
         parts = [await client.uploads.parts.create(upload.id, data=data) for data in (b"abc", b"def")]
         again = await client.uploads.parts.create(upload.id, data=b"def", extra_headers=retry)
         assert again.id == parts[1].id
-        with pytest.raises(openai.APIStatusError, match="as which the upload was announced"):
+        with pytest.raises(openai.APIStatusError, match="bytes that the upload announced"):
             await client.uploads.parts.create(upload.id, data=b"x", extra_headers=retry)
         done = await client.uploads.complete(upload.id, part_ids=[part.id for part in parts])
         assert (await client.files.content(done.file.id)).read() == b"abcdef"

@@ -166,8 +166,8 @@ BAD = {
     "too long": (([([5] * 257, {"target_tokens": [5] * 257})],), "has 257 tokens, expected 1 to 256"),
     "shape": (([(TOKENS, {"target_tokens": TARGETS[:3]})],), r"has the shape [3], expected [4]"),
     "matrix": (([(TOKENS, {"target_tokens": [TARGETS, TARGETS]})],), "has the shape [2, 4]"),
-    "token": (([([5, 999], {"target_tokens": [6, 7]})],), "data[0].model_input has something else than token ids"),
-    "target": (([([5, 6], {"target_tokens": [6, -1]})],), "target_tokens has something else than token ids"),
+    "token": (([([5, 999], {"target_tokens": [6, 7]})],), "data[0].model_input has values other than token ids"),
+    "target": (([([5, 6], {"target_tokens": [6, -1]})],), "target_tokens has values other than token ids"),
     "missing": (([DATUM], "ppo"), "'weights', which this loss does not read; it reads: target_tokens, logprobs"),
     "nan": (([(TOKENS, {"target_tokens": TARGETS, "weights": [np.nan] * 4})],), "numbers that are not finite"),
 }
@@ -253,7 +253,7 @@ async def test_checkpoints_outlive_the_server(tuned, tmp_path):
     async with serve_tinker(tuned, tmp_path) as (app, _), TinkerClient(app) as client:
         gone = await client.send("get_info", model_id=model_id)
         assert gone.status_code == 410
-        assert "may have been started anew" in gone.text
+        assert "may have been restarted" in gone.text
         body = {"session_id": client.session_id, "model_seq_id": 0, "path": saved["path"], "optimizer": True}
         loaded = await client.result(await client.post("load_weights", **body))
         assert loaded["model_id"] == f"{client.session_id}:train:0"

@@ -212,7 +212,7 @@ async def test_with_a_part_of_a_divided_model_lost_the_run_stops_as_something_to
         os.kill(victim.pid, signal.SIGKILL)
         psutil.Process(victim.pid).wait(10)
         ref = await adapter.submit(TrajectoryCollection(trajectories=groups, run_id="r", job_key="job", epoch=0))
-        with pytest.raises(BackendUnavailable, match="the part of one is lost; resume the run with --resume"):
+        with pytest.raises(BackendUnavailable, match="the shard of one is lost; resume the run with --resume"):
             await asyncio.wait_for(adapter.wait_until_complete(ref), 60)
     finally:
         await adapter.cleanup()

@@ -86,9 +86,7 @@ async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_m
 
 async def test_a_server_that_cannot_start_is_an_error_with_its_log(python, tiny_model_dir):
     adapter = build_adapter(python, STANDIN_FAILS="ValueError: no such head size: 8")
-    with pytest.raises(
-        BackendUnavailable, match=r"the vLLM server ended with exit code 1; .*\nValueError: no such head"
-    ):
+    with pytest.raises(BackendUnavailable, match=r"the vLLM server exited with code 1; .*\nValueError: no such head"):
         await adapter.initialize(build_run_config(tiny_model_dir))
     assert adapter.engine is None
 
@@ -101,7 +99,7 @@ async def test_a_server_that_dies_takes_its_processes_along_and_is_an_error(pyth
         watcher, server, engine = find_processes(adapter)
         server.kill()
         assert not wait_until_gone([watcher, engine])
-        with pytest.raises(BackendUnavailable, match="the vLLM server ended with exit code 137; the end of its"):
+        with pytest.raises(BackendUnavailable, match="the vLLM server exited with code 137; the end of its"):
             await sample_group(adapter.policy(), 1)
     finally:
         await adapter.cleanup()

@@ -252,7 +252,7 @@ class _Reader:
         joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
         half = SURROGATE.search(joined)
         if half is not None:
-            message = f"{half[0]!a} is half of a character, not text"
+            message = f"{half[0]!a} is an unpaired surrogate"
             problem = Problem(format_path(path), message, "write the character itself, or remove it")
             self.document.report_at(_to_mark(node.start_mark), problem)
         return SURROGATE.sub("\ufffd", joined)
@@ -266,7 +266,7 @@ class _Reader:
             mark = _to_mark(key.start_mark)
             if not isinstance(key, yaml.ScalarNode):
                 self.document.report_at(
-                    mark, Problem(format_path(path), "keys must be text, but this one is a mapping or a list")
+                    mark, Problem(format_path(path), "keys must be strings, but this one is a mapping or a list")
                 )
             elif _is_merge(key):
                 merged = {**self._read_merge(value, path), **merged}

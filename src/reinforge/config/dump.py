@@ -98,7 +98,7 @@ class _PlainConverter:
 
     def convert(self, value: Any, path: KeyPath) -> Any:
         raw = self.loaded.placeholders.get(path)
-        if raw is not None:  # also if a validator turned the text into a list or an object
+        if raw is not None:  # even if a validator turned the text into a list or an object
             self.seen.add(path)
             return _Raw(raw)
         if isinstance(value, enum.Enum):

@@ -1,6 +1,6 @@
 """What is left of a configuration with problems: invalid components are marked, other invalid keys have their defaults.
 
-    trainers: {t: {_type: epoch}}              a component without problems stays as it is
+    trainers: {t: {_type: epoch}}              a component without problems stays unchanged
     trainer_adapters: {a: {_type: locl}}       is in `invalid`; a stand-in keeps its name, for references to it
     finetuning: {num_epoch: 3, seed: 1}        the unknown key is left out, seed is 1
 

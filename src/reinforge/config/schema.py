@@ -140,8 +140,8 @@ class SplitsConfig(Block):
     key: str | None = Field(
         default=None,
         description="Field of the rows that holds train, select or confirm; replaces the shares. Or the field with the "
-        "id: each id is then an example of its own, also where rows differ in nothing else (the environment of an "
-        "example is seeded by its id).",
+        "id: each id is then a separate example, even if rows differ in nothing else (the environment of an example "
+        "is seeded by its id).",
     )
     group_key: str | None = Field(
         default="conversation",
@@ -151,7 +151,7 @@ class SplitsConfig(Block):
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",
         description="What to do about questions of select or confirm that nearly repeat one of train: warn; group: put "
-        "them into one split; refuse to run; allow.",
+        "them into one split; refuse: do not run; allow.",
     )
     near_duplicate_similarity: float = Field(
         default=0.8,
@@ -249,7 +249,7 @@ class FinetuneConfig(Block):
     seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
     deterministic: bool = Field(
         default=False,
-        description="Bit-identical results on one machine, also after a resume; slower: one thread, and one prompt per "
+        description="Bit-identical results on one machine, even after a resume; slower: one thread, and one prompt per "
         "prefill.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Device of the policy.")

@@ -1,7 +1,7 @@
 """Decodes JSON that a model wrote, within limits that every later reader of the value can rely on.
 
 Python's own decoder accepts more than JSON (NaN, Infinity, 1e400, duplicate keys), and fails on some texts with errors
-that are no JSON errors: RecursionError for deep nesting, a plain ValueError for an integer of 5,000 digits.
+that are not JSON errors: RecursionError for deep nesting, a plain ValueError for an integer of 5,000 digits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 MAX_JSON_DEPTH = 64
 """Most objects and arrays inside each other; OpenAI's schemas of tools allow 5 levels."""
 MAX_JSON_DIGITS = 400
-"""Most characters of a number; the longest that a 64-bit float prints has 325."""
+"""Maximum characters of a number; the longest that a 64-bit float prints has 325."""
 MAX_JSON_CHARS = 1 << 20
-"""Most characters of a text."""
+"""Maximum characters of a text."""
 
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 """A string, or one that the text's end cuts off, or a bracket. Every quote begins a match: one pass over the text."""
@@ -63,7 +63,7 @@ def _check_depth(text: str, start: int) -> None:
 
 
 def _check_surrogates(text: str, value: Any) -> None:
-    r"""Refuses half of a surrogate pair, which no file, tokenizer or HTTP call can take.
+    r"""Refuses an unpaired surrogate, which no file, tokenizer or HTTP call can take.
 
     It can be in the text itself, or come from an escape such as `"\ud800"`.
     """

@@ -113,7 +113,10 @@ def find_unusable(value: Any, *, finite: bool = True) -> tuple[str, str] | None:
             return None
         path, each, depth = waiting.pop()
         if depth > MAX_DEPTH + 1:
-            return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as text"
+            return (
+                f"the row is nested more than {MAX_DEPTH} levels deep",
+                "flatten it, or write the inner part as a string",
+            )
         if isinstance(each, Mapping):
             waiting += [(f"{path}.{key}"[:80], item, depth + 1) for key, item in each.items()]
             waiting += [(f"{path}.{key} (its name)"[:80], key, depth) for key in each if isinstance(key, str)]

@@ -150,7 +150,7 @@ def _describe_json_error(error: ValueError | RecursionError) -> tuple[str, str]:
         message = error.msg if isinstance(error, json.JSONDecodeError) else error.message
         return f"invalid JSON: {message[:1].lower()}{message[1:]}", ""
     if isinstance(error, RecursionError):
-        return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as text"
+        return f"the row is nested more than {MAX_DEPTH} levels deep", "flatten it, or write the inner part as a string"
     if "digits" in str(error):
         return f"an integer has more than {sys.get_int_max_str_digits():,} digits", "write it as a string"
     return f"invalid JSON: {error}", "write null, or leave the field out"

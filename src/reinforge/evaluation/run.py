@@ -314,5 +314,5 @@ def check_missing_share(records: Sequence[EpisodeRecord], allowed: float, what: 
 
 def describe_too_many(what: str, unscored: str, allowed: float, reason: str) -> str:
     """Returns the message for a share of missing scores that `outcomes.max_missing` does not allow."""
-    because = f"; the commonest reason: {reason}" if reason else ""
+    because = f"; the most common reason: {reason}" if reason else ""
     return f"{what}: {unscored} have no score, more than outcomes.max_missing ({allowed:.0%}) allows{because}"

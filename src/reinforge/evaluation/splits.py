@@ -125,7 +125,7 @@ def suggest_id(groups: list[list[str]], id_key: str) -> str:
     """Returns how to say that rows which differ only in their id are examples of their own, if there are such rows."""
     if all(len(group) == 1 for group in groups):
         return ""
-    return f"; or, if the id alone makes an example (it seeds the environment), set {PATH}.key: {id_key}"
+    return f"; or, if the id alone defines an example (it seeds the environment), set {PATH}.key: {id_key}"
 
 
 def _check_unique_ids(items: Sequence[EvalInputItem]) -> None:

@@ -57,7 +57,7 @@ class RunComparison:
         metrics: Every evaluator that both have, the verdict's first.
         examples: Every example of the first metric that both have, the most improved first; empty unless paired.
         changes: Settings that differ, from the first run to the second.
-        notes: What to know before the figures are believed, one sentence each.
+        notes: What to know before the metrics are believed, one sentence each.
     """
 
     first: RunOverview
@@ -180,7 +180,7 @@ def _read_last_validation(folder: Path) -> _Arm:
         if heads := reader.episode_heads("validate", row.epoch):
             return _Arm(reader, heads)
     problem = f"{folder.name} has no evaluated episodes"
-    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` says what happened to it"))
+    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` shows what happened to it"))
 
 
 def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, str]:

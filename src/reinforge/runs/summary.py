@@ -52,8 +52,8 @@ class RunSummary:
         config_sha256: Hash of the resolved configuration.
         evaluators: Every evaluator before and after, on `confirm`; on `select` if the verdict compared nothing.
         warnings: What to know before the new model is used, one sentence each.
-        missing_reason: The commonest reason of the episodes that the environment failed; None: none failed.
-        smoke: It was a quick test of the configuration (`--smoke`), whose figures mean nothing.
+        missing_reason: The most common reason of the episodes that the environment failed; None: none failed.
+        smoke: It was a quick test of the configuration (`--smoke`), whose metrics mean nothing.
         can_resume: False if resuming it would end in the same way.
         best_epoch: Epoch of `best`, -1 for the base model; None: unknown.
         num_jobs: Training jobs of the whole run; None: unknown.
@@ -193,7 +193,7 @@ class RunSummary:
         return ""
 
     def _list_smoke_results(self) -> list[tuple[str, str]]:
-        """Returns what a run of `--smoke` did, without the figures, which two examples do not support."""
+        """Returns what a run of `--smoke` did, without the metrics, which two examples do not support."""
         steps = self.num_updates
         trained = "trained" if steps is None else f"made {steps} optimizer step{'s' if steps != 1 else ''}"
         did = [
@@ -204,7 +204,7 @@ class RunSummary:
             "validated",
             "compared both models on confirm" if self.confirm_tuned is not None else "chose the base model",
         ]
-        return [("did", ", ".join(did)), ("next", "run it without --smoke; figures of two examples say nothing")]
+        return [("did", ", ".join(did)), ("next", "run it without --smoke; metrics of two examples mean nothing")]
 
     def closing_lines(self, color: bool) -> list[str]:
         tone = (
@@ -322,12 +322,12 @@ def format_unscored(summary: MetricSummary, before: str = "") -> str:
 
 
 def _format_episodes(episodes: dict[str, int], reason: str | None) -> str:
-    """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the commonest reason."""
+    """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the main reason."""
     dropped = {name: count for name, count in episodes.items() if name in MISSING and count}
     scored = {name: count for name, count in episodes.items() if name not in MISSING and count}
     text = f"{sum(episodes.values()):,}" + (f" ({_format_counts(scored)})" if scored else "")
     text = f"{text}; dropped {sum(dropped.values()):,}" + (f": {_format_counts(dropped)}" if dropped else "")
-    return f"{text}; the commonest reason: {reason}" if dropped and reason else text
+    return f"{text}; the most common reason: {reason}" if dropped and reason else text
 
 
 def _format_counts(counts: dict[str, int]) -> str:

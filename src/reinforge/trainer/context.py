@@ -116,7 +116,7 @@ class EpisodeTally:
         reward = self.rewards[0]
         if self._first is None:
             reason = self.failures.find_commonest()
-            return f"all {self.num_scored:,} episodes failed by the policy's own fault (reward {reward:g}): {reason}"
+            return f"all {self.num_scored:,} episodes failed because of the policy (reward {reward:g}): {reason}"
         head = f"all {self.num_scored:,} episodes have the reward {reward:g}"
         if (nothing := self.describe_none_outputs(agent)) is not None:
             return f"{head}; {nothing}"
@@ -152,7 +152,7 @@ def _quote(value: object) -> str:
 
 @dataclass
 class _NoJournal:
-    """The journal of a trainer outside a run: whatever it is told, it does nothing."""
+    """The journal of a trainer outside a run: it ignores everything."""
 
     folder: Path
 

@@ -271,7 +271,7 @@ class EvaluationRun:
     def __init__(self, config: EvaluationRunConfig, registry: Registry | None = None):
         self.config, self.registry = config, registry
         refused = [
-            Problem(name, f"not supported in this version: {what}", f"leave {name} out")
+            Problem(name, f"not supported: {what}", f"leave {name} out")
             for name, what in UNSUPPORTED.items()
             if getattr(config, name)
         ]

@@ -3,7 +3,7 @@
     validations on `select`, one each epoch  --choose_best_validation-->  one candidate
     base and candidate, fresh on `confirm`   --decide------->  promoted: True, False, or None for no verdict
 
-The best of many noisy figures looks better than it is. The verdict avoids that: `confirm` is used once, for one
+The best of many noisy scores looks better than it is. The verdict avoids that: `confirm` is used once, for one
 candidate, with fresh episodes of both arms. Without any effect at most 2.5 % of runs promote (the upper half of a 95 %
 interval); `tests/core/numerics/test_gate_simulation.py` checks that the whole selection stays below 5 %.
 """
@@ -142,12 +142,12 @@ def _find_obstacle(
     total = max(base.num_examples, tuned.num_examples)
     pairs = select_scored_in_both(metric, base, tuned)[0]
     num_pairs, why = len(pairs), summarize_arm(metric, base, pairs, tuned).unscored_reason
-    because = f"; the commonest reason: {why}" if why else ""
+    because = f"; the most common reason: {why}" if why else ""
     if num_pairs < 2:
         few = f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
         return few + because
     if _count_independent(pairs, clusters) < 2:
-        of_one = f"the {num_pairs} examples are of one conversation (finetuning.splits.group_key), or have one prompt"
+        of_one = f"the {num_pairs} examples share one conversation (finetuning.splits.group_key) or prompt"
         return f"{of_one}; at least 2 are needed"
     missing = (total - num_pairs) / total
     if missing > gate.max_missing:

@@ -210,7 +210,7 @@ def measure_held_out_drop(history: History, limit: float) -> Measurement | None:
     rises = base.avg_reward is not None and select.avg_reward is not None and select.avg_reward > base.avg_reward
     meanwhile = "the reward has risen" if rises else "the reward has not risen either"
     cause = (
-        "the model may have found answers that the reward likes and that are not good. Read the best episodes of the "
+        "the model may have found answers that score high without being good. Read the best episodes of the "
         "report, correct the reward, or make this metric a part of it (`_type: weighted`)"
         if rises
         else f"training makes the model worse. Lower {LEARNING_RATE}, or look at the training data"
@@ -365,6 +365,6 @@ def _describe_missing_metric(reward: str, evaluators: Sequence[str]) -> str:
     others = [name for name in evaluators if name != reward]
     choice = f"such as {others[0]}" if others else "such as a judge, or a check that the reward does not make"
     return (
-        f"no metric apart from the reward {reward} is held out, so answers that only please the reward would look like "
+        f"no metric apart from the reward {reward} is held out, so answers that merely game the reward would look like "
         f"an improvement. Name an evaluator in finetuning.gate.metric or finetuning.gate.guard_metrics, {choice}"
     )

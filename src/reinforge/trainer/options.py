@@ -20,7 +20,7 @@ class LiveRun:
     blocked_s: float = 120.0  # seconds for which an agent may block the event loop
     is_saving: bool = False
     record_end: Callable[[str], str] = lambda reason: reason
-    """Records in the run folder that the run is ended now, and returns the message for the user."""
+    """Records in the run folder that the process exits now, and returns the message for the user."""
 
 
 @dataclass

@@ -89,7 +89,7 @@ def _refuse_foreign_run(folder: Path, root: Path, reached: Sequence[tuple[str, s
     """Returns the error for a run folder that this user did not make where it stands; nothing was imported yet."""
     listed = "".join(f"\n    {name}: {text}" for name, text in reached)
     message = (
-        f"{folder} was not made here by you: it came from elsewhere, was moved, or its seal cannot be checked. "
+        f"{folder} was not started here by you: it was copied or moved, or its seal cannot be checked. "
         f"Resuming it imports Python files from {root}{':' if listed else ''}{listed}"
     )
     fix = "if you trust this code, name its folder: --project_root FOLDER; or pass your own file: "

@@ -89,14 +89,14 @@ def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[
 
 
 def _write_page(context: RunContext, summary: RunSummary) -> None:
-    """Writes `report.html`; a run whose results are safe does not fail for want of it."""
+    """Writes `report.html`; a run whose results are safe does not fail for lack of it."""
     try:
         from reinforge.runs.page.page import write_page
 
         write_page(context.folder, summary)
     except Exception as error:
         logger.exception("report.html was not written")
-        command = f"`reinforge report {context.folder}` writes it again"
+        command = f"`reinforge report {context.folder}` regenerates it"
         context.progress.note(f"no report.html: {describe_error(error)}; {command}")
 
 
@@ -363,7 +363,7 @@ class _Run:
                 live.is_saving = False
 
     def _record_forced_end(self, why: str) -> str:
-        """Records, from another thread, that the process is ended now; returns the message for the user."""
+        """Records, from another thread, that the process exits now; returns the message for the user."""
         context, summary = self.context, self.summary
         if context.stage_name == END:  # cleaning up hangs: the files say how the run itself ended
             return f"{why}; the run itself was over, and its files are in {context.folder}"

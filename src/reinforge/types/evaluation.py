@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from reinforge.types.steps import IntermediateStep
 
 MAX_SCORE = 1e9
-"""Largest absolute score and reward. Squares and sums of such numbers stay finite, also in float32."""
+"""Largest absolute score and reward. Squares and sums of such numbers stay finite, even in float32."""
 
 
 class EvalInputItem(BaseModel):
@@ -116,7 +116,7 @@ class MetricSummary:
     num_examples: int  # number of examples that were scored
     num_unscored: int  # number of examples without a score because the environment failed
     unscored_reason: str | None = None
-    """The commonest reason for that; None: all are scored, or the reason is not known."""
+    """The most common reason for that; None: all are scored, or the reason is not known."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -112,7 +112,7 @@ def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: A
         ("finetuning: {num_epochs: 1.5}", "expected a whole number, found 1.5"),
         ("finetuning: {num_epochs: 0}", "expected a number ≥ 1, found 0"),
         ("finetuning: {enabled: perhaps}", 'expected true or false, found "perhaps"'),
-        ("finetuning: {trainer: 5}", "expected text, found 5"),
+        ("finetuning: {trainer: 5}", "expected a string, found 5"),
         ("finetuning: {target_functions: f}", 'expected a list, found "f"'),
         ("finetuning: {policy: tiny}", 'expected a mapping of keys to values, found "tiny"'),
         ("finetuning: {device: gpu}", "expected 'auto', 'cpu', 'cuda' or 'mps', found \"gpu\", did you mean \"cpu\"?"),
@@ -132,8 +132,8 @@ def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: A
         ("llms: {a: {model_name: m}}", 'the required key "_type" is missing; registered: openai'),
         ("llms: {a: {_type: 5}}", "expected a name, found 5"),
         ("llms: {a: {_type: openai}}", 'the required key "model_name" is missing'),
-        ("llms: {a: {_type: openai, model_name: 4}}", "expected text, found 4"),
-        ("llms: {a: {_type: openai, model_name: m, api_key: 12345}}", "expected text, found a secret (not shown)"),
+        ("llms: {a: {_type: openai, model_name: 4}}", "expected a string, found 4"),
+        ("llms: {a: {_type: openai, model_name: m, api_key: 12345}}", "expected a string, found a secret (not shown)"),
         ("evall: {}", 'unknown key "evall", did you mean "eval"?'),
         ("- a", "expected a mapping of sections (llms, workflow, eval, finetuning, ...), found a list"),
     ],
@@ -289,7 +289,7 @@ def test_overrides_take_precedence_and_are_parsed_as_yaml(write: Any) -> None:
         (("trainers.my_trianer.note", "x"), 'trainers has no entry "my_trianer", did you mean "my_trainer"?'),
         (("finetuning..seed", "1"), '"finetuning..seed" is not a path'),
         (("finetuning.seed", "[1"), "not valid YAML"),
-        (("finetuning.target_functions", "[f, 5]"), "expected text, found 5"),
+        (("finetuning.target_functions", "[f, 5]"), "expected a string, found 5"),
     ],
 )
 def test_a_wrong_override_is_located_on_the_command_line(write: Any, override: tuple[str, str], message: str) -> None:

@@ -195,7 +195,9 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_work_starts(staged, 
     assert result.exit_code == 2
     line = 1 + [text.strip() for text in (staged.folder / "run.yml").read_text().splitlines()].index("teacher: teacher")
     assert f"run.yml:{line}:" in result.output
-    assert f"finetuning.pipeline.distill.algorithm.teacher: the teacher {other} has another tokenizer" in result.output
+    assert (
+        f"finetuning.pipeline.distill.algorithm.teacher: the teacher {other} has a different tokenizer" in result.output
+    )
 
 
 def test_all_stages_are_validated_before_work_starts(staged):

@@ -31,5 +31,5 @@ def test_pairs_of_texts_are_refused_where_tokens_are_trained(project):
     project.set("finetuning.algorithm", {"_type": "dpo"})
     result = project.finetune()
     assert result.exit_code == 2
-    assert "makes pairs of texts, but `_type: local` trains on sampled tokens" in result.output
+    assert "makes pairs of strings, but `_type: local` trains on sampled tokens" in result.output
     assert "require_multiple_candidates: is false" in result.output

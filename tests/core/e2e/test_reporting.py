@@ -222,12 +222,12 @@ async def test_every_count_comes_with_its_commonest_reason(tmp_path):
     summary = await run.run()
     reason = "tool_error: AttributeError: 'dict' object has no attribute 'function' (test_reporting.py:"
     assert summary.promoted is None
-    assert f"the commonest reason: {reason}" in summary.reason
+    assert f"the most common reason: {reason}" in summary.reason
     assert summary.confirm_base.unscored_reason.startswith(reason)
     assert summary.missing_reason.startswith(reason)
     closing, report = "\n".join(summary.closing_lines(color=False)), (summary.folder / "report.md").read_text()
     assert f"unscored: {reason}" in closing
-    assert f"; the commonest reason: {reason}" in closing
+    assert f"; the most common reason: {reason}" in closing
     assert report.count(reason) > 4, "in the reward, the verdict, the episodes, and each epoch"
 
 

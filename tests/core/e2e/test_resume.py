@@ -173,7 +173,7 @@ def received(project, tmp_path, monkeypatch):
 def test_a_run_that_was_not_made_here_imports_nothing_until_its_project_is_named(received, project):
     result = call("finetune", "--resume", "runs/r")
     assert result.exit_code == 2, result.output
-    assert "runs/r was not made here by you" in result.output
+    assert "runs/r was not started here by you" in result.output
     assert f"Resuming it imports Python files from {project.folder}:" in result.output
     assert "imports: workflow.function: task:agent (task.py)" in result.output
     assert "--project_root FOLDER" in result.output
@@ -190,7 +190,7 @@ def test_without_the_seal_a_received_run_imports_what_it_names(received, monkeyp
     """Mutation check: the code runs before anything is asked, and the run ends on what it did not find."""
     monkeypatch.setattr(resume, "is_own_run", lambda folder, project_root, seal: True)
     result = call("finetune", "--resume", "runs/r")
-    assert "was not made here" not in result.output
+    assert "was not started here" not in result.output
     assert (received / "imported.txt").exists()
 
 

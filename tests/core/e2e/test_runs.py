@@ -268,7 +268,7 @@ def test_verify_distinguishes_leftovers_from_damage(runs):
          "epoch-0000.jsonl.zst: it.*the journal holds the 128 episodes; --resume exports them again"),
         (lambda run: (run / "config.yml").write_text("a: [b"), "config.yml: it is missing or cannot be read"),
         (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")],
-         "run.sqlite: .*not a database.*saved are 0 whole rows"),
+         "run.sqlite: .*not a database.*recoverable: 0 intact rows"),
     ],
 )  # fmt: skip
 def test_verify_names_what_is_damaged_and_how_to_fix_it(runs, damage, said):

@@ -177,7 +177,7 @@ def test_a_process_that_dies_ends_the_wait_of_the_other():
 
 @pytest.mark.slow
 def test_a_process_that_fails_among_exchanges_sends_nothing_more():
-    lost = "the processes lost each other within a step"
+    lost = "the processes lost their connections during a step"
     assert run_two("break") == (["PeerFailed", lost], ["ValueError", lost])
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_gives_no_sign_is_taken_as_gone_when_the_time_is_up():
     [line] = first.communicate(timeout=60)[0].splitlines()
     second.kill()
     second.communicate()
-    assert line.startswith("another process gave no sign for 3 s, so it is taken as gone")
+    assert line.startswith("another process did not respond for 3 s, so it is considered dead")
     assert "peer_timeout_s" in line
 
 

@@ -121,7 +121,7 @@ def test_a_raw_prompt_is_sampled_without_the_template(engine, tokenizer):
         ((1, 10**9), "the prompt has the token 1000000000; expected token ids from 0 to"),
         ((-1,), "the prompt has the token -1"),
         ((True,), "the prompt has the token True"),
-        ("a\ud800", "half of a surrogate pair"),
+        ("a\ud800", "an unpaired surrogate"),
     ],
 )
 def test_a_raw_prompt_that_is_none_is_refused(engine, prompt, reason):

@@ -123,11 +123,14 @@ def test_seeds_repeat_and_neighbors_do_not_matter(engine):
 
 
 BAD = [
-    (Grammar("regex", "(("), "cannot be held to this regex: at 1(8): invalid regex"),
-    (Grammar("lark", "start: x"), 'cannot be held to this lark: at 1(8): unknown name: "x"'),
-    (Grammar("json_schema", '{"type": "strin"}'), "cannot be held to this json schema: Invalid type: strin"),
+    (Grammar("regex", "(("), "cannot constrain the reply to this regex: at 1(8): invalid regex"),
+    (Grammar("lark", "start: x"), 'cannot constrain the reply to this lark: at 1(8): unknown name: "x"'),
+    (
+        Grammar("json_schema", '{"type": "strin"}'),
+        "cannot constrain the reply to this json schema: Invalid type: strin",
+    ),
     (Grammar("json_schema", '{"not": {}}'), 'Unimplemented keys: ["not"]'),
-    (Grammar("json_schema", '{"type'), "cannot be held to this json schema: EOF"),
+    (Grammar("json_schema", '{"type'), "cannot constrain the reply to this json schema: EOF"),
     (Grammar("regex", r"[^\s\S]"), "no text matches it"),
     (Grammar("regex", "a" * 300_000), "it has 300,000 characters, but the limit is 256,000"),
     (Grammar("json_schema", "[" * 5000), "recursion limit"),

@@ -48,8 +48,8 @@ BAD = [
     ({"seed": "x"}, "seed is 'x', expected a whole number"),
     ({"seed": [1]}, "seed is "),
     ({"max_tokens": 2.5}, "max_tokens is 2.5"),
-    ({"stop": (5,)}, "stop has 5, expected texts"),
-    ({"stop": ("\ud800",)}, "stop has half of a surrogate pair (U+D800)"),
+    ({"stop": (5,)}, "stop has 5, expected strings"),
+    ({"stop": ("\ud800",)}, "stop has an unpaired surrogate (U+D800)"),
 ]
 
 
@@ -64,7 +64,7 @@ def test_an_impossible_request_fails_alone(engine, settings, message):
 def test_a_prompt_that_no_tokenizer_can_encode_fails_alone(engine):
     first, bad, last = ask(engine, request(seed=1), request("a\ud800"), request(seed=2))
     assert isinstance(bad, ValueError)
-    assert "half of a surrogate pair (U+D800)" in str(bad)
+    assert "an unpaired surrogate (U+D800)" in str(bad)
     assert [first, last] == ask(engine, request(seed=1), request(seed=2))
 
 

@@ -140,7 +140,7 @@ def test_divided_weights_belong_to_the_processes_that_they_began_with(load, peer
 
 def test_what_cannot_be_divided_is_refused_or_replicated(load, peers):
     engine = load(lora={"rank": 2}, adapters=("a", "b"))
-    with pytest.raises(EngineError, match="sharding: full is not possible: 2 adapters are trained apart"):
+    with pytest.raises(EngineError, match="sharding: full is not possible: 2 adapters are trained separately"):
         engine.join_peers(peers, "full")
     assert engine.join_peers(peers, "auto") == "replicate"
 

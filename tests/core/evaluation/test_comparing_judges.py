@@ -192,7 +192,7 @@ def test_an_answer_that_cannot_be_shown_says_so():
     deep = []
     for _ in range(2000):
         deep = [deep]
-    assert build_contestants(items(deep, "x")).answers[0].startswith("[the output cannot be written as text")
+    assert build_contestants(items(deep, "x")).answers[0].startswith("[the output cannot be converted to a string")
 
 
 GOOD = '{"reason": "1 is right", "scores": {"1": 0.9, "2": 0.1}}'

@@ -254,7 +254,7 @@ async def test_an_answer_that_cannot_be_shown_to_the_judge_gets_the_lowest_score
     judge = ScriptedJudge(GOOD)
     found = await judged(judge, output, low=-1.0)
     assert (found.score, found.error, judge.requests) == (-1.0, None, [])
-    assert str(found.reasoning).startswith("the output cannot be written as text: ")
+    assert str(found.reasoning).startswith("the output cannot be converted to a string: ")
 
 
 async def test_half_a_character_in_an_answer_does_not_stop_the_request() -> None:

@@ -111,7 +111,7 @@ WRONG = [
     (
         {"uniqueItems": True},
         [1, True, "1", [1], {"a": 1, "b": 2}, {"b": 2, "a": 1.0}],
-        "$: {'b': 2, 'a': 1.0} is there",
+        "$: {'b': 2, 'a': 1.0} is a duplicate",
     ),
 ]
 

@@ -74,8 +74,8 @@ async def test_regex(settings: dict[str, Any], output: Any, score: float) -> Non
     ("evaluator", "message"),
     [
         ({"_type": "regex", "pattern": "(a"}, "invalid regular expression: missing ), unterminated subpattern"),
-        ({"_type": "contains", "texts": ["a", ""]}, "every output contains an empty text"),
-        ({"_type": "contains", "texts": []}, "give at least one text"),
+        ({"_type": "contains", "texts": ["a", ""]}, "every output contains an empty string"),
+        ({"_type": "contains", "texts": []}, "give at least one string"),
         ({"_type": "weighted", "weights": {"a": 0}}, "the weight of a is 0; give it a finite weight"),
         ({"_type": "llm_judge", "llm": "j", "rubric": "r", "low": 1, "high": 1}, "found low 1 and high 1"),
         ({"_type": "llm_judge", "llm": "j", "rubric": "r", "prompt": "{rubric}"}, "the prompt has no {output}"),
@@ -203,7 +203,7 @@ EVALUATORS = [
 async def test_an_output_that_is_no_text_is_wrong_and_not_missing(evaluator: Any, output: Any) -> None:
     found = await score_item(evaluator, item(output, ["5"]))
     assert (found.score, found.error) == (0.0, None)
-    assert found.reasoning.startswith("the output cannot be written as text: ")
+    assert found.reasoning.startswith("the output cannot be converted to a string: ")
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS, ids=lambda each: type(each).__name__)

@@ -128,7 +128,7 @@ async def test_without_the_list_of_variables_the_secrets_are_there(agent, monkey
 
 
 FAILURES = [
-    ("import sys; print('no', file=sys.stderr); sys.exit(3)", "ended with exit code 3:\nno", {}),
+    ("import sys; print('no', file=sys.stderr); sys.exit(3)", "exited with code 3:\nno", {}),
     ("raise KeyError('place')", "KeyError: 'place'", {}),
     ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV", {}),
     (
@@ -141,7 +141,7 @@ FAILURES = [
     ("os.symlink('/etc/passwd', os.environ['REINFORGE_OUTPUT_FILE'])", "no answer in the file", {"output": "file"}),
     ("os.mkfifo(os.environ['REINFORGE_OUTPUT_FILE'])", "output is not a regular file", {"output": "file"}),
     ("ask('x', temperature='warm')", "HTTP Error 400", {}),
-    ("print(os.environ['OPENAI_API_KEY'], file=sys.stderr); sys.exit(1)", "exit code 1:\n***", {}),
+    ("print(os.environ['OPENAI_API_KEY'], file=sys.stderr); sys.exit(1)", "exited with code 1:\n***", {}),
 ]
 
 

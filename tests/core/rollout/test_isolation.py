@@ -261,14 +261,14 @@ async def test_errors_of_a_model_call_reach_the_agent_and_the_record(agents, err
 
 
 ENDS = {
-    "exit": "WorkerEnded: the process ended with exit code 3",
+    "exit": "WorkerEnded: the process exited with code 3",
     "kill": "WorkerEnded: the process was killed by SIGKILL",
     "segfault": "WorkerEnded: the process was killed by SIGSEGV",
     "close": "WorkerEnded: the process ",  # it closed its connection, or ended because of that
-    "fork": "WorkerEnded: the process ended with exit code 4",
-    "garbage": "WorkerEnded: the process sent what cannot be read",
+    "fork": "WorkerEnded: the process exited with code 4",
+    "garbage": "WorkerEnded: the process sent an unreadable message",
     "object": "TypeError: the result cannot leave the process: Object of type object is not JSON serializable",
-    "keys": "TypeError: the result cannot leave the process: the key 1 is a int; keys must be text",
+    "keys": "TypeError: the result cannot leave the process: the key 1 is a int; keys must be strings",
     "deep": "TypeError: the result cannot leave the process: it is nested too deeply",
 }
 
@@ -365,6 +365,6 @@ async def test_a_function_that_cannot_run_in_a_process_is_refused(agents, functi
 
 async def test_a_module_that_ends_its_process_is_refused(agents):
     (agents / "bad.py").write_text("import os\nos._exit(9)\n")
-    with pytest.raises(ConfigError, match="the process ended with exit code 9"):
+    with pytest.raises(ConfigError, match="the process exited with code 9"):
         async with open_isolated("bad:agent", agents, None, share_environment_seed=True):
             pass

@@ -366,12 +366,14 @@ def test_a_key_that_no_header_can_hold_is_refused_with_its_variables_name(key: s
     file.write_text("llms:\n  x:\n    _type: openai\n    model_name: m\n    api_key: ${JUDGE_KEY}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file, environ={"JUDGE_KEY": key})
-    expected = f"run.yml:5:5 llms.x.api_key: ${{JUDGE_KEY}}: this is no API key: {BAD_KEYS[key]}"
+    expected = f"run.yml:5:5 llms.x.api_key: ${{JUDGE_KEY}}: this is not an API key: {BAD_KEYS[key]}"
     assert expected in str(caught.value)
     with pytest.raises(ConfigError) as in_environment:
         resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_API_KEY": key})
-    assert f"the environment variable OPENAI_API_KEY: this is no API key: {BAD_KEYS[key]}" in str(in_environment.value)
-    with pytest.raises(ValueError, match="this is no API key") as in_python:
+    assert f"the environment variable OPENAI_API_KEY: this is not an API key: {BAD_KEYS[key]}" in str(
+        in_environment.value
+    )
+    with pytest.raises(ValueError, match="this is not an API key") as in_python:
         OpenAILLMConfig(model_name="m", api_key=key)
     for error in (caught.value, in_environment.value, in_python.value):
         assert "canary" not in f"{error}{error!r}" + "".join(traceback.format_exception(error))

@@ -170,7 +170,7 @@ async def test_an_agent_that_ends_its_process_costs_its_own_episode_alone(folder
         records = await collect(evaluation_of(workflow, kinds=["die", *[""] * 5], concurrency=6))
         pids = [worker.transport.process.pid for worker in workflow.pool.workers]
     assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, *[Outcome.OK] * 5]
-    assert records[0].reason == "WorkerEnded: the process ended with exit code 3"
+    assert records[0].reason == "WorkerEnded: the process exited with code 3"
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 

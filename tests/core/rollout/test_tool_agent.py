@@ -184,7 +184,7 @@ async def test_long_results_are_cut(loop):
         (
             ([{"id": "c", "type": "function", "function": {"name": "add", "arguments": "[1]"}}],),
             {},
-            "the arguments of a call of add are no JSON object",
+            "the arguments of a call of add are not a JSON object",
         ),
     ],
 )

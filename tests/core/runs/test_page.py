@@ -225,7 +225,7 @@ async def test_a_page_that_cannot_be_written_costs_no_run(tmp_path, monkeypatch)
     summary = await ScriptedRun(tmp_path).run(progress=Notes())
     assert summary.status == "completed"
     told = next(note for note in notes if note.startswith("no report.html: RuntimeError: boom"))
-    assert told.endswith(f"`reinforge report {tmp_path / 'r'}` writes it again")
+    assert told.endswith(f"`reinforge report {tmp_path / 'r'}` regenerates it")
 
 
 async def test_the_command_writes_the_page_again(tmp_path):
@@ -249,4 +249,4 @@ async def test_a_damaged_episode_is_named_not_shown(tmp_path, phase):
     with sqlite3.connect(tmp_path / "r" / "run.sqlite") as database:
         database.execute("UPDATE episodes SET data = replace(data, 'answer', 'ANSWER') WHERE phase = ?", (phase,))
     path = write_page(tmp_path / "r", path=tmp_path / "p.html")
-    assert "This episode cannot be read; `reinforge runs verify` says why." in Page(path.read_text()).text
+    assert "This episode cannot be read; `reinforge runs verify` shows why." in Page(path.read_text()).text

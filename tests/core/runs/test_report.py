@@ -145,7 +145,7 @@ def test_counts_come_with_the_commonest_reason():
     unscored = replace(figure(0.59, 198, 2), unscored_reason="tool_error: no row 3")
     lines = finished(confirm_tuned=unscored, missing_reason="timeout: late (20 of 30)").closing_lines(False)
     assert lines[1].endswith("(wins on 198 confirm examples, 2 unscored: tool_error: no row 3)")
-    dropped = "dropped 30: 20 timeout, 10 judge_error; the commonest reason: timeout: late (20 of 30)"
+    dropped = "dropped 30: 20 timeout, 10 judge_error; the most common reason: timeout: late (20 of 30)"
     assert f"  episodes    1,200 (1,150 ok, 20 policy_error); {dropped}" in lines
 
 
@@ -178,7 +178,7 @@ def test_a_smoke_run_is_not_judged_by_its_figures():
         "ttt-7 passed its smoke test: every stage works",
         "  did         ran the agent, scored with wins, made 16 optimizer steps, published the new weights, validated, "
         "compared both models on confirm",
-        "  next        run it without --smoke; figures of two examples say nothing",
+        "  next        run it without --smoke; metrics of two examples mean nothing",
     ]
     assert not any(line.startswith(("  promoted", "  reward")) for line in lines)
     assert finished(smoke=True, status="failed").headline() == "failed"

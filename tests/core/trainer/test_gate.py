@@ -40,7 +40,7 @@ def test_missing_examples_are_told_with_the_commonest_reason():
     base = replace(report([None] * 10 + HALF[10:]), summaries={"wins": told})
     verdict = judge(base, report(BETTER))
     assert verdict.promoted is None
-    assert verdict.reason.endswith("that gate.max_missing allows; the commonest reason: tool_error: no row 3")
+    assert verdict.reason.endswith("that gate.max_missing allows; the most common reason: tool_error: no row 3")
     assert verdict.confirm_tuned.unscored_reason == "tool_error: no row 3", "the other arm's, which drops them for both"
 
 
@@ -213,7 +213,7 @@ def test_a_single_conversation_is_no_verdict():
     clusters = {f"e{n}": "c" for n in range(40)}
     verdict = decide(GateConfig(), "wins", report(HALF), report(BETTER), clusters=clusters)
     assert verdict.promoted is None
-    assert "the 40 examples are of one conversation" in verdict.reason
+    assert "the 40 examples share one conversation" in verdict.reason
 
 
 def test_too_few_conversations_are_told_as_the_reason():

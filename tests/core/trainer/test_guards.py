@@ -200,7 +200,7 @@ def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(
     [
         ({"zero_variance": lambda e: 20, "reward": lambda e: 0.97}, "nearly solved. Stop here, or use harder ones"),
         ({"zero_variance": lambda e: 20, "reward": lambda e: 0.0}, "use easier or more varied examples"),
-        ({"correct": lambda e: 0.8 - 0.2 * (e + 1)}, "answers that the reward likes and that are not good"),
+        ({"correct": lambda e: 0.8 - 0.2 * (e + 1)}, "answers that score high without being good"),
         ({"correct": lambda e: 0.8 - 0.2 * (e + 1), "select": lambda e: 0.1}, "training makes the model worse"),
         ({"tokens": lambda e: 100 * 10**e}, "10.0 times as many as in the first epoch (100)"),
     ],

@@ -110,7 +110,7 @@ async def agent(item, llm, context):
     ("changes", "path", "message"),
     [
         ({"function": agent}, "workflow.function", "agent is a Python object of this process"),
-        ({"isolation": "process"}, "workflow.placement", "exclude each other"),
+        ({"isolation": "process"}, "workflow.placement", "cannot be combined"),
     ],
 )
 async def test_agents_that_cannot_be_placed_are_refused(data, changes, path, message):

@@ -46,7 +46,7 @@ def test_the_pairs_of_a_turn(settings, expected):
 def test_ties_and_equal_texts_and_single_candidates_make_no_pair():
     assert pairs_of(candidates(a=0.5, b=0.5)) == ([], {"pairs whose scores are too close": 1})
     same = [CandidateStep("e", "t", index, "q", "a", score) for index, score in enumerate((0.1, 0.9))]
-    assert pairs_of(same) == ([], {"pairs of equal texts": 1})
+    assert pairs_of(same) == ([], {"pairs of equal replies": 1})
     assert pairs_of(candidates(a=0.5)) == ([], {"turns with a single candidate": 1})
     other = [CandidateStep("e", "t", 0, "q", "a", 1.0), CandidateStep("e", "t", 1, "p", "b", 0.0)]
     assert pairs_of(other) == ([], {"turns whose candidates answer different prompts": 1})
@@ -101,7 +101,7 @@ def test_candidates_with_tool_calls_are_left_out_and_counted(fields):
     left_out = Counter()
     data = TTCEventData(**{"turn_id": "t1", "input": "q", "score": 0.5, "output": "a", **fields})
     assert find_candidates(record(data), "dpo_candidate_move", left_out) == []
-    assert left_out == {"candidates with tool calls, which a pair of texts cannot hold": 1}
+    assert left_out == {"candidates with tool calls, which a pair of strings cannot hold": 1}
 
 
 def test_candidates_from_the_journal_are_the_same():

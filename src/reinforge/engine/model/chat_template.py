@@ -341,13 +341,13 @@ def find_special_ids(tokenizer: Any) -> frozenset[int]:
 def _check_surrogates(text: str) -> None:
     if not text.isascii() and (found := _find_surrogate(text)) is not None:
         raise ValueError(
-            f"the prompt has half of a surrogate pair (U+{ord(text[found]):04X}) at character {found}, which no "
+            f"the prompt has an unpaired surrogate (U+{ord(text[found]):04X}) at character {found}, which no "
             'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
         )
 
 
 def _find_surrogate(text: str) -> int | None:
-    """Returns the place of the first half of a surrogate pair; None: the text has none."""
+    """Returns the place of the first unpaired surrogate; None: there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

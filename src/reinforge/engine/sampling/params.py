@@ -40,9 +40,9 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             raise ValueError(f"stop has token {_shorten(token)}, expected token ids from 0 to {vocab_size - 1}")
     for text in params.stop:
         if not isinstance(text, str):
-            raise ValueError(f"stop has {_shorten(text)}, expected texts")
+            raise ValueError(f"stop has {_shorten(text)}, expected strings")
         if (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)) is not None:
-            raise ValueError(f"stop has half of a surrogate pair (U+{ord(half):04X}), which no reply can contain")
+            raise ValueError(f"stop has an unpaired surrogate (U+{ord(half):04X}), which no reply can contain")
 
 
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> None:

@@ -134,7 +134,7 @@ def to_text(value: Any) -> str:
     try:
         return "" if value is None else str(value)
     except (RecursionError, ValueError) as error:
-        raise UnusableOutputError(f"the output cannot be written as text: {error}") from None
+        raise UnusableOutputError(f"the output cannot be converted to a string: {error}") from None
 
 
 async def run_beside(work: Callable[[], T], size: int | None = None) -> T:

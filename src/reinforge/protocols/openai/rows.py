@@ -37,7 +37,7 @@ class TrainingFile:
         num_duplicates: Rows left out because they are duplicates.
         num_truncated: Replies not trained because they were truncated at `max_tokens`.
         num_identical: Pairs left out because both replies are the same.
-        num_unencodable: Rows left out because they have half of a surrogate pair; a service refuses the whole file.
+        num_unencodable: Rows left out because they have an unpaired surrogate; a service refuses the whole file.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class TrainingFile:
 
 
 def _is_unicode(line: str) -> bool:
-    """Returns False for JSON with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    """Returns False for JSON with an unpaired surrogate, which JSON can write and UTF-8 cannot."""
     if "\\ud" not in line:
         return True
     try:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=BaseModel)
 HEARTBEATS = 4
-"""Signs of life within the time after which a server may end a session."""
+"""Heartbeats within the time after which a server may end a session."""
 
 
 class HttpSession:
@@ -80,7 +80,7 @@ class HttpSession:
             try:
                 await self._endpoint.send("GET", f"{SESSIONS}/{self.id}")
             except (RetryableError, BackendError) as error:
-                logger.debug("the server did not answer a sign of life: %s", error)
+                logger.debug("the server did not answer a heartbeat: %s", error)
 
     async def ask(self, kind: type[A], method: str, path: str, call: BaseModel | None = None, **query: str) -> A:
         answer = await self._call(kind, method, f"/{self.id}/{path}", call, query)
@@ -111,7 +111,7 @@ class HttpSession:
             try:
                 await self._endpoint.send("DELETE", f"{SESSIONS}/{self.id}")
             except (RetryableError, BackendError) as error:
-                logger.warning("the session %s could not be ended, so it ends by itself: %s", self.id, error)
+                logger.warning("the session %s could not be closed, so it will expire: %s", self.id, error)
             self.description = None
         await self._endpoint.close()
 

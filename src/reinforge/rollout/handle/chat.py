@@ -75,7 +75,7 @@ def build_request(
 
 
 def build_forwarded_request(messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
-    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments as they are."""
+    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments unchanged."""
     arguments.check_forwarded()
     if not messages:
         raise arguments.bad("messages", "must have at least one message")

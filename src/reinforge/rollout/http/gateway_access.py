@@ -17,7 +17,7 @@ from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 
 KEY_PREFIX = "sk-episode-"
 MAX_IN_FLIGHT = 64
-"""Most requests of one episode that are read and answered at a time; further ones wait."""
+"""Maximum requests of one episode that are read and answered at a time; further ones wait."""
 PIECES_AT_ONCE = 256
 """Events of a stream that are written before other requests get their turn."""
 
@@ -117,9 +117,9 @@ class GatewayAccess:
 
 RETRY_COUNT, IDEMPOTENCY_KEY = "x-stainless-retry-count", "idempotency-key"
 MAX_REPLIES = 256
-"""Most replies of one episode that are kept for retries."""
+"""Maximum replies of one episode that are kept for retries."""
 MAX_REPLY_BYTES = 1 << 22
-"""Most bytes of them; the latest one is kept in any case."""
+"""Maximum bytes of them; the latest one is kept in any case."""
 
 
 @dataclass(slots=True, eq=False)

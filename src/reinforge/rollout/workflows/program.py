@@ -26,7 +26,7 @@ from reinforge.rollout.isolation.processes import (
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 
 MAX_STDOUT = 16 << 20
-"""Most bytes that a program may write to its standard output."""
+"""Maximum bytes that a program may write to its standard output."""
 MAX_STDERR = 1 << 16
 """Bytes that are kept of the end of its standard error."""
 CLOSE_S = 0.5
@@ -79,7 +79,7 @@ class ProgramOutput(asyncio.SubprocessProtocol):
     """Collects what a program writes.
 
     Attributes:
-        exited: Set when the program has ended.
+        exited: Set when the program has exited.
         closed: Set when nothing can write to its pipes any more either.
         excess: The limit that it exceeded, for which it was killed; None: none.
     """

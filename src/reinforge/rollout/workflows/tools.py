@@ -165,9 +165,9 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def format_result(value: Any) -> str:
-    """Returns a tool's result as text: text as it is, anything else as JSON; a long one is cut."""
+    """Returns a tool's result as text: a string unchanged, anything else as JSON; a long one is cut."""
     text = value if isinstance(value, str) else json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
-    text = text.encode("utf-8", "replace").decode()  # no file can hold half of a surrogate pair
+    text = text.encode("utf-8", "replace").decode()  # no file can hold an unpaired surrogate
     if len(text) <= MAX_RESULT_CHARS:
         return text
     return f"{text[:MAX_RESULT_CHARS]}\n[cut after {MAX_RESULT_CHARS} of {len(text)} characters]"

@@ -64,7 +64,7 @@ class RunJournal(JournalReader):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Returns the journal of an existing run whose process has ended; a `ConfigError` if it has another format."""
+        """Returns the journal of an existing run whose process has exited; a `ConfigError` if it has another format."""
         if not (folder / JOURNAL).is_file():
             raise ConfigError(f"{folder} is not a run folder: it has no {JOURNAL}")
         journal = cls.__new__(cls)

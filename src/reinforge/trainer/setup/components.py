@@ -1,4 +1,4 @@
-"""Builds the components of one run and tears them down in reverse order, also when the run fails."""
+"""Builds the components of one run and tears them down in reverse order, even when the run fails."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
 
 
 def read_command(placeholders: Mapping[KeyPath, str], path: KeyPath, command: Sequence[str]) -> list[str]:
-    """Returns a command as it is written, with `${VAR}` in the place of values."""
+    """Returns a command as it is written, with `${VAR}` in place of values."""
     whole = placeholders.get((*path, "command"))
     if whole is not None:
         return shlex.split(whole)

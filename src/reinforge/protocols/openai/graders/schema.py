@@ -22,10 +22,10 @@ from reinforge.protocols.openai.graders.templates import TemplateError, check_te
 MAX_SOURCE = 256 << 10
 """Characters of a Python grader, as at OpenAI."""
 MAX_GRADERS = 20
-"""Most graders of a `multi`."""
+"""Maximum graders of a `multi`."""
 METRICS = ("fuzzy_match", "bleu", "gleu", *(f"rouge_{n}" for n in range(1, 6)), "rouge_l")
 UNSUPPORTED_METRICS = {
-    "cosine": "it needs a model of embeddings, which this server does not have",
+    "cosine": "it needs an embedding model, which this server does not have",
     "meteor": "it needs WordNet, which would have to be downloaded",
 }
 Name = Annotated[str, Field(min_length=1, max_length=128)]

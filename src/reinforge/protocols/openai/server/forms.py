@@ -15,7 +15,7 @@ from reinforge.serving.routes import ApiError
 MAX_FIELD_BYTES = 4096
 MAX_NAME = 255
 MAX_FIELDS = 16
-"""Most fields of a form."""
+"""Maximum fields of a form."""
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -57,7 +57,7 @@ async def read_chunks(part: BodyPartReader, timeout_s: float) -> AsyncIterator[b
     """Yields the content of a part.
 
     Args:
-        timeout_s: Seconds without any data after which it is given up.
+        timeout_s: Seconds without any data after which it is aborted.
     """
     while True:
         try:
