@@ -9,7 +9,7 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 from typing_extensions import TypedDict
 
-from reinforge.config.fields import find_description, find_unknown_keys
+from reinforge.config.fields import find_description, find_keys
 
 
 class Leaf(BaseModel):
@@ -106,7 +106,7 @@ class Top(BaseModel):
     ],
 )
 def test_unknown_keys_are_found_in_nested_models(data: dict[str, Any], unknown: list[str]) -> None:
-    assert [".".join(map(str, path)) for path, _ in find_unknown_keys(Top, data)] == unknown
+    assert [".".join(map(str, path)) for path, _ in find_keys(Top, data).unknown] == unknown
 
 
 def test_a_description_is_found_below_lists_and_options() -> None:

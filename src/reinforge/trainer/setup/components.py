@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, overload
 
-from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.loader import load_config
+from reinforge.config.loader import DEFAULT_ALGORITHM, load_config
 from reinforge.config.pipeline import PipelineStage, list_stages
 from reinforge.config.schema import Config
 from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error, did_you_mean
@@ -194,11 +193,8 @@ class ComponentBuilder:
 
     async def _get_own_algorithm(self) -> Algorithm:
         """Returns the algorithm of `finetuning`; GRPO with its defaults if none is configured."""
-        config = self.config.finetuning
-        if config.algorithm is None:  # the default is written into the resolved configuration
-            config.algorithm = GRPOConfig()
-            self.loaded.types["finetuning", "algorithm"] = str(GRPOConfig.static_type)
-        return await self._make("algorithm", "finetuning.algorithm", config.algorithm)
+        config = self.config.finetuning.algorithm or self.registry.get("algorithm", DEFAULT_ALGORITHM).config_type()
+        return await self._make("algorithm", "finetuning.algorithm", config)
 
     async def get_model_path(self) -> str | None:
         """Returns the folder or hub id of the model to train; a bundled one is made on first use."""
