@@ -18,7 +18,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from reinforge.config.document import MAX_BYTES, Document, KeyPath, apply_override, expand, format_path, parse_yaml
-from reinforge.config.dump import dump_config as dump_config
 from reinforge.config.dump import is_literal_secret
 from reinforge.config.fields import find_keys, iterate_values
 from reinforge.config.loaded_config import LoadedConfig

@@ -99,7 +99,7 @@ def _complete(document: Document, source: KeyPath, target: KeyPath) -> None:
     if not isinstance(written, dict):
         return
     tables: tuple[dict[KeyPath, Any], ...] = (document.marks, document.placeholders)
-    for key in given.keys() - written.keys():
+    for key in [key for key in given if key not in written]:
         written[key] = given[key]
         for table in tables:
             if (*source, key) in table:

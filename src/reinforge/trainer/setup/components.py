@@ -180,19 +180,15 @@ class ComponentBuilder:
     async def get_algorithm(self) -> Algorithm:
         stages = list_stages(self.config.finetuning)
         if not stages:
-            return await self._get_own_algorithm()
+            return await self.get_stage_algorithm(None)
         from reinforge.algorithms.staged import StagedAlgorithm  # for a pipeline alone
 
         return StagedAlgorithm([(stage.first, await self.get_stage_algorithm(stage)) for stage in stages])
 
-    async def get_stage_algorithm(self, stage: PipelineStage) -> Algorithm:
-        config = stage.settings.algorithm
-        if config is None:
-            return await self._get_own_algorithm()
-        return await self._make("algorithm", f"{stage.path}.algorithm", config)
-
-    async def _get_own_algorithm(self) -> Algorithm:
-        """Returns the algorithm of `finetuning`; GRPO with its defaults if none is configured."""
+    async def get_stage_algorithm(self, stage: PipelineStage | None) -> Algorithm:
+        """Returns the algorithm of a stage, or else of `finetuning`; GRPO with its defaults if none is configured."""
+        if stage is not None and stage.settings.algorithm is not None:
+            return await self._make("algorithm", f"{stage.path}.algorithm", stage.settings.algorithm)
         config = self.config.finetuning.algorithm or self.registry.get("algorithm", DEFAULT_ALGORITHM).config_type()
         return await self._make("algorithm", "finetuning.algorithm", config)
 
