@@ -21,7 +21,7 @@ from reinforge.registry import TypedConfig
 from reinforge.types.key_aliases import ConfigModel
 
 _BASE_VALIDATORS = TypedConfig.__pydantic_decorators__.model_validators.keys()
-"""Validators of every configuration class; they change only the spelling of keys, or take out the `_type`."""
+"""Validators of every component; they only take out the `_type`."""
 
 
 def allowed_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -1,7 +1,7 @@
 """A YAML file, environment variables and `-o` overrides -> one validated `Config`, or every problem at once.
 
-    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► aliases of keys
-        ─► components by `_type`, blocks ─► references
+    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► components by `_type` ─► blocks
+        ─► references
 
 Each component's block becomes an instance of the class that is registered for its `_type`.
 """

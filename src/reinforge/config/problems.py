@@ -147,7 +147,7 @@ def format_as_python(path: str) -> str:
 Model = TypeVar("Model", bound=BaseModel)
 
 REPORTED_BY_REFERENCES = "enabled_needs_components"
-"""The schema's own error type for what `config/references.py` reports key by key, with a line for each."""
+"""The schema's own error type for what `config/sections.py` reports key by key, with a line for each."""
 
 A_MAPPING = "a mapping of keys to values"
 EXPECTED = {
