@@ -255,13 +255,10 @@ class FinetuneConfig(Block):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Device of the policy.")
 
     @model_validator(mode="after")
-    def _count_epochs(self) -> FinetuneConfig:
+    def _complete(self, info: ValidationInfo) -> FinetuneConfig:
+        """Counts the epochs of a pipeline; raises if something that fine-tuning needs is missing."""
         if self.pipeline:
             self.num_epochs = sum(stage.num_epochs for stage in self.pipeline.values())
-        return self
-
-    @model_validator(mode="after")
-    def _check_enabled(self, info: ValidationInfo) -> FinetuneConfig:
         if self.enabled and PARTIAL not in (info.context or {}):
             names = ("trainer", "trajectory_builder", "trainer_adapter", "reward_function")
             missing = [name for name in names if getattr(self, name) is None]

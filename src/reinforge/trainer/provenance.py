@@ -29,8 +29,9 @@ from typing import Any, Self
 import platformdirs
 
 from reinforge.config.document import KeyPath
+from reinforge.config.fields import iterate_models, iterate_values
 from reinforge.config.imports import is_own_file
-from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
 from reinforge.files import to_json

@@ -115,6 +115,15 @@ def test_many_aliases_deep_nesting_loops_and_large_files_are_rejected() -> None:
     assert "bytes of YAML" in problems("a: " + "x" * (1 << 20))[0]
 
 
+def test_bytes_are_utf_8_and_a_file_that_is_too_large_is_not_called_something_else() -> None:
+    assert parse_yaml(b"\xef\xbb\xbfa: 1").data == {"a": 1}
+    with pytest.raises(ConfigError, match=r"^f.yml:2: the file is not UTF-8"):
+        parse_yaml(b"a: 1\nb: \xff\n", "f.yml")
+    cut = ("a: " + "\u00e4" * (1 << 20)).encode()[: document.MAX_BYTES + 2]
+    with pytest.raises(ConfigError, match="bytes of YAML"):
+        parse_yaml(cut, "f.yml")
+
+
 @pytest.mark.parametrize(
     ("text", "location", "fix"),
     [

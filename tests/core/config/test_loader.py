@@ -9,7 +9,7 @@ import pytest
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
-from reinforge.config.schema import FinetuneConfig
+from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from tests.core.config.components import (
     COMPLETE,
@@ -332,3 +332,24 @@ def test_data_from_python_takes_instances_and_objects(tmp_path: Path, monkeypatc
         build_config({"llms": {"a": MyTrainerConfig()}}, registry=registry())
     with pytest.raises(ConfigError, match=r"^finetuning\.sede: unknown key"):
         build_config({"finetuning": {"sede": 4}}, registry=registry())
+
+
+def test_an_enabled_configuration_spells_out_what_a_run_uses_by_default() -> None:
+    data = {
+        "llms": {"agent": {"_type": "policy"}},
+        "workflow": {"_type": "python", "function": print, "llm": "agent"},
+        "eval": {"general": {"dataset": {"_type": "rows", "rows": []}}, "evaluators": {"e": {"_type": "exact_match"}}},
+        "trajectory_builders": {"b": {"_type": "group"}},
+        "trainer_adapters": {"a": {"_type": "local"}},
+        "trainers": {"t": {"_type": "epoch"}},
+        "finetuning": {
+            "enabled": True,
+            "trainer": "t",
+            "trajectory_builder": "b",
+            "trainer_adapter": "a",
+            "reward_function": {"name": "e"},
+        },
+    }
+    loaded = build_config(data)
+    assert loaded.types["finetuning", "algorithm"] == loaded.config.finetuning.algorithm.static_type == "grpo"
+    assert loaded.config.finetuning.run_configuration == FinetuneRunConfig()

@@ -9,7 +9,8 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from reinforge.config.loader import dump_config, load_config
+from reinforge.config.dump import dump_config
+from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.rollout.models import openai_http
 from reinforge.types.trajectory import Outcome

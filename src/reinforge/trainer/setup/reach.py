@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.document import PLACEHOLDER, KeyPath, format_path
+from reinforge.config.fields import iterate_models, iterate_values
 from reinforge.config.imports import SPEC
-from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
