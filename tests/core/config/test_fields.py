@@ -35,7 +35,7 @@ class Rewrites(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _old_name(cls, data: Any) -> Any:
+    def _old_name(cls, data):
         return {("leaf" if key == "blatt" else key): value for key, value in data.items()}
 
 
@@ -105,11 +105,11 @@ class Top(BaseModel):
         ({"laef": {}}, ["laef"]),
     ],
 )
-def test_unknown_keys_are_found_in_nested_models(data: dict[str, Any], unknown: list[str]) -> None:
+def test_unknown_keys_are_found_in_nested_models(data, unknown):
     assert [".".join(map(str, path)) for path, _ in find_unknown_keys(Top, data)] == unknown
 
 
-def test_a_description_is_found_below_lists_and_options() -> None:
+def test_a_description_is_found_below_lists_and_options():
     for path in [("leaf", "size"), ("maybe", "size"), ("listed", 0, "size"), ("named", "a", "size")]:
         assert find_description(Top, path) == "How big."
     assert find_description(Top, ("nothing", "size")) == ""

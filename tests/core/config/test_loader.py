@@ -1,16 +1,12 @@
 """From a file to a validated configuration, and the messages for an invalid one."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError
 from tests.core.config.components import (
     COMPLETE,
     KEY,
@@ -23,33 +19,33 @@ from tests.core.config.components import (
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def write_file(text: str) -> Path:
+    def write_file(text):
         Path("f.yml").write_text(text)
         return Path("f.yml")
 
     return write_file
 
 
-def load(path: Path, *overrides: tuple[str, str], **environ: str) -> LoadedConfig:
+def load(path, *overrides, **environ):
     return load_config(path, overrides=overrides, registry=registry(), environ={**KEY, **environ})
 
 
-def problems(path: Path, *overrides: tuple[str, str], **environ: str) -> list[Problem]:
+def problems(path, *overrides, **environ):
     with pytest.raises(ConfigError) as caught:
         load(path, *overrides, **environ)
     return caught.value.problems
 
 
-def the_problem(path: Path, *overrides: tuple[str, str], **environ: str) -> Problem:
+def the_problem(path, *overrides, **environ):
     found = problems(path, *overrides, **environ)
     assert len(found) == 1, [str(p) for p in found]
     return found[0]
 
 
-def test_the_guides_complete_configuration_loads(write: Any, tmp_path: Path) -> None:
+def test_the_guides_complete_configuration_loads(write, tmp_path):
     loaded = load(write(COMPLETE))
     config = loaded.config
     adapter, builder = config.trainer_adapters["my_adapter"], config.trajectory_builders["my_builder"]
@@ -69,25 +65,25 @@ def test_the_guides_complete_configuration_loads(write: Any, tmp_path: Path) -> 
     assert "sk-canary-1" not in repr(loaded).replace(repr(adapter), "")
 
 
-def test_an_empty_file_and_empty_sections_use_the_defaults(write: Any) -> None:
+def test_an_empty_file_and_empty_sections_use_the_defaults(write):
     assert load(write("")).config.finetuning == FinetuneConfig()
     assert load(write("functions:\nllms:\neval:\n  evaluators:\nfinetuning:\n")).config.llms == {}
 
 
-def test_unknown_type_names_the_nearest_and_all(write: Any) -> None:
+def test_unknown_type_names_the_nearest_and_all(write):
     found = the_problem(write("trainers:\n  t:\n    _type: my_trianer\n"))
     assert (found.location, found.path) == ("f.yml:3:5", "trainers.t._type")
     assert found.message.startswith('no trainer named "my_trianer", did you mean "my_trainer"? registered: my_trainer')
 
 
-def test_unknown_key_names_the_nearest(write: Any) -> None:
+def test_unknown_key_names_the_nearest(write):
     found = the_problem(write("finetuning:\n  num_epochs: 2\n  epcohs: 3\n"))
     assert (found.location, found.path) == ("f.yml:3:3", "finetuning.epcohs")
     assert found.message.startswith('unknown key "epcohs", did you mean "num_epochs"? allowed: enabled, trainer, ')
     assert found.fix == "rename it to num_epochs"
 
 
-def test_unknown_keys_are_rejected_in_nested_models_of_users_unless_allowed(write: Any) -> None:
+def test_unknown_keys_are_rejected_in_nested_models_of_users_unless_allowed(write):
     text = COMPLETE.replace("batch_size: 8", "bath_size: 8\n    mirrors: [{endpoint: x, api_key: y, timeuot: 3}]")
     found = problems(write(text))
     assert [(p.location, p.path) for p in found] == [
@@ -100,7 +96,7 @@ def test_unknown_keys_are_rejected_in_nested_models_of_users_unless_allowed(writ
     assert adapter.open_backend.anything == 1
 
 
-def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: Any) -> None:
+def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write):
     found = the_problem(write("finetuning:\n  run_configuration:\n    endpiont: http://x\n"))
     assert 'unknown key "endpiont", did you mean "endpoint"?' in found.message
 
@@ -138,11 +134,11 @@ def test_unknown_keys_are_rejected_if_only_the_constructor_ignores_them(write: A
         ("- a", "expected a mapping of sections (llms, workflow, eval, finetuning, ...), found a list"),
     ],
 )
-def test_a_wrong_value_is_reported_with_what_is_expected(write: Any, text: str, message: str) -> None:
+def test_a_wrong_value_is_reported_with_what_is_expected(write, text, message):
     assert message in the_problem(write(text)).message
 
 
-def test_an_unset_variable_is_located(write: Any) -> None:
+def test_an_unset_variable_is_located(write):
     path = write(COMPLETE)
     with pytest.raises(ConfigError) as caught:
         load_config(path, registry=registry(), environ={"TRAINING_APIKEY": "x"})
@@ -151,13 +147,13 @@ def test_an_unset_variable_is_located(write: Any) -> None:
     assert found.message == 'the environment variable TRAINING_API_KEY is not set, did you mean "TRAINING_APIKEY"?'
 
 
-def test_a_missing_reward_evaluator_suggests_the_nearest(write: Any) -> None:
+def test_a_missing_reward_evaluator_suggests_the_nearest(write):
     found = the_problem(write(COMPLETE.replace("name: my_reward", "name: my_rewrad")))
     assert (found.location, found.path) == ("f.yml:43:5", "finetuning.reward_function.name")
     assert found.message == 'eval.evaluators has no entry "my_rewrad", did you mean "my_reward"? it has my_reward'
 
 
-def test_every_reference_is_checked(write: Any) -> None:
+def test_every_reference_is_checked(write):
     text = COMPLETE.replace("trainer: my_trainer\n", "trainer: my_trianer\n")
     text = text.replace("trajectory_builder: my_builder", "trajectory_builder: bilder")
     text = text.replace("trainer_adapter: my_adapter", "trainer_adapter: adapter")
@@ -174,7 +170,7 @@ def test_every_reference_is_checked(write: Any) -> None:
         assert load(write(COMPLETE + f"  target_model: {model}\n")).config.finetuning.target_model == model
 
 
-def test_enabled_finetuning_requires_its_components(write: Any) -> None:
+def test_enabled_finetuning_requires_its_components(write):
     found = problems(write("finetuning:\n  enabled: true\n"))
     assert [p.path for p in found] == [
         "finetuning.trainer",
@@ -218,7 +214,7 @@ finetuning:
 """
 
 
-def test_eleven_errors_are_reported_at_once_in_the_order_of_lines(write: Any) -> None:
+def test_eleven_errors_are_reported_at_once_in_the_order_of_lines(write):
     found = problems(write(TEN))
     assert [(p.location.removeprefix("f.yml:"), p.path) for p in found] == [
         ("2:3", "llms.gpt.model_name"),
@@ -236,7 +232,7 @@ def test_eleven_errors_are_reported_at_once_in_the_order_of_lines(write: Any) ->
     assert found[7].fix == 'rename "type" to "_type"'
 
 
-def test_a_variable_never_injects_a_key_or_a_type(write: Any) -> None:
+def test_a_variable_never_injects_a_key_or_a_type(write):
     text = "llms:\n  a:\n    _type: openai\n    model_name: ${M}\n    base_url: ${U:-http://x}\n"
     llm = load(write(text), M="x\ntemperature: 9").config.llms["a"]
     assert isinstance(llm, OpenAIConfig)
@@ -245,23 +241,23 @@ def test_a_variable_never_injects_a_key_or_a_type(write: Any) -> None:
     assert load(write(text), M="5", U="null").config.llms["a"].base_url == "null"
 
 
-def test_text_from_a_variable_becomes_what_the_schema_asks_for(write: Any) -> None:
+def test_text_from_a_variable_becomes_what_the_schema_asks_for(write):
     config = load(write("finetuning: {seed: '${SEED:-7}', num_epochs: '${N}'}"), N="3").config
     assert (config.finetuning.seed, config.finetuning.num_epochs) == (7, 3)
 
 
-def test_the_value_of_a_variable_is_not_shown(write: Any) -> None:
+def test_the_value_of_a_variable_is_not_shown(write):
     found = the_problem(write("finetuning:\n  seed: ${SEED}\n"), SEED="sk-canary-2")
     assert found.message == "expected a whole number, found the value of ${SEED}"
 
 
-def test_an_invalid_variable_is_rejected_and_can_be_escaped(write: Any) -> None:
+def test_an_invalid_variable_is_rejected_and_can_be_escaped(write):
     text = "trainers: {t: {_type: my_trainer, note: '%s'}}"
     assert '"${x+1}" is not a variable' in the_problem(write(text % "${x+1}")).message
     assert load(write(text % "$${x+1} ${KEY} $HOME"), KEY="k").config.trainers["t"].note == "${x+1} k $HOME"
 
 
-def test_overrides_take_precedence_and_are_parsed_as_yaml(write: Any) -> None:
+def test_overrides_take_precedence_and_are_parsed_as_yaml(write):
     config = load(
         write(COMPLETE),
         ("finetuning.num_epochs", "3"),
@@ -292,29 +288,29 @@ def test_overrides_take_precedence_and_are_parsed_as_yaml(write: Any) -> None:
         (("finetuning.target_functions", "[f, 5]"), "expected text, found 5"),
     ],
 )
-def test_a_wrong_override_is_located_on_the_command_line(write: Any, override: tuple[str, str], message: str) -> None:
+def test_a_wrong_override_is_located_on_the_command_line(write, override, message):
     found = the_problem(write(COMPLETE), override)
     assert found.location in ("-o", f"-o {override[0]}")
     assert f"-o {override[0]}" in str(found)
     assert message in found.message
 
 
-def test_a_missing_file_names_the_path_and_the_nearest(write: Any) -> None:
+def test_a_missing_file_names_the_path_and_the_nearest(write):
     write(COMPLETE)
     assert 'there is no file g.yml, did you mean "f.yml"?' in the_problem(Path("g.yml")).message
     Path("latin.yml").write_bytes(b"a: 1\nb: \xe9\n")
     assert the_problem(Path("latin.yml")).location == "latin.yml:2"
 
 
-def test_a_validator_that_raises_is_a_problem_of_the_file(write: Any) -> None:
+def test_a_validator_that_raises_is_a_problem_of_the_file(write):
     found = the_problem(write("trainers: {t: {_type: my_trainer, note: break}}"))
     assert (found.path, found.message) == ("trainers.t", "the validator of MyTrainerConfig failed: KeyError: 'broken'")
 
 
-def test_data_from_python_takes_instances_and_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_from_python_takes_instances_and_objects(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def agent(item: Any, llm: Any, context: Any) -> str:
+    def agent(item, llm, context):
         return "hi"
 
     data = {

@@ -1,7 +1,5 @@
 """A finished completion in chunks: joined they are the message, its log-probs and its tokens."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A whole run in bfloat16: the canary, old log-probs by the learner, and the correction for what lies between."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

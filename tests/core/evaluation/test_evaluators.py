@@ -1,12 +1,8 @@
 """Basic evaluators, and the rule that an invalid score is missing and never 0.0."""
 
-from __future__ import annotations
-
 import asyncio
 import math
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +17,23 @@ from reinforge.registry import REGISTRY
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 
 
-def item(output: Any, expected: Any = None) -> EvalInputItem:
+def item(output, expected=None):
     return EvalInputItem(id="q1", input_obj="?", expected_output_obj=expected, output_obj=output, full_dataset_entry={})
 
 
 class Returns(Evaluator):
     """An evaluator that returns or raises a fixed result."""
 
-    def __init__(self, result: Any):
+    def __init__(self, result):
         self.result = result
 
-    async def evaluate(self, item: EvalInputItem) -> Any:
+    async def evaluate(self, item):
         if isinstance(self.result, Exception):
             raise self.result
         return self.result
 
 
-def scored(score: Any) -> EvalOutputItem:
+def scored(score):
     return EvalOutputItem(id="other", score=score, reasoning="because")
 
 
@@ -45,7 +41,7 @@ def scored(score: Any) -> EvalOutputItem:
     ("result", "score"),
     [(scored(0.5), 0.5), (scored(1), 1.0), (scored(True), 1.0), (scored(np.float32(0.5)), 0.5), (0.25, 0.25)],
 )
-async def test_a_number_is_a_score(result: Any, score: float) -> None:
+async def test_a_number_is_a_score(result, score):
     found = await score_item(Returns(result), item("x"))
     assert (found.id, found.score, type(found.score), found.error) == ("q1", score, float, None)
 
@@ -72,14 +68,14 @@ async def test_a_number_is_a_score(result: Any, score: float) -> None:
         (EvalOutputItem(id="q1", score=0.0, reasoning=None, error="no answer"), "no answer"),
     ],
 )
-async def test_anything_else_is_a_missing_score_with_a_reason(result: Any, error: str) -> None:
+async def test_anything_else_is_a_missing_score_with_a_reason(result, error):
     found = await score_item(Returns(result), item("x"))
     assert (found.id, found.score, found.error) == ("q1", None, error)
 
 
-async def test_cancellation_propagates() -> None:
+async def test_cancellation_propagates():
     class Waits(Evaluator):
-        async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
+        async def evaluate(self, item):
             await asyncio.sleep(60)
             raise AssertionError
 
@@ -102,7 +98,7 @@ async def test_cancellation_propagates() -> None:
         ("x", None, {}, None),
     ],
 )
-async def test_exact_match(output: Any, expected: Any, options: dict[str, bool], score: float | None) -> None:
+async def test_exact_match(output, expected, options, score):
     found = await score_item(ExactMatch(ExactMatchConfig(**options)), item(output, expected))
     assert found.score == score
     assert (found.error is None) == (score is not None)
@@ -130,11 +126,11 @@ async def test_exact_match(output: Any, expected: Any, options: dict[str, bool],
         (None, None),
     ],
 )
-def test_find_last_number(text: Any, number: float | None) -> None:
+def test_find_last_number(text, number):
     assert find_last_number(text) == number
 
 
-async def test_numeric() -> None:
+async def test_numeric():
     evaluator = Numeric(NumericConfig())
     assert (await score_item(evaluator, item("it is 5", "5"))).score == 1.0
     assert (await score_item(evaluator, item("it is 5.01", 5))).score == 0.0
@@ -145,26 +141,26 @@ async def test_numeric() -> None:
     assert (await score_item(loose, item("102", 100))).score == 0.0
 
 
-def by_item(item: EvalInputItem) -> float:
+def by_item(item):
     return 0.5 if item.output_obj == "x" else 0.0
 
 
-def by_answers(output: str, expected: str) -> bool:
+def by_answers(output, expected):
     return output == expected
 
 
-async def by_item_slowly(item: EvalInputItem, patience: int = 3) -> EvalOutputItem:
+async def by_item_slowly(item, patience=3):
     await asyncio.sleep(0)
     return EvalOutputItem(id=item.id, score=0.75, reasoning="slow")
 
 
 class Judge:
-    def __call__(self, output: str, expected: str) -> float | None:
+    def __call__(self, output, expected):
         return None if expected == "?" else 1.0
 
 
-async def test_a_users_function_takes_the_item_or_output_and_expected_output() -> None:
-    async def score(function: Any, output: str = "x", expected: str = "x") -> float | None:
+async def test_a_users_function_takes_the_item_or_output_and_expected_output():
+    async def score(function, output="x", expected="x"):
         return (await score_item(PythonEvaluator(function), item(output, expected))).score
 
     assert await score(by_item) == 0.5
@@ -177,12 +173,12 @@ async def test_a_users_function_takes_the_item_or_output_and_expected_output() -
 
 
 @pytest.mark.parametrize("function", [lambda: 1, lambda a, b, c: 1, lambda item, *, k: 1, Judge, 5])
-def test_a_function_with_other_parameters_is_rejected(function: Any) -> None:
+def test_a_function_with_other_parameters_is_rejected(function):
     with pytest.raises(ConfigError, match="reward\\(item\\) or reward\\(output, expected\\)"):
         PythonEvaluator(function)
 
 
-async def test_a_users_function_is_named_in_the_configuration(tmp_path: Path) -> None:
+async def test_a_users_function_is_named_in_the_configuration(tmp_path):
     (tmp_path / "rfg_reward.py").write_text("def reward(output, expected): return len(output)\n")
     builder = SimpleNamespace(project_root=tmp_path)
     async for evaluator in python_evaluator(PythonEvaluatorConfig(function="rfg_reward:reward"), builder):
@@ -194,7 +190,7 @@ async def test_a_users_function_is_named_in_the_configuration(tmp_path: Path) ->
         PythonEvaluatorConfig(function=5)
 
 
-def test_the_evaluators_and_datasets_are_registered() -> None:
+def test_the_evaluators_and_datasets_are_registered():
     import reinforge.evaluation.datasets
     import reinforge.evaluation.evaluators  # noqa: F401
 

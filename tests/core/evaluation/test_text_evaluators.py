@@ -1,11 +1,7 @@
 """contains, regex, json_schema and the options of exact_match, with scores that are easy to check by hand."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,10 +15,10 @@ from reinforge.evaluation.evaluators.exact_match import ExactMatch, ExactMatchCo
 from reinforge.evaluation.evaluators.json_schema import JsonSchema, JsonSchemaConfig, json_schema
 from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, find_last_number
 from reinforge.evaluation.evaluators.regex import Regex, RegexConfig
-from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
+from reinforge.types.evaluation import EvalInputItem
 
 
-def item(output: Any, expected: Any = None) -> EvalInputItem:
+def item(output, expected=None):
     return EvalInputItem(id="q1", input_obj="?", expected_output_obj=expected, output_obj=output, full_dataset_entry={})
 
 
@@ -44,13 +40,13 @@ def item(output: Any, expected: Any = None) -> EvalInputItem:
         ({}, "x", [], None),
     ],
 )
-async def test_contains(settings: dict[str, Any], output: Any, expected: Any, score: float | None) -> None:
+async def test_contains(settings, output, expected, score):
     found = await score_item(Contains(ContainsConfig(**settings)), item(output, expected))
     assert found.score == score
     assert found.error == (None if score is not None else "the example has no expected output to search for")
 
 
-async def test_contains_names_the_texts_it_did_not_find() -> None:
+async def test_contains_names_the_texts_it_did_not_find():
     found = await Contains(ContainsConfig(texts=["x", "q"])).evaluate(item("xyz"))
     assert found.reasoning == "not found: 'q'"
 
@@ -66,7 +62,7 @@ async def test_contains_names_the_texts_it_did_not_find() -> None:
         ({"pattern": "a", "max_chars": 3}, "aaaa", 0.0),
     ],
 )
-async def test_regex(settings: dict[str, Any], output: Any, score: float) -> None:
+async def test_regex(settings, output, score):
     assert (await score_item(Regex(RegexConfig(**settings)), item(output))).score == score
 
 
@@ -81,7 +77,7 @@ async def test_regex(settings: dict[str, Any], output: Any, score: float) -> Non
         ({"_type": "llm_judge", "llm": "j", "rubric": "r", "prompt": "{rubric}"}, "the prompt has no {output}"),
     ],
 )
-def test_errors_for_invalid_settings_name_their_path(evaluator: dict[str, Any], message: str) -> None:
+def test_errors_for_invalid_settings_name_their_path(evaluator, message):
     with pytest.raises(ConfigError) as caught:
         build_config({"eval": {"evaluators": {"mine": evaluator}}})
     assert "eval.evaluators.mine" in str(caught.value)
@@ -101,7 +97,7 @@ def test_errors_for_invalid_settings_name_their_path(evaluator: dict[str, Any], 
         ({"any_of": True}, "c", "c", None),
     ],
 )
-async def test_exact_match_options(settings: dict[str, Any], output: Any, expected: Any, score: float | None) -> None:
+async def test_exact_match_options(settings, output, expected, score):
     assert (await score_item(ExactMatch(ExactMatchConfig(**settings)), item(output, expected))).score == score
 
 
@@ -113,7 +109,7 @@ PERSON = {
 }
 
 
-def schema(given: Any = PERSON, **settings: Any) -> JsonSchema:
+def schema(given=PERSON, **settings):
     config = JsonSchemaConfig.model_validate({"schema": given, **settings})
     return JsonSchema(config, given)
 
@@ -135,19 +131,19 @@ def schema(given: Any = PERSON, **settings: Any) -> JsonSchema:
         ('```json\n{"name": "Ann", "age": 7}\n```', 0.0, 0.0),
     ],
 )
-async def test_json_schema(output: Any, valid: float, fields: float) -> None:
+async def test_json_schema(output, valid, fields):
     assert (await score_item(schema(), item(output))).score == valid
     assert (await score_item(schema(score="fields"), item(output))).score == fields
 
 
-async def test_json_in_a_fence_is_accepted_if_allowed() -> None:
+async def test_json_in_a_fence_is_accepted_if_allowed():
     fenced = '```json\n{"name": "Ann", "age": 7}\n```\n'
     assert (await score_item(schema(allow_fence=True), item(fenced))).score == 1.0
     assert (await score_item(schema(allow_fence=True), item(f"Sure!\n{fenced}"))).score == 0.0
 
 
-async def test_the_reasoning_lists_the_first_errors() -> None:
-    found: EvalOutputItem = await schema().evaluate(item('{"name": 1, "age": -1}'))
+async def test_the_reasoning_lists_the_first_errors():
+    found = await schema().evaluate(item('{"name": 1, "age": -1}'))
     assert found.reasoning == "$.age: -1 is less than the minimum of 0; $.name: 1 is not of type 'string'"
 
 
@@ -159,13 +155,13 @@ async def test_the_reasoning_lists_the_first_errors() -> None:
         ({"$ref": "https://x.example/s.json"}, {}, "$ref 'https://x.example/s.json' points outside the schema"),
     ],
 )
-def test_an_invalid_schema_is_rejected(given: Any, settings: dict[str, Any], message: str) -> None:
+def test_an_invalid_schema_is_rejected(given, settings, message):
     with pytest.raises(ConfigError) as caught:
         schema(given, **settings)
     assert message in str(caught.value)
 
 
-async def test_a_schema_file_is_loaded_and_dumped_as_its_path(tmp_path: Path) -> None:
+async def test_a_schema_file_is_loaded_and_dumped_as_its_path(tmp_path):
     (tmp_path / "person.json").write_text(json.dumps(PERSON))
     settings = {"_type": "json_schema", "schema": "person.json"}
     loaded = build_config({"eval": {"evaluators": {"mine": settings}}})
@@ -182,8 +178,8 @@ async def test_a_schema_file_is_loaded_and_dumped_as_its_path(tmp_path: Path) ->
         await anext(json_schema(loaded.config.eval.evaluators["mine"], builder))
 
 
-def nest(depth: int) -> Any:
-    value: Any = 5
+def nest(depth):
+    value = 5
     for _ in range(depth):
         value = [value]
     return value
@@ -200,17 +196,17 @@ EVALUATORS = [
 
 @pytest.mark.parametrize("evaluator", EVALUATORS, ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("output", [nest(3000), 10**6000], ids=["deep", "digits"])
-async def test_an_output_that_is_no_text_is_wrong_and_not_missing(evaluator: Any, output: Any) -> None:
+async def test_an_output_that_is_no_text_is_wrong_and_not_missing(evaluator, output):
     found = await score_item(evaluator, item(output, ["5"]))
     assert (found.score, found.error) == (0.0, None)
     assert found.reasoning.startswith("the output cannot be written as text: ")
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS, ids=lambda each: type(each).__name__)
-async def test_long_outputs_are_scored_in_a_thread(evaluator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+async def test_long_outputs_are_scored_in_a_thread(evaluator, monkeypatch):
+    seen = []
 
-    async def run(work: Any, name: str) -> Any:
+    async def run(work, name):
         seen.append(name)
         return work()
 
@@ -233,5 +229,5 @@ async def test_long_outputs_are_scored_in_a_thread(evaluator: Any, monkeypatch: 
         ("٣", 3.0),
     ],
 )
-def test_the_last_number_of_any_text(text: str, number: float | None) -> None:
+def test_the_last_number_of_any_text(text, number):
     assert find_last_number(text) == number

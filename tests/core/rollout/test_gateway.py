@@ -108,10 +108,6 @@ async def test_messages_of_anthropic_streamed_and_not(anthropic, episode):
     assert len(episode.capture.calls) == 2
 
 
-async def test_models_are_the_entries_of_llms(openai):
-    assert [model.id async for model in openai.models.list()] == ["agent", "scripted"]
-
-
 async def test_the_environment_is_all_that_the_official_clients_need(gateway, episode, monkeypatch):
     with gateway.attach(episode.endpoint) as access:
         for name, value in access.environment().items():

@@ -1,7 +1,5 @@
 """The model handle takes what OpenAI's client takes: idioms of its users, and each argument honored or refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

@@ -240,15 +240,6 @@ async def test_a_model_handle_fails_after_its_episode():
     assert len(record.calls) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"beam": True}, {"n": 0}, {"logit_bias": {"x": 1}}])
-async def test_unsupported_arguments_are_rejected_by_name(arguments):
-    async def asks(item, llm, context):
-        await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], **arguments)
-
-    record = (await collect(evaluation_of(asks, count=1)))[0]
-    assert next(iter(arguments)) in record.reason
-
-
 async def test_if_an_evaluator_fails_the_score_is_missing():
     def score(item):
         return {"0": 1.0, "1": None, "2": float("nan")}.get(item.id) if item.id != "3" else 1 / 0
