@@ -224,7 +224,7 @@ async def test_an_answer_that_is_not_the_json_scores_0():
         (similarity("rouge_9"), "allowed: fuzzy_match"),
         ({"type": "multi", "name": "m", "graders": {}, "calculate_output": "1"}, "grader.graders"),
         ({"type": "multi", "name": "m", "graders": {"a": string_check()}, "calculate_output": "b"}, "not the name"),
-        ({"type": "python", "name": "p", "source": "def grade("}, "no valid Python"),
+        ({"type": "python", "name": "p", "source": "def grade("}, "not valid Python"),
         ({"type": "python", "name": "p", "source": "def grade(sample, item): return 1"}, "turned off"),
         ({"type": "score_model", "name": "s", "model": "m", "input": [], "range": [1, 1]}, "grader.input"),
         ({**SCORE_MODEL, "range": [0, math.inf]}, "grader.range.1: .*finite"),

@@ -292,7 +292,7 @@ REFUSED = [
     ({"command": [PYTHON], "env": {"REINFORGE_X": "x"}}, "REINFORGE_X is set by the run"),
     ({"command": [PYTHON], "input": "std"}, "'stdin', 'file' or 'argument'"),
     ({"command": [PYTHON], "container": {"image": "i", "engine": "podman"}}, "podman is not installed"),
-    ({"command": [PYTHON], "container": {"image": "--privileged", "engine": "docker"}}, "is no name of an image"),
+    ({"command": [PYTHON], "container": {"image": "--privileged", "engine": "docker"}}, "is not the name of an image"),
     ({"command": [PYTHON], "cwd": "a:b", "container": {"image": "i", "engine": "docker"}}, "cannot be mounted"),
 ]
 
