@@ -57,8 +57,9 @@ def test_installed_packages_are_not_allowed(project, spec):
 
 def test_python_in_the_project_folder_is_not_part_of_the_project(project, monkeypatch):
     assert "is not allowed" in rejected("os:system", Path("/"))
-    monkeypatch.syspath_prepend(str(project / ".venv" / "lib" / "site-packages"))
-    assert "is not allowed" in rejected("rfg_foreign:f", project)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(project / ".venv" / "lib" / "site-packages"))
+        assert "is not allowed" in rejected("rfg_foreign:f", project)
     assert "rfg_foreign" not in sys.modules
 
 

@@ -1,11 +1,8 @@
 """A key in the wrong place: the error names the setting that was meant, in the words of the place it came from."""
 
-import inspect
-
 import pytest
 
 import reinforge
-from reinforge.config import problems
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
 
@@ -83,13 +80,6 @@ def test_an_unknown_argument_of_finetune_names_the_argument_or_setting(given, ex
     assert str(caught.value) == f"finetune() has no argument '{given}'{expected}"
 
 
-def test_finetune_keeps_its_signature_and_its_page():
-    parameters = inspect.signature(reinforge.finetune).parameters
-    assert list(parameters)[:5] == ["workflow", "dataset", "reward", "model", "epochs"]
-    assert "kwargs" not in parameters
-    assert (reinforge.finetune.__doc__ or "").startswith("Trains the model behind an agent")
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -100,9 +90,3 @@ def test_finetune_keeps_its_signature_and_its_page():
 )
 def test_what_no_other_place_explains_is_told_as_before(tmp_path, override, expected):
     assert expected in refuse(tmp_path, override=override)
-
-
-def test_without_the_search_a_misplaced_key_is_to_be_removed(tmp_path, monkeypatch):
-    """The mutation of the tests above."""
-    monkeypatch.setattr(problems, "suggest_setting", lambda *given: None)
-    assert refuse(tmp_path, override=("learning_rate", "5")).endswith("fix: remove it")

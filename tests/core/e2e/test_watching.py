@@ -94,8 +94,8 @@ async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_
     rows += [{"id": "b", "question": f"So {question}?", "part": "confirm"}]
     run.settings["eval"]["general"]["dataset"]["rows"] = rows
     run.settings["finetuning"]["splits"] = {"key": "part"}
-    loaded = build_config(run.settings, registry=registry_with_scripted(run))
-    report = await check_config(loaded, registry_with_scripted(run))
+    loaded = build_config(run.settings, registry=run.registry())
+    report = await check_config(loaded, run.registry())
     assert report.ok, report.problems
     [note] = [note for note in report.notes if "repeats a training example" in note]
     assert "b (confirm) repeats a, 93% similar" in note
@@ -103,19 +103,6 @@ async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_
     with pytest.raises(ConfigError, match=r"near_duplicates: a held-out example repeats a training example"):
         await run.run()
     assert not (tmp_path / "r").exists()
-
-
-def registry_with_scripted(run):
-    from reinforge.registry import REGISTRY
-    from tests.scripted_run import ScriptedAdapterConfig
-
-    registry = REGISTRY.child()
-
-    async def scripted_adapter(config, builder):
-        yield run.adapter
-
-    registry.add("trainer_adapter", ScriptedAdapterConfig, scripted_adapter)
-    return registry
 
 
 async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path):
@@ -136,14 +123,3 @@ async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path):
     assert summary.status == "completed"
     remove_run(tmp_path / "r")  # the event files are the run's own
     assert not (tmp_path / "r").exists()
-
-
-async def test_a_tracker_that_cannot_write_does_not_stop_the_run(tmp_path):
-    pytest.importorskip("tensorboardX")
-    (tmp_path / "file").write_text("in the way")
-    run = ScriptedRun(tmp_path)
-    run.settings["finetuning"]["trackers"] = {"board": {"_type": "tensorboard", "folder": str(tmp_path / "file")}}
-    summary = await run.run()
-    assert summary.status == "completed"
-    log = (tmp_path / "r" / "run.log").read_text()
-    assert log.count("training continues, and the run folder has every metric") == 1

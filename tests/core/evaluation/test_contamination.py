@@ -5,7 +5,6 @@ import random
 import pytest
 
 from reinforge.config.schema import FinetuneConfig, GateConfig, SplitsConfig
-from reinforge.errors import ConfigError
 from reinforge.evaluation import contamination
 from reinforge.evaluation.contamination import (
     find_near_duplicates,
@@ -100,27 +99,10 @@ def test_only_what_the_agent_is_asked_counts():
 
 def test_the_template_of_a_prompt_makes_no_duplicates():
     rule = "Read the following question with care, think step by step and give the answer in one word at the end of it:"
-    questions = [
-        "Who wrote Faust?",
-        "Where is Oslo?",
-        "What is H2O?",
-        "When was 1066?",
-        "Why is grass green?",
-        "Who am I?",
-    ]
-    items = [example(str(n), f"{rule} {question}") for n, question in enumerate(questions)]
+    asked = "Who wrote Faust?|Where is Oslo?|What is H2O?|When was 1066?|Why is grass green?|Who am I?"
+    items = [example(str(n), f"{rule} {question}") for n, question in enumerate(asked.split("|"))]
     splits = {"train": items[:3], "select": items[3:4], "confirm": [*items[4:], example("copy", items[0].input_obj)]}
     assert [each.id for each in find_repetitions(splits)] == ["copy"]
-
-
-def test_without_the_template_being_left_out_such_prompts_would_repeat_each_other(
-    monkeypatch,
-):
-    monkeypatch.setattr(contamination, "BOILERPLATE_SHARE", 1.0)
-    rule = " ".join(f"word{n}" for n in range(60))
-    items = [example(str(n), f"{rule} {n}") for n in range(6)]
-    splits = {"train": items[:4], "select": items[4:5], "confirm": items[5:]}
-    assert [each.id for each in find_repetitions(splits)] == ["4", "5"]
 
 
 def test_a_question_that_many_examples_share_is_not_what_makes_them_examples():
@@ -131,7 +113,7 @@ def test_a_question_that_many_examples_share_is_not_what_makes_them_examples():
 
 
 def test_near_duplicates_are_grouped_also_through_others():
-    words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"]
+    words = "abcdefghijklmnopqrst"
     items = [example("x", " ".join(words)), example("y", " ".join(words[1:])), example("z", " ".join(words[2:]))]
     assert measure_similarity(split_runs(items[0].input_obj), split_runs(items[2].input_obj)) == 14 / 16
     assert group_near_duplicates([*items, example("w", "alone")], 0.9) == [["x", "y", "z"]]
@@ -195,8 +177,3 @@ def test_a_verdict_without_a_metric_apart_from_the_reward_is_warned_about():
         "a",
         "b",
     ]
-
-
-def test_equal_ids_are_still_refused():
-    with pytest.raises(ConfigError, match="more than once"):
-        split_examples([example("a", "x"), example("a", "y")], SplitsConfig(near_duplicates="group"), seed=0)

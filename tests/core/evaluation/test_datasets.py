@@ -103,10 +103,7 @@ async def test_a_relative_path_is_looked_up_in_the_working_directory_first(tmp_p
         ("", "d.json:1: expected a JSON list of objects"),
         ('{"question": 1}', "d.json:1: expected a JSON list of objects"),
         ('[\n {"question": "a"},\n {"question": }\n]', "d.json:3:15: invalid JSON: expecting value"),
-        (
-            '[\n {"question": "a"}\n {"question": "b"}\n]',
-            "d.json:3: invalid JSON: expected , or ] after a list item",
-        ),
+        ('[\n {"question": "a"}\n {"question": "b"}\n]', "d.json:3: invalid JSON: expected , or ] after a list item"),
         ('[{"question": "a"}] x', "d.json:1: invalid JSON: unexpected text after the end of the list"),
         ('[\n{"question": "a"},\n5]', "d.json:3: expected an object, found int"),
     ],

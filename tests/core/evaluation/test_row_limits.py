@@ -21,11 +21,7 @@ from reinforge.evaluation.datasets import (
 )
 from reinforge.evaluation.row_limits import RowLimits, find_unusable
 
-FORMATS = {
-    "jsonl": JsonlDatasetConfig,
-    "json": JsonDatasetConfig,
-    "csv": CsvDatasetConfig,
-}
+FORMATS = {"jsonl": JsonlDatasetConfig, "json": JsonDatasetConfig, "csv": CsvDatasetConfig}
 GOOD = '{"question": "a"}'
 
 
@@ -170,19 +166,15 @@ def test_a_file_that_is_too_large_is_not_opened():
         FileDataset(JsonlDatasetConfig(file_path=Path("d.jsonl"), max_file_mb=2), Path.cwd()).load()
 
 
-def test_rows_from_python_have_the_same_limits():
+def test_rows_from_python_have_the_same_limits(monkeypatch):
     cyclic = []
     cyclic.append(cyclic)
     shared = []
     for _ in range(60):
         shared = [shared, shared]
-    row_limits_before = row_limits.MAX_VALUES
-    row_limits.MAX_VALUES = 1000
-    try:
-        with pytest.raises(ConfigError) as caught:
-            RowDataset([{"question": "a\ud800"}, {"question": cyclic}, {"question": shared}, {"question": "b"}]).load()
-    finally:
-        row_limits.MAX_VALUES = row_limits_before
+    monkeypatch.setattr(row_limits, "MAX_VALUES", 1000)
+    with pytest.raises(ConfigError) as caught:
+        RowDataset([{"question": "a\ud800"}, {"question": cyclic}, {"question": shared}, {"question": "b"}]).load()
     assert [(each.location, each.message[:45]) for each in caught.value.problems] == [
         ("row 1", "the field question has a lone surrogate (\\ud8"),
         ("row 2", "the row is nested more than 100 levels deep"),
@@ -200,41 +192,11 @@ def test_an_integer_is_measured_without_being_written():
 
 
 TOKENS = [
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b'"',
-    b":",
-    b",",
-    b"\n",
-    b"\r",
-    b" ",
-    b"\\u",
-    b"\\",
-    b"d83d",
-    b"0000",
-    b"1e999",
-    b"-",
-    b"9" * 400,
-]
-TOKENS += [
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"\x00",
-    "é".encode(),
-    b"null",
-    b"true",
-    b"NaN",
-    b'"question"',
-    b'"messages"',
-    b'"id"',
-]
-TOKENS += [
-    b'{"question": "a"}',
-    b'{"prompt": "a", "completion": "b"}',
+    b"{", b"}", b"[", b"]", b'"', b":", b",", b"\n", b"\r", b" ", b"\\u", b"\\", b"d83d", b"0000", b"1e999", b"-",
+    b"9" * 400, b"\xff", b"\xef\xbb\xbf", b"\x00", "é".encode(), b"null", b"true", b"NaN", b'"question"',
+    b'"messages"', b'"id"', b'{"question": "a"}', b'{"prompt": "a", "completion": "b"}',
     b'{"messages": [{"role": "user", "content": "x"}]}',
-]
+]  # fmt: skip
 PIECES = st.lists(st.sampled_from(TOKENS) | st.binary(max_size=5), max_size=25).map(b"".join)
 
 

@@ -15,8 +15,8 @@ from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.json_schema import JsonSchema, JsonSchemaConfig
 from reinforge.evaluation.patterns import PatternTimeout
 from reinforge.evaluation.schemas import SchemaValidator
-from reinforge.types.evaluation import EvalInputItem
 from tests.core.evaluation.test_patterns import SLOW, TEXT
+from tests.doubles import make_item
 
 TREE = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
 EITHER = {"type": "object", "properties": {"child": {"$ref": "#"}}}
@@ -26,10 +26,6 @@ DOUBLING = {"anyOf": [EITHER | {"required": ["x"]}, EITHER | {"required": ["y"]}
 
 def build(schema, **settings):
     return JsonSchema(JsonSchemaConfig.model_validate({"schema": schema, **settings}), schema)
-
-
-def item(output):
-    return EvalInputItem(id="1", input_obj="?", expected_output_obj=None, output_obj=output, full_dataset_entry={})
 
 
 def nest(depth):
@@ -83,7 +79,7 @@ def test_a_schema_may_refer_to_itself_below_the_answers_parts():
 async def test_a_pattern_that_takes_too_long_is_at_fault_wherever_it_stands(schema):
     evaluator = build(schema, timeout_s=0.05)
     for answer in (json.dumps(TEXT), {TEXT: 1}):
-        found = await score_item(evaluator, item(answer))
+        found = await score_item(evaluator, make_item(answer))
         if found.error is not None:
             assert found.score is None
             assert found.error.startswith("PatternTimeout: the pattern '(a|aa)+$' was still matching 61 characters")
@@ -116,7 +112,7 @@ WRONG = [
 @pytest.mark.parametrize(("schema", "output", "why"), WRONG, ids=[why[:40] or "tree" for _, _, why in WRONG])
 async def test_an_answer_that_cannot_be_validated_is_wrong_and_not_missing(monkeypatch, schema, output, why):
     monkeypatch.setattr(schemas, "MAX_CHECKS", 2000)
-    found = await score_item(build(schema), item(output))
+    found = await score_item(build(schema), make_item(output))
     assert found.error is None
     assert why in found.reasoning
     if why:
@@ -126,7 +122,7 @@ async def test_an_answer_that_cannot_be_validated_is_wrong_and_not_missing(monke
 async def test_an_answer_that_raises_would_be_missing_without_that_rule(monkeypatch):
     """The mutation: what an answer makes fail counts as a failure of the evaluator."""
     monkeypatch.setattr(schemas, "UnusableOutputError", OverflowError)
-    found = await score_item(build({"multipleOf": 0.1}), item("1" + "0" * 399))
+    found = await score_item(build({"multipleOf": 0.1}), make_item("1" + "0" * 399))
     assert found.score is None
     assert str(found.error).startswith("OverflowError: the answer cannot be validated")
 
@@ -134,9 +130,9 @@ async def test_an_answer_that_raises_would_be_missing_without_that_rule(monkeypa
 async def test_unique_items_follow_jsons_equality():
     evaluator = build({"uniqueItems": True})
     for unique in ([1, True], [0, False], [[1], [True]], [{"a": 1}, {"a": True}], ["1", 1], [{}, []]):
-        assert (await score_item(evaluator, item(unique))).score == 1.0
+        assert (await score_item(evaluator, make_item(unique))).score == 1.0
     for repeated in ([1, 1.0], [[1], [1.0]], [{"a": 1}, {"a": 1.0}], [None, None], ["a", "a"]):
-        assert (await score_item(evaluator, item(repeated))).score == 0.0
+        assert (await score_item(evaluator, make_item(repeated))).score == 0.0
 
 
 def test_a_fence_is_read_in_one_pass():

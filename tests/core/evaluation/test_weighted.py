@@ -2,16 +2,14 @@
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError, EvaluationError
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.runner import EpisodeRunner
-from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.episode import EpisodeKey
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.doubles import Scored, examples
+from tests.episodes import make_runner
 
 
 class Counting(Scored):
@@ -39,13 +37,6 @@ async def test_the_sum_of_weight_times_score():
     }
 
 
-async def test_without_a_part_there_is_no_score():
-    whole = Weighted({"a": Counting(1.0), "b": Counting(EvaluationError("down"))}, {"a": 1, "b": 1})
-    found = await whole.evaluate(examples(1)[0])
-    assert (found.score, found.error) == (None, "no score for b: EvaluationError: down")
-    assert found.reasoning["a"]["score"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("scores", "weights", "total", "error"),
     [
@@ -63,24 +54,13 @@ async def test_a_sum_that_is_too_large_is_missing(scores, weights, total, error)
     assert str(found.error).startswith(str(error))
 
 
-async def run(evaluators, reward, *, failing=False):
+async def run(evaluators, reward):
     async def agent(item, llm, context):
-        if failing:
-            raise PolicyFailure("no answer")
         return "yes"
 
-    outcomes = OutcomesConfig(retries=1, policy_error=-1.0)
-    runner = EpisodeRunner(
-        bind_workflow(agent),
-        {"agent": PolicyModel(ScriptedPolicy())},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=outcomes,
-        run_seed=0,
-        max_concurrency=1,
-    )
+    runner = make_runner(agent, seed=0, concurrency=1, retries=1)
     splits = {"train": examples(1)}
-    evaluation = DatasetEvaluation(runner, splits, evaluators, reward_metric=reward, outcomes=outcomes)
+    evaluation = DatasetEvaluation(runner, splits, evaluators, reward_metric=reward, outcomes=runner.outcomes)
     (record,) = await evaluation.collect([EpisodeKey("collect", 0, "0")])
     return record
 
@@ -108,11 +88,6 @@ async def test_only_missing_scores_are_retried_and_not_the_episode():
     record = await run({"whole": Weighted({"a": a, "b": b}, {"a": 1, "b": 1}), "a": a, "b": b}, "whole")
     assert (record.reward, record.outcome, record.attempt, b.num_calls) == (None, "judge_error", 0, 2)
     assert record.reason == "no score for b: EvaluationError: down"
-
-
-async def test_a_policy_failure_gets_its_penalty():
-    record = await run({"whole": Weighted({"a": Counting(1.0)}, {"a": 1}), "a": Counting(1.0)}, "whole", failing=True)
-    assert (record.reward, record.scores["a"].score) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ async def test_a_completion_has_the_fields_of_openais():
         "chat.completion", "m", "tool_calls", 0,
     )  # fmt: skip
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (2, 2, 4)
+    assert reply.usage.completion_tokens_details is None
     assert (choice.message.role, choice.message.content, choice.message.refusal) == ("assistant", None, None)
     assert choice.logprobs.content[0].logprob == -0.5
     assert reply.system_fingerprint is None

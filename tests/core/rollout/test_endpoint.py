@@ -90,6 +90,7 @@ async def test_a_bad_body_is_refused_with_the_field_and_the_reason(name):
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models/agent", 405),
         ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/fine_tuning/jobs", 404),
         ("GET", "/", 404),
         ("GET", "/v1/models/gpt-4o", 404),
         ("GET", "/v1/chat/completionsx", 404),
@@ -98,7 +99,7 @@ async def test_a_bad_body_is_refused_with_the_field_and_the_reason(name):
 async def test_other_paths_and_methods_are_refused(method, path, status):
     response, error, _ = await ask(QUESTION, path, method)
     assert response.status == status
-    assert error["error"]["message"]
+    assert "chat/completions" in error["error"]["message"] or "/models/" in path
 
 
 async def test_models_are_listed_by_entry_and_by_name():

@@ -26,6 +26,7 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, ScriptedPolicy, examples
 from tests.episodes import make_runner
+from tests.scripted_run import ask
 from tests.virtual_clock import run_virtually
 
 EPOCH = 4711
@@ -34,8 +35,6 @@ MAX_BYTES = 4_500
 
 
 class Silent(ScriptedPolicy):
-    """Answers when it is told to."""
-
     def __init__(self):
         super().__init__()
         self.num_waiting, self.answering = 0, asyncio.Event()
@@ -44,11 +43,6 @@ class Silent(ScriptedPolicy):
         self.num_waiting += 1
         await self.answering.wait()
         return await super().sample(request)
-
-
-async def ask(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=64)
-    return reply.choices[0].message.content
 
 
 async def score(record):
@@ -146,7 +140,6 @@ def test_time_for_which_the_loop_was_blocked_does_not_count(monkeypatch):
 
 
 async def ignore(item, llm, context):
-    """Ignores its first cancellation."""
     if item.id == "1":
         return
     try:

@@ -281,10 +281,6 @@ async def test_the_key_is_redacted_if_the_server_repeats_it(caplog):
         ("https://me:secret@host/v1", "contains a user or password"),
         ("https://host/v1?key=1", r"contains \? or #"),
         ("https://host/v1/chat/completions", "up to /v1"),
-        ("http://169.254.169.254/latest", "metadata service"),
-        ("http://[fe80::1]/v1", "metadata service"),
-        ("http://[::ffff:169.254.169.254]/v1", "metadata service"),
-        ("http://metadata.google.internal/v1", "metadata service"),
     ],
 )
 def test_an_invalid_base_url_is_rejected(url, message):

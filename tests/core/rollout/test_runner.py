@@ -5,16 +5,12 @@ import time
 
 import pytest
 
-from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, MessagesRejected
+from reinforge.errors import BackendError, ContextOverflow, EngineError, MessagesRejected
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import collect, make_evaluation, make_runner
-
-
-async def ask(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
-    return reply.choices[0].message.content
+from tests.scripted_run import ask
 
 
 def evaluation_of(
@@ -249,18 +245,6 @@ async def test_if_an_evaluator_fails_the_score_is_missing():
     assert [record.reward for record in records] == [1.0, None, None, None]
 
 
-async def test_a_report_counts_episodes_without_a_score():
-    async def fails_on_two(item, llm, context):
-        if item.id == "2":
-            raise RuntimeError("a tool broke")
-
-    evaluation = evaluation_of(fails_on_two, score=lambda item: 0.5)
-    report = evaluation.report("train", 0, await collect(evaluation))
-    summary = report.summaries["reward"]
-    assert (summary.mean, summary.num_examples, summary.num_unscored) == (0.5, 3, 1)
-    assert report.outcomes == {"ok": 3, "tool_error": 1}
-
-
 async def test_run_eval_returns_steps_and_the_reasons_of_missing_scores():
     async def fails_on_one(item, llm, context):
         if item.id == "1":
@@ -276,12 +260,6 @@ async def test_run_eval_returns_steps_and_the_reasons_of_missing_scores():
     assert kinds == ["CUSTOM_END", "LLM_START", "LLM_END"]
     completion = items[0].trajectory[2].data.payload
     assert completion.choices[0].logprobs.content[0].logprob == -0.5
-
-
-@pytest.mark.parametrize("bad", [lambda item: 1, "not callable"])
-def test_a_workflow_with_other_parameters_is_rejected(bad):
-    with pytest.raises(ConfigError, match="workflow"):
-        bind_workflow(bad)
 
 
 async def test_generations_of_run_eval_are_siblings_within_an_epoch():
