@@ -90,11 +90,6 @@ def test_usage_is_the_last_chunk_and_null_in_the_others():
     assert {chunk["usage"] for chunk in others} == {None}
 
 
-def test_every_choice_is_streamed():
-    chunks = list(split_completion(completion(says("one"), says("two"))))
-    assert [join(chunks, index)[0]["content"] for index in (0, 1)] == ["one", "two"]
-
-
 def test_log_probs_and_token_ids_of_all_chunks_are_those_of_the_reply():
     tokens = TokenLogprobs((1, 2), (7, 8, 9), (-0.5, -0.25, -1.0), texts=("Hi", " you", "<|end|>"))
     whole = completion(says("Hi you"), logprobs=tokens, token_ids=[7, 8, 9]) | {"prompt_token_ids": [1, 2]}

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from reinforge.errors import BackendError, ContextOverflow, EngineError, MessagesRejected
+from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, MessagesRejected
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
@@ -260,6 +260,12 @@ async def test_run_eval_returns_steps_and_the_reasons_of_missing_scores():
     assert kinds == ["CUSTOM_END", "LLM_START", "LLM_END"]
     completion = items[0].trajectory[2].data.payload
     assert completion.choices[0].logprobs.content[0].logprob == -0.5
+
+
+@pytest.mark.parametrize("bad", [lambda item: 1, "not callable"])
+def test_a_workflow_with_other_parameters_is_rejected(bad):
+    with pytest.raises(ConfigError, match="workflow"):
+        bind_workflow(bad)
 
 
 async def test_generations_of_run_eval_are_siblings_within_an_epoch():

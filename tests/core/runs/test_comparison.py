@@ -86,6 +86,9 @@ def test_runs_on_the_same_examples_are_compared_example_by_example(made):
     assert count_changes(found.examples) == (6, 0, 0)
     assert [str(change) for change in found.changes] == ["finetuning.num_epochs: 2 -> 4"]
     assert found.notes == []
+    back = compare(made, "long", "short")
+    assert back.conclude().startswith("long is better in reward: "), "the other way round too"
+    assert back.metrics[0].difference.mean_difference < 0
 
 
 def test_other_examples_are_compared_by_their_means_and_it_says_so(made):

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 import zstandard
 
-from reinforge.errors import ConfigError, StorageError
+from reinforge.errors import StorageError
 from reinforge.files import append_line, to_json
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -59,11 +59,6 @@ def test_an_epochs_episodes_are_exported(journal):
     lines = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=1 << 20).decode().splitlines()
     assert [json.loads(line)["generation"] for line in lines] == [0, 1]
     assert journal.export_epoch(7) is None
-
-
-def test_a_folder_that_exists_is_refused(journal):
-    with pytest.raises(ConfigError, match="already exists"):
-        RunJournal(journal.folder)
 
 
 def test_a_journal_that_cannot_be_written_says_so(journal):
