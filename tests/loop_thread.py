@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,3 +30,11 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+
+@contextmanager
+def serve_in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Runs a server, an asynchronous context manager, in a loop of its own."""
+    with LoopThread() as thread:
+        yield thread.call(server.__aenter__())  # type: ignore[arg-type]
+        thread.call(server.__aexit__(None, None, None))  # type: ignore[arg-type]

@@ -297,7 +297,7 @@ def _is_merge(key: yaml.Node) -> bool:
 
 def _read_key(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise _Unreadable("keys must be text, but this one is a mapping or a list")
+        raise _Unreadable("keys must be strings, but this one is a mapping or a list")
     return _join_halves(node.value)
 
 
@@ -320,7 +320,7 @@ def _join_halves(text: str) -> str:
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     if (half := SURROGATE.search(joined)) is not None:
-        raise _Unreadable(f"{half[0]!a} is half of a character, not text", "write the character itself, or remove it")
+        raise _Unreadable(f"{half[0]!a} is an unpaired surrogate", "write the character itself, or remove it")
     return joined
 
 

@@ -36,7 +36,7 @@ class Rewrites(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _old_name(cls, data: Any) -> Any:
+    def _old_name(cls, data):
         return {("leaf" if key == "blatt" else key): value for key, value in data.items()}
 
 
@@ -122,11 +122,11 @@ class Top(BaseModel):
         ({"laef": {}}, ["laef"]),
     ],
 )
-def test_unknown_keys_are_found_in_nested_models(data: dict[str, Any], unknown: list[str]) -> None:
+def test_unknown_keys_are_found_in_nested_models(data, unknown):
     assert [".".join(map(str, path)) for path, _ in find_keys(Top, data).unknown] == unknown
 
 
-def test_aliases_are_found_at_any_depth_the_nested_ones_first() -> None:
+def test_aliases_are_found_at_any_depth_the_nested_ones_first():
     data = {"leaf": {"size": 1}, "short": {"len": 1}, "shorts": [{"inner": {"len": 2}, "deep": {"length": 3}}]}
     aliases = find_keys(Top, data).aliases
     assert list(aliases.items()) == [
@@ -136,7 +136,7 @@ def test_aliases_are_found_at_any_depth_the_nested_ones_first() -> None:
     ]
 
 
-def test_a_description_is_found_below_lists_and_options() -> None:
+def test_a_description_is_found_below_lists_and_options():
     for path in [("leaf", "size"), ("maybe", "size"), ("listed", 0, "size"), ("named", "a", "size")]:
         assert find_description(Top, path) == "How big."
     assert find_description(Top, ("nothing", "size")) == ""

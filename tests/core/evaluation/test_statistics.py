@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -50,20 +48,20 @@ def test_wilson_interval_matches_the_papers_formula():
 
 
 @pytest.mark.parametrize(
-    ("values", "low", "high"), [([1], 0.2065, 1.0), ([0] * 10, 0.0, 0.2775), ([True], 0.2065, 1.0)]
+    ("values", "mean", "low", "high"),
+    [
+        ([1], 1, 0.2065, 1.0),
+        ([0] * 10, 0, 0.0, 0.2775),
+        ([True], 1, 0.2065, 1.0),
+        ([1, 2, 3], 2, -0.4841, 4.4841),  # s = 1, n = 3, t(2) = 4.3027: half = 4.3027 / sqrt(3) = 2.4841
+        ([0.5], 0.5, None, None),
+        ([0.5, 0.5, 0.5], 0.5, None, None),
+        ([-1.0, -1.0], -1.0, None, None),
+    ],
 )
-def test_equal_binary_scores_have_an_interval_inside_0_and_1(values, low, high):
-    assert compute_mean_interval(values)[1:] == pytest.approx((low, high), abs=1e-4)
-
-
-def test_other_scores_get_a_t_interval():
-    # mean 2, s = 1, n = 3, t(2) = 4.3027: half = 4.3027 / sqrt(3) = 2.4841
-    assert compute_mean_interval([1, 2, 3]) == pytest.approx((2.0, -0.4841, 4.4841), abs=1e-4)
-
-
-@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5, 0.5], [-1.0, -1.0]])
-def test_without_spread_the_bounds_are_unknown(values):
-    assert compute_mean_interval(values) == (values[0], None, None)
+def test_the_interval_of_a_mean(values, mean, low, high):
+    """Equal scores of 0 and 1 have one inside 0 and 1, others a t interval, and without spread it is unknown."""
+    assert compute_mean_interval(values) == pytest.approx((mean, low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize("values", [[], [0.5, float("nan")], [float("inf")]])
@@ -222,9 +220,6 @@ def test_detectable_effect():
 )
 def test_format_interval(numbers, signed, text):
     assert format_interval(*numbers, signed=signed) == text
-
-
-def test_improvement_reads_as_its_interval():
     assert str(Improvement(0.05, 0.01, 0.09, 0.02, 100, "")) == "+0.050 [+0.010, +0.090]"
 
 

@@ -1,11 +1,8 @@
 """The model handle takes what OpenAI's client takes: idioms of its users, and each argument honored or refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from pydantic import BaseModel
@@ -49,7 +46,6 @@ def handle(*messages, sampling=None, **settings):
 
 
 async def request_of(*, sampling=None, is_policy=False, **arguments):
-    """Returns the request that a call becomes."""
     llm, _, model = handle(sampling=sampling, is_policy=is_policy)
     await llm.chat.completions.create(messages=ASKED, **arguments)
     return model.requests[0]
@@ -74,16 +70,6 @@ async def dumped_messages(llm):
     message = (await llm.chat.completions.create(messages=ASKED, tools=[ADD])).choices[0].message
     history = [*ASKED, message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": "c1", "content": "1"}]
     return (await llm.chat.completions.create(messages=history, tools=[ADD])).choices[0].message.content
-
-
-async def usage(llm):
-    used = (await llm.chat.completions.create(messages=ASKED)).usage
-    return used.prompt_tokens, used.completion_tokens, used.total_tokens, used.completion_tokens_details
-
-
-async def logprobs(llm):
-    reply = await llm.chat.completions.create(messages=ASKED, logprobs=True, top_logprobs=2)
-    return [(each.token, each.logprob, list(each.top_logprobs)) for each in reply.choices[0].logprobs.content]
 
 
 async def streaming_loop(llm):
@@ -171,18 +157,10 @@ async def token_ids(llm):
     return reply.prompt_token_ids, reply.choices[0].token_ids
 
 
-async def whole_dump(llm):
-    reply = await llm.chat.completions.create(messages=ASKED)
-    again = json.loads(reply.model_dump_json())
-    return again["choices"][0]["message"]["content"], again["object"], reply.to_dict()["model"]
-
-
 JSON = says('{"answer": 42}')
 IDIOMS = [
     (tools_loop, (CALLS, says("1")), "1"),
     (dumped_messages, (CALLS, says("1")), "1"),
-    (usage, (), (2, 2, 4, None)),
-    (logprobs, (), [("4", -0.5, []), ("2", -0.25, [])]),
     (streaming_loop, (), "42"),
     (streamed_usage, (), [4]),
     (streamed_tool_call, (CALLS,), {0: {"name": "add", "arguments": '{"a": 1}'}}),
@@ -196,7 +174,6 @@ IDIOMS = [
     (content_blocks, (), [{"role": "user", "content": "2 + 2"}]),
     (reasoning, (says("4", reasoning_content="2 + 2"),), ("2 + 2", says("4", reasoning_content="2 + 2"))),
     (token_ids, (), ([1, 2], [7, 8])),
-    (whole_dump, (), ("42", "chat.completion", "m")),
 ]
 
 
@@ -371,7 +348,6 @@ REFUSED = [
     ({"extra_body": {"stream": True}}, "extra_body.stream", r"create\(..., stream=True\)"),
     ({"n": 0}, "n", "between 1 and 128, found 0"),
     ({"n": 129}, "n", "between 1 and 128, found 129"),
-    ({"n": True}, "n", "between 1 and 128, found True"),
     ({"stop": 3}, "stop", "a string or a list of strings, found int"),
     ({"logit_bias": {"the": 1}}, "logit_bias", "must map token ids to numbers, found 'the': 1"),
     ({"logit_bias": [1]}, "logit_bias", "must map token ids to numbers, found list"),
@@ -448,8 +424,6 @@ async def test_a_schema_nested_too_deeply_is_refused(depth):
 
 
 class Naming(Replies):
-    """A model that reports the most likely tokens."""
-
     async def sample(self, request):
         reply = await super().sample(request)
         tops = (("4", -0.5), ("5", -1.0), ("6", -4.0)), (("2", -0.25), ("é", -2.0), ("3", float("-inf")))
@@ -491,8 +465,6 @@ async def test_the_user_is_told_once_that_there_are_no_top_logprobs(caplog):
 
 
 class Endpoint(Replies):
-    """A model behind an endpoint."""
-
     forwards_arguments = True
 
 
@@ -510,11 +482,3 @@ async def test_a_model_behind_an_endpoint_gets_the_arguments_as_they_are():
     for arguments, named in (({"extra_body": {"messages": []}}, "extra_body.messages"), ({"prompt": "a"}, "prompt")):
         with pytest.raises(InvalidCall, match=named):
             await llm.chat.completions.create(messages=ASKED, **arguments)
-
-
-def test_a_class_of_another_package_with_the_sentinels_name_is_no_sentinel():
-    from reinforge.rollout.handle.arguments import is_sentinel
-
-    Omit = type("Omit", (), {"__module__": "elsewhere"})
-    assert not is_sentinel(Omit())
-    assert not is_sentinel(SimpleNamespace())

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import psutil
@@ -13,13 +12,13 @@ from reinforge.rollout.isolation.isolated_agent import LOADER, PlacedWorkflow
 from reinforge.rollout.isolation.worker_pool import WorkerPool
 from reinforge.types.trajectory import Outcome
 from tests.core.rollout.test_isolation import (
-    FAILURES,
     _forget_the_agents,  # noqa: F401  fixtures
     agents,  # noqa: F401
     collect,
     evaluation_of,
     facts,
     in_process,
+    placed,
 )
 from tests.doubles import examples
 
@@ -104,35 +103,6 @@ def folder(agents, monkeypatch):  # noqa: F811
         file.write(OWN)
     monkeypatch.chdir(agents)
     return agents
-
-
-@asynccontextmanager
-async def placed(folder, name, num_processes=2):
-    workflow = in_process(folder, name)
-    pool = WorkerPool(f"agents:{name}", folder, LOADER, num_shared=num_processes)
-    try:
-        yield PlacedWorkflow.share(workflow, pool)
-    finally:
-        await pool.close()
-
-
-@pytest.mark.parametrize("name", ["talk", "plain"])
-async def test_episodes_are_those_of_this_process(folder, name):
-    async with placed(folder, name) as workflow:
-        there = await collect(evaluation_of(workflow, concurrency=6), generations=6)
-        assert len(workflow.pool.workers) == 2, "six episodes at once share two processes"
-    here = await collect(evaluation_of(in_process(folder, name)), generations=6)
-    assert [facts(record) for record in there] == [facts(record) for record in here]
-    assert [record.outcome for record in here] == [Outcome.OK] * 6
-
-
-@pytest.mark.filterwarnings("ignore:coroutine")
-async def test_failures_are_those_of_this_process(folder):
-    async with placed(folder, "fail") as workflow:
-        there = await collect(evaluation_of(workflow, kinds=FAILURES))
-        assert len(workflow.pool.workers) == 2, "a worker whose agent raised is used again"
-    here = await collect(evaluation_of(in_process(folder, "fail"), kinds=FAILURES))
-    assert [facts(record) for record in there] == [facts(record) for record in here]
 
 
 @pytest.mark.parametrize("name", ["meet", "meet_in_threads"])

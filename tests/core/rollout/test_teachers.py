@@ -30,7 +30,6 @@ def _no_backoff():
 
 
 def completes(**choice):
-    """Returns a step that answers with one completion."""
     return lambda request, body: web.json_response({"choices": [{"text": "", **choice}]})
 
 

@@ -10,23 +10,13 @@ from reinforge.rollout.tree import build_tree, groups_from_tree
 from reinforge.types.episode import EpisodeKey
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import make_runner
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
+from tests.replies import assistant, user
 
 REWARDS = {"go": {"a": 0.0, "b": 1.0}, "a": {"c": 1.0, "d": 0.0}, "b": {"e": 0.25, "f": 0.5}}
 """The reward of each reply to a message; the policy gives them in this order."""
 
 
 class NextReply:
-    """Answers a prompt with its next reply."""
-
     def __init__(self):
         self.counts = {}
 
