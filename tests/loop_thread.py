@@ -1,12 +1,10 @@
 """An event loop in a thread of its own, in which a test's server runs while the test blocks."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -18,12 +16,11 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> LoopThread:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of a coroutine in the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
 
     def __exit__(self, *exc_info: object) -> None:

@@ -51,6 +51,5 @@ REPLIES = [
 
 
 def read_events(stream):
-    """Returns the data of each server-sent event, decoded; `[DONE]` stays text."""
     texts = [event.partition("data: ")[2] for event in b"".join(stream).decode().split("\n\n") if event]
     return [text if text == "[DONE]" else json.loads(text) for text in texts]

@@ -26,8 +26,8 @@ from tests.scripted_run import ScriptedRun, ask
 
 COVERED = {
     1: [
-        "tests/core/trainer/test_loop.py::test_a_policy_that_serves_old_weights_is_caught",
-        "tests/core/trainer/test_loop.py::test_weights_that_did_not_change_are_caught",
+        "tests/core/trainer/test_loop.py"
+        "::test_a_job_that_does_not_complete_and_weights_that_are_not_served_stop_the_run",
         "tests/core/e2e/test_whole_run.py::test_every_file_of_the_run_folder",
     ],
     4: ["tests/core/rollout/test_episode.py::test_tool_calls_and_content_blocks_are_kept"],

@@ -42,7 +42,6 @@ def list_files():
 
 
 def find_words(text):
-    """Yields line and words of what the list has."""
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, better in WORDS.items():
             for match in re.finditer(pattern, line):

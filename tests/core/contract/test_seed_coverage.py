@@ -96,12 +96,8 @@ async def test_art_trainer_runs_outside_a_run(tmp_path, plots):
 
     builder.run_eval = run_eval
     trainer = ARTTrainer(trainer_config=ARTTrainerConfig())
-    assert (trainer._job_refs, trainer._run_id, trainer._reward_history, trainer._validation_history) == (
-        [],
-        None,
-        [],
-        [],
-    )
+    assert trainer._run_id is None
+    assert trainer._job_refs == trainer._reward_history == trainer._validation_history == []
     await trainer.bind_components(builder, RecordingAdapter(ScriptedPolicy()))
     await trainer.initialize(FinetuneConfig(reward_function={"name": "my_reward"}, output_dir=tmp_path / "out"))
     statuses = await trainer.run(num_epochs=2)

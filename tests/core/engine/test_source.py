@@ -1,7 +1,5 @@
 """What the name of a model stands for: packages, revisions, adapters on any base, and what cannot be trained."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -19,6 +17,7 @@ from reinforge.engine.model.preflight import check_policy
 from reinforge.engine.model.source import find_base_source, find_source, find_weights
 from reinforge.errors import ConfigError
 from reinforge.exports.gguf.source import ensure_converted
+from tests.core.engine.test_preflight import only_problem
 from tests.exports.gguf_files import write_gguf
 from tests.models import edit_json, make_tiny_model
 
@@ -34,18 +33,11 @@ def gguf_file(tiny_model_dir, tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_model_dir, "Q8_0")
 
 
-def only_problem(**config):
-    (problem,) = check_policy(PolicyConfig(**config))
-    assert problem.fix
-    return problem
-
-
 # packages
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Returns a function that installs a package of these files into a folder of `sys.path`."""
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
     def write(name, files, metadata="License: Apache-2.0"):

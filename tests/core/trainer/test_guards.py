@@ -1,7 +1,5 @@
 """The guards on synthetic runs: each warns and halts at the right epoch, and none does on a healthy run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -185,9 +183,7 @@ def test_a_run_that_was_killed_goes_on_counting(play: Any) -> None:
     assert run.play(first=2, context=run.start()) == 2  # the two bad epochs before count
 
 
-def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(
-    play: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(play, monkeypatch):
     run = play(zero_variance=lambda e: 20)
     assert run.play() == 2
     del run.validations[3:]

@@ -63,12 +63,11 @@ def event(score, output, **fields):
     return TTCEventData(**{"turn_id": "t1", "input": "q", "score": score, "output": output, **fields})
 
 
-def test_candidates_are_events_of_the_agent_and_steps_of_the_configured_name():
-    def step(name):
-        return IntermediateStepPayload(
-            event_type=IntermediateStepType.TTC_END, name=name, data=event(0.1, name), UUID="u"
-        )
+def step(name):
+    return IntermediateStepPayload(event_type=IntermediateStepType.TTC_END, name=name, data=event(0.1, name), UUID="u")
 
+
+def test_candidates_are_events_of_the_agent_and_steps_of_the_configured_name():
     left_out = Counter()
     marks = [event(0.9, "own"), step("dpo_candidate_move"), step("other"), {"note": 1}, event(None, "unscored")]
     found = find_candidates(record(*marks), "dpo_candidate_move", left_out)
@@ -106,10 +105,7 @@ def test_candidates_with_tool_calls_are_left_out_and_counted(fields):
 
 def test_candidates_from_the_journal_are_the_same():
     item = EvalInputItem(id="e", input_obj="q", expected_output_obj=None, full_dataset_entry={})
-    step = IntermediateStepPayload(
-        event_type=IntermediateStepType.TTC_END, name="dpo_candidate_move", data=event(0.1, "b"), UUID="u"
-    )
-    fresh = record(event(0.9, "a"), step, {"note": 1})
+    fresh = record(event(0.9, "a"), step("dpo_candidate_move"), {"note": 1})
     read = parse_episode(json.loads(to_json(dump_episode(fresh))), item)
     expected = find_candidates(fresh, "dpo_candidate_move", Counter())
     assert len(expected) == 2

@@ -1,7 +1,5 @@
 """What the episodes of a stage have in common."""
 
-from __future__ import annotations
-
 import pytest
 
 from reinforge.trainer.context import EpisodeTally
