@@ -238,12 +238,13 @@ def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> 
         scores = [{example: each[example] for example in ids} for each in scores]
     if not all(scores):
         return None
-    first, second = (summarize(metric, each, len(arm.ids)) for each, arm in zip(scores, arms, strict=True))
+    clusters = _read_clusters(found)
+    first, second = (
+        summarize(metric, each, len(arm.ids), clusters=clusters) for each, arm in zip(scores, arms, strict=True)
+    )
     if found.is_paired:
-        difference = compute_paired_difference(scores[0], scores[1], clusters=_read_clusters(found))
-        return ComparedMetric(metric, first, second, difference)
-    before, after = (list(each.values()) for each in scores)
-    return ComparedMetric(metric, first, second, compute_unpaired_difference(before, after))
+        return ComparedMetric(metric, first, second, compute_paired_difference(scores[0], scores[1], clusters=clusters))
+    return ComparedMetric(metric, first, second, compute_unpaired_difference(scores[0], scores[1], clusters))
 
 
 def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample]:
@@ -273,12 +274,6 @@ def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
             total = len(arm.ids)
             if num_missing := total - len(arm.read_scores(metric)):
                 notes.append(f"{num_missing:,} of {total:,} examples have no {metric} in {name} and are left out.")
-    clusters = _read_clusters(found)
-    if not found.is_paired and any(len({clusters.get(id_, id_) for id_ in arm.ids}) < len(arm.ids) for arm in arms):
-        notes.append(
-            "Some examples share a conversation (finetuning.splits.group_key) or a prompt. An unpaired comparison "
-            "treats them as independent, so its interval is too narrow."
-        )
     if changed := _find_changed_code(found):
         notes.append(
             f"The code differs in {', '.join(changed)}. Scores of an evaluator that changed cannot be compared."

@@ -21,7 +21,7 @@ from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
 from reinforge.safe_text import to_printable
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
@@ -230,7 +230,8 @@ class RunSummary:
             return "unknown: no evaluation finished"
         shown = next(summary for summary in (after, before) if summary is not None)
         best = ", the best validation so far" if self.is_incomplete and after is not None and after is self.best else ""
-        where = f"{shown.metric} on {shown.num_examples} {split} examples{format_unscored(shown, before=', ')}{best}"
+        on = count_examples(shown.num_examples, shown.num_clusters).replace(" ", f" {split} ", 1)
+        where = f"{shown.metric} on {on}{format_unscored(shown, before=', ')}{best}"
         return f"{_format_mean(before)} -> {_format_mean(after)} ({where})"
 
     def describe_best(self) -> str:

@@ -309,7 +309,7 @@ class _Run:
             run_id=context.run_id,
             config_sha256=self.summary.config_sha256,
             data_sha256=data,
-            clusters=self._comparison.find_clusters("select", "confirm"),
+            clusters=self.parts.clusters,
             project_root=str(root),
             seal=seal_run(context.folder, root),
             provenance=made_of.as_dict(),
