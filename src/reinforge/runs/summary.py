@@ -59,6 +59,7 @@ class RunSummary:
         num_jobs: Training jobs of the whole run; None: unknown.
         guards: What the guards found, in the order of the epochs.
         stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
+        evaluators_sha256: Evaluator -> hash of its code, its settings and its judge's model.
     """
 
     run_id: str
@@ -87,6 +88,7 @@ class RunSummary:
     num_jobs: int | None = None
     guards: list[GuardEvent] = field(default_factory=list)
     stages: dict[str, int] = field(default_factory=dict)
+    evaluators_sha256: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
