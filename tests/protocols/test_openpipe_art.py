@@ -44,7 +44,7 @@ def logprobs_of(text, **fields):
 def make_turn(prompt, text, tools=None, finish_reason="stop", logprobs=None, **metadata):
     item = EpisodeItem(role="assistant", content=text, metadata=metadata or None)
     item.logprobs = logprobs_of(text) if logprobs is None else logprobs
-    item.bind_prompt(ChatPrompt(tuple(prompt), tools, 0, finish_reason))
+    item.attach(ChatPrompt(tuple(prompt), tools, 0, finish_reason))
     return item
 
 

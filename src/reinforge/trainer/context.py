@@ -54,7 +54,6 @@ class EpisodeTally:
     """Counts the episodes of one stage as they finish."""
 
     num_scored: int = 0  # episodes with a reward
-    num_failed: int = 0  # those of them that the policy failed
     num_finished: int = 0  # episodes whose agent returned
     num_none: int = 0  # those of them that returned None
     missing: ReasonCounts = field(default_factory=ReasonCounts)
@@ -72,7 +71,6 @@ class EpisodeTally:
             self.num_scored += 1
             self._measure(record, record.reward)
             if record.outcome.is_policy_failure:
-                self.num_failed += 1
                 self.failures.add(describe_failure(record))
             elif self._first is None:
                 self._first = record

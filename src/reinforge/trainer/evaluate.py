@@ -23,6 +23,7 @@ from reinforge.interfaces import GroupEvaluator, TrainerAdapter
 from reinforge.registry import Registry
 from reinforge.rollout.models.llms import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
@@ -118,7 +119,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         if adapter is not None:
             options.progress.stage(None, "LOAD", None)
             await adapter.initialize(config)
-            if model is not None and model.adapters and not await adapter.restore(Path(model.path), 0):
+            if model is not None and model.adapters and not await restore_weights(adapter, Path(model.path), 0):
                 message = f"{type(adapter).__name__} cannot load the adapters of {model.path}"
                 raise ConfigError(Problem("--model", message, "use the trainer adapter `_type: local`"))
         num_samples = config.gate.num_samples if split == "confirm" else 1

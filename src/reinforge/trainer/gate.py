@@ -30,7 +30,7 @@ from reinforge.evaluation.statistics import (
     count_independent,
     list_names,
 )
-from reinforge.runs.checkpoints import copy_model
+from reinforge.runs.checkpoints import copy_model, restore_weights
 from reinforge.runs.rows import ValidationRow, choose_best_validation
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
@@ -274,7 +274,7 @@ class BaseComparison:
         self._context.begin_stage(phase.upper(), None, total)
         assert row.checkpoint is not None
         assert row.version is not None
-        await self._parts.adapter.restore(self._context.checkpoints.verify(row.checkpoint), row.version)
+        await restore_weights(self._parts.adapter, self._context.checkpoints.verify(row.checkpoint), row.version)
         report = await evaluation.validate("confirm", row.epoch, phase)
         self._context.end_stage({"outcomes": report.outcomes})
         return report

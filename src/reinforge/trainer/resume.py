@@ -21,7 +21,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.files import to_json
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import Registry
-from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.checkpoints import Checkpoints, restore_weights
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import REPAIR_NOTES, JournalReader
 from reinforge.runs.rows import EpochSnapshot
@@ -223,7 +223,7 @@ async def restore_snapshot(
     context.validations = context.journal.validations()
     context.restore_counters(snapshot.state["counters"])
     if snapshot.checkpoint is not None and version is not None:
-        await adapter.restore(context.folder / snapshot.checkpoint, version)
+        await restore_weights(adapter, context.folder / snapshot.checkpoint, version)
     context.journal.forget_checkpoints_except(context.checkpoints.names())
     policy = adapter.policy()
     if policy is None or version is None:

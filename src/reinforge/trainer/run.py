@@ -25,6 +25,7 @@ from reinforge.errors import (
     describe_error,
 )
 from reinforge.files import remove_folder, replace_file
+from reinforge.port_bases import PreparesTraining
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
@@ -240,7 +241,8 @@ class _Run:
         runner = await bind_parts(self.loaded, self.parts, self.context)
         context.begin_stage("LOAD")
         await trainer.initialize(config)
-        await self.parts.adapter.prepare_training()
+        if isinstance(adapter := self.parts.adapter, PreparesTraining):
+            await adapter.prepare_training()
         context.policy = self.parts.adapter.policy()
         self._require_policy()
         if self.options.resume is None or not await self._resume():

@@ -122,7 +122,6 @@ class MetricSummary:
     """Distinct prompts or conversations that the scored examples are of, which the interval counts; None: not known."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as a JSON-ready dict."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -234,6 +234,14 @@ def test_turns_that_name_their_completion_are_trained_on_the_tokens_that_were_sa
     assert 0 < project.summary["tokens"]["trained"] <= sampled
 
 
+def test_a_users_trainer_trains_turns_that_name_their_completion_too(project):
+    builder = {"_type": "test_converting", "num_generations": 4, "keeps_numbers": False}
+    project.set("trajectory_builders.builder", builder).set("trainers.trainer", {"_type": "my_trainer"})
+    result = project.set("finetuning.num_epochs", 1).finetune()
+    assert result.exit_code == 0, result.output
+    assert len({version["fingerprint"] for version in project.summary["policy_versions"]}) == 2
+
+
 class Rescaling(GroupTrajectoryBuilder):
     """A user's builder with its own reward: ten times the score, unknown for one example, an error for another."""
 

@@ -236,10 +236,11 @@ class Service(ScriptedPolicy):
         return ChatPrompt(tuple(request.messages), None, -1)
 
 
-async def test_decisions_are_replaced_without_tokens_of_a_service():
+@pytest.mark.parametrize("logprobs", [None, {"content": []}])
+async def test_decisions_are_replaced_without_tokens_of_a_service(logprobs):
     record = dialogue(-1, 1, truth="reject")
     for call in record.calls:
-        call.reply = replace(call.reply, tokens=None, policy_version=0)
+        call.reply = replace(call.reply, tokens=None, policy_version=0, logprobs=logprobs)
     wanted = {"verifier_guess_replacement_proportion": 1.0, "workflow": bound(), "policy": Service}
     _, collection = await collect_groups([record], **wanted)
     (verifier,) = collection.groups[0].trajectories

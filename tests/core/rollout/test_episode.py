@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.rollout.episode import (
-    attach_captured_tokens,
-    attach_remote_prompts,
+    attach_sources,
     build_trajectory,
     extract_text,
     is_trained_call,
@@ -17,7 +16,7 @@ from reinforge.rollout.isolation.worker_protocol import dump_call, load_call
 from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
-from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import EpisodeItem, Trajectory
 from tests.doubles import examples
 
 
@@ -212,9 +211,9 @@ def test_likely_tokens_reach_an_agent_in_its_process_and_no_record():
     assert parse_episode(json.loads(text), record.item).calls[0].reply.tokens.top_logprobs == ()
 
 
-def remote_collection(*turns):
-    items = [EpisodeItem(role="user", content="hi"), *turns]
-    return TrajectoryCollection(trajectories=[[Trajectory(episode=items, reward=1.0)]], run_id="r")
+def attach_remote(find_call, *turns):
+    episode = [EpisodeItem(role="user", content="hi"), *turns]
+    attach_sources([Trajectory(episode=episode, reward=1.0)], find_call, is_remote=True)
 
 
 def test_turns_that_a_remote_backend_trains():
@@ -222,18 +221,17 @@ def test_turns_that_a_remote_backend_trains():
     given = EpisodeItem(role="assistant", content="from the data")
     named = EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"})
     scored = EpisodeItem(role="assistant", content="no", logprobs=[-0.5])
-    collection = remote_collection(given, named, scored)
-    attach_remote_prompts(collection, {"c0": hosted_call(None)}.get)
+    attach_remote({"c0": hosted_call(None)}.get, given, named, scored)
     assert [turn.is_trained for turn in (given, named, scored)] == [False, True, True]
     assert named.prompt == ChatPrompt((user("hi"),), None, -1), "of the call, which did not get the first turn"
     assert [message["content"] for message in scored.prompt.messages] == ["hi", "from the data", "yo"]
 
     alone = EpisodeItem(role="assistant", content="yo")
-    attach_remote_prompts(remote_collection(alone), lambda _: None)
+    attach_remote(lambda call_id: None, alone)
     assert (alone.is_trained, alone.prompt) == (True, ChatPrompt((user("hi"),), None, -1))
 
     context, refused = (EpisodeItem(role="assistant", content="yo", trained=flag) for flag in (None, False))
-    attach_remote_prompts(remote_collection(context, refused), lambda _: None)
+    attach_remote(lambda call_id: None, context, refused)
     assert not any(turn.is_trained for turn in (context, refused)), "the builder says that none of them is"
 
 
@@ -243,7 +241,6 @@ def test_a_custom_builders_turn_gets_the_prompt_of_the_call_it_names():
         EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"}, trained=False),
         EpisodeItem(role="assistant", content="theirs"),
     ]
-    collection = TrajectoryCollection(trajectories=[[Trajectory(episode=turns, reward=1.0)]], run_id="r")
-    attach_captured_tokens(collection, {"c0": hosted_call(3)}.get)
+    attach_sources([Trajectory(episode=turns, reward=1.0)], {"c0": hosted_call(3)}.get)
     assert [turn.is_trained for turn in turns] == [True, False, False]
     assert turns[0].prompt == ChatPrompt((user("hi"),), None, 3)

@@ -166,7 +166,6 @@ def test_find_adapters():
 
 async def test_a_server_with_one_policy_rejects_other_names():
     policy = ScriptedPolicy()
-    assert policy.names == ()
     assert PolicyLLM(lambda: policy).model_name == "scripted"
     with pytest.raises(ConfigError, match="ScriptedPolicy serves a single policy, none named a"):
         _ = PolicyLLM(lambda: policy, "a").model_name

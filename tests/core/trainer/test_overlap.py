@@ -14,7 +14,7 @@ from reinforge.runs.rows import EpochSnapshot
 from reinforge.trainer import epoch_collection
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import EarlyCollections, ExampleChoice, check_overlap, drop_stale
+from reinforge.trainer.epoch_collection import EarlyCollections, ExampleChoice, check_overlap, is_stale
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
@@ -64,12 +64,9 @@ def trajectory(*versions):
 
 def test_groups_with_a_token_that_is_too_old_are_dropped_whole():
     groups = [[trajectory(3, 4), trajectory(4)], [trajectory(4), trajectory(4, 2)], [trajectory(3), trajectory(-1)]]
-    collection = TrajectoryCollection(trajectories=groups, run_id="r")
-    assert len(collection.groups) == 3
-    kept, count = drop_stale(collection, oldest=3)
-    assert (kept.trajectories, count) == ([groups[0], groups[2]], 1), "-1: given, not sampled"
-    assert len(kept.groups) == 2
-    assert drop_stale(collection, oldest=2) == (collection, 0)
+    made = TrajectoryCollection(trajectories=groups, run_id="r").groups
+    assert [is_stale(group, oldest=3) for group in made] == [False, True, False], "-1: given, not sampled"
+    assert not any(is_stale(group, oldest=2) for group in made)
 
 
 class Served(RecordingAdapter):
@@ -263,7 +260,7 @@ async def test_tokens_that_are_too_old_are_dropped_and_counted_whatever_made_the
 
 async def test_tokens_that_are_too_old_are_trained_if_nothing_drops_them(tmp_path, monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(epoch_collection, "drop_stale", lambda collection, oldest: (collection, 0))
+    monkeypatch.setattr(epoch_collection, "is_stale", lambda group, oldest: False)
     assert await run_with_a_late_server(tmp_path) == ([True] * 4, [0] * 4)
 
 

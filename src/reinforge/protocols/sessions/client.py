@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.protocols.service import KEY_REJECTED, NOT_FOUND
 from reinforge.protocols.sessions.wire import (
     SESSIONS,
     EncodeAnswer,
@@ -40,8 +41,6 @@ from reinforge.types.sample import FloatArray
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=BaseModel)
-NOT_FOUND = 404
-KEY_REJECTED = (401, 403)
 HEARTBEATS = 4
 """Signs of life within the time after which a server may end a session."""
 

@@ -295,15 +295,11 @@ class WorkerTransport(Protocol):
     def is_alive(self) -> bool:
         """True if the worker runs, as far as is known."""
 
-    async def write(self, line: bytes) -> None:
-        """Sends a line."""
-
+    async def write(self, line: bytes) -> None: ...
     async def readline(self) -> bytes:
         """Returns the next line of the worker; empty: there will be none."""
 
-    async def describe_end(self) -> str:
-        """Returns how the worker ended."""
-
+    async def describe_end(self) -> str: ...
     def kill(self) -> None:
         """Kills the worker with everything that it has started; may be called again."""
 

@@ -43,9 +43,7 @@ class AgentTool(Protocol):
     """A tool that a policy may call."""
 
     @property
-    def name(self) -> str:
-        """The name by which it is called."""
-
+    def name(self) -> str: ...
     @property
     def definition(self) -> dict[str, Any]:
         """The tool in OpenAI's format."""

@@ -268,7 +268,7 @@ def describe_owner(folder: Path) -> str:
     while time.monotonic() < deadline:
         try:
             owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
-            if owner["host"] != socket.gethostname() or _is_alive(owner["pid"]):
+            if owner["host"] != socket.gethostname() or is_alive(owner["pid"]):  # a killed owner leaves its name
                 return f"process {owner['pid']} on {owner['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -276,8 +276,7 @@ def describe_owner(folder: Path) -> str:
     return "another process"
 
 
-def _is_alive(pid: int) -> bool:
-    """False if there is no such process: a killed owner leaves its name in the folder."""
+def is_alive(pid: int) -> bool:
     if os.name == "nt":  # where signal 0 would end the process
         return True
     try:
