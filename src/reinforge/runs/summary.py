@@ -161,6 +161,8 @@ class RunSummary:
         if self.is_incomplete:
             pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
+            if self.status == "stopped" and self.checkpoint is not None and not is_from_python(folder):
+                pairs.append(("judge now", f"reinforge runs verdict {shlex.quote(str(folder))}"))
         return pairs
 
     def _list_reports(self) -> list[str]:

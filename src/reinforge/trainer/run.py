@@ -294,7 +294,10 @@ class _Run:
         made_of = collect_provenance(self.loaded, self.model_folder)
         if self.options.resume is not None:
             allowed = self.options.allow_config_change
-            changed = resume.refuse_changes(context.journal, text, data, made_of, root, allowed=allowed)
+            judge_only = self.options.judge_only
+            changed = resume.refuse_changes(
+                context.journal, text, data, made_of, root, allowed=allowed, judge_only=judge_only
+            )
             if not changed:
                 known = resume.read_provenance(context.journal.facts())
                 made_of = made_of if known is None else known.extended_by(made_of)
