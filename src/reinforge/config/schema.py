@@ -145,8 +145,9 @@ class SplitsConfig(Block):
     )
     group_key: str | None = Field(
         default="conversation",
-        description="Column whose equal values keep rows in one split, such as the conversation, the user or the "
-        "document that they come from; rows without it stand alone. Null: none.",
+        description="Column whose equal values keep rows in one split and count once in every interval, such as the "
+        "conversation, the user, the document or the template that they come from; rows without it stand alone. Null: "
+        "none.",
     )
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",

@@ -138,13 +138,15 @@ async def _measure(
     report = (await evaluate(options.loaded, asked, options.registry)).report
     metric = find_metric(model)
     before, after = read_scores(reader, metric), report.scores.get(metric, {})
-    known = model.summary.confirm_tuned or (summarize(metric, before, len(before)) if before else None)
+    known = model.summary.confirm_tuned or (
+        summarize(metric, before, len(before), clusters=report.clusters) if before else None
+    )
     shared = before.keys() & after.keys()
     return replace(
         judgement,
         figure=report.summaries.get(metric),
         run_figure=known,
-        difference=compute_paired_difference(before, after) if shared else None,
+        difference=compute_paired_difference(before, after, clusters=report.clusters) if shared else None,
     )
 
 

@@ -21,7 +21,7 @@ from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
 from reinforge.safe_text import to_printable
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
@@ -59,6 +59,7 @@ class RunSummary:
         num_jobs: Training jobs of the whole run; None: unknown.
         guards: What the guards found, in the order of the epochs.
         stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
+        evaluators_sha256: Evaluator -> hash of its code, its settings and its judge's model.
     """
 
     run_id: str
@@ -87,6 +88,7 @@ class RunSummary:
     num_jobs: int | None = None
     guards: list[GuardEvent] = field(default_factory=list)
     stages: dict[str, int] = field(default_factory=dict)
+    evaluators_sha256: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -159,6 +161,8 @@ class RunSummary:
         if self.is_incomplete:
             pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
+            if self.status == "stopped" and self.checkpoint is not None and not is_from_python(folder):
+                pairs.append(("judge now", f"reinforge runs verdict {shlex.quote(str(folder))}"))
         return pairs
 
     def _list_reports(self) -> list[str]:
@@ -230,7 +234,8 @@ class RunSummary:
             return "unknown: no evaluation finished"
         shown = next(summary for summary in (after, before) if summary is not None)
         best = ", the best validation so far" if self.is_incomplete and after is not None and after is self.best else ""
-        where = f"{shown.metric} on {shown.num_examples} {split} examples{format_unscored(shown, before=', ')}{best}"
+        on = count_examples(shown.num_examples, shown.num_clusters).replace(" ", f" {split} ", 1)
+        where = f"{shown.metric} on {on}{format_unscored(shown, before=', ')}{best}"
         return f"{_format_mean(before)} -> {_format_mean(after)} ({where})"
 
     def describe_best(self) -> str:

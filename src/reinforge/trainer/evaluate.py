@@ -17,7 +17,7 @@ from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
-from reinforge.evaluation.splits import SPLITS, split_examples
+from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
 from reinforge.registry import Registry
@@ -205,6 +205,7 @@ async def prepare_evaluation(
         evaluators,
         reward_metric=config.reward_function.name if config.reward_function is not None else next(iter(evaluators)),
         outcomes=config.outcomes,
+        clusters=find_clusters(items, config.splits),
         listener=lambda record: progress.episode(record.outcome.value, record.reward, record.num_completion_tokens),
         note=progress.note,
     )

@@ -32,6 +32,7 @@ class RunOptions:
     smoke: bool = False  # run everything once, as small as possible, in a folder named `...-smoke`
     resume: Path | None = None
     allow_config_change: bool = False
+    judge_only: bool = False  # resume a stopped run for its verdict alone, after the epochs that it has trained
     overwrite: bool = False
     """Replace a run of the same name that no process works on, once the new one is known to be valid."""
     folder: Path | None = None

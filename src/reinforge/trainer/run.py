@@ -42,7 +42,7 @@ from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.provenance import Provenance, collect_provenance, seal_run
+from reinforge.trainer.provenance import Provenance, collect_provenance, identify_evaluators, seal_run
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
 from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
@@ -294,7 +294,10 @@ class _Run:
         made_of = collect_provenance(self.loaded, self.model_folder)
         if self.options.resume is not None:
             allowed = self.options.allow_config_change
-            changed = resume.refuse_changes(context.journal, text, data, made_of, root, allowed=allowed)
+            judge_only = self.options.judge_only
+            changed = resume.refuse_changes(
+                context.journal, text, data, made_of, root, allowed=allowed, judge_only=judge_only
+            )
             if not changed:
                 known = resume.read_provenance(context.journal.facts())
                 made_of = made_of if known is None else known.extended_by(made_of)
@@ -307,14 +310,16 @@ class _Run:
             text = keep_settings_of_one_call(context.folder, text)
         replace_file(context.folder / "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
+        self.summary.evaluators_sha256 = identify_evaluators(self.loaded)
         context.journal.set_facts(
             run_id=context.run_id,
             config_sha256=self.summary.config_sha256,
             data_sha256=data,
-            clusters=self._comparison.find_clusters("select", "confirm"),
+            clusters=self.parts.clusters,
             project_root=str(root),
             seal=seal_run(context.folder, root),
             provenance=made_of.as_dict(),
+            evaluators=self.summary.evaluators_sha256,
             version=__version__,
             status="running",
             reason="",

@@ -223,10 +223,18 @@ def test_examples_of_one_conversation_or_prompt_are_one_cluster():
         example("b", "two", completion="x", conversation="c"),
         example("d", "one", completion="y"),
         example("e", "three", completion="y"),
-        example("f", "three"),
+        example("f", "Three!"),
     ]
-    assert find_clusters(items, "conversation") == {"a": "a", "b": "a", "d": "a"}
-    assert find_clusters(items, None) == {"a": "a", "d": "a"}, "f brings no reply: its id makes it an example"
+    assert find_clusters(items, SplitsConfig()) == {"a": "a", "b": "a", "d": "a", "e": "e", "f": "e"}
+    assert find_clusters(items, SplitsConfig(group_key=None)) == {"a": "a", "d": "a", "e": "e", "f": "e"}
+    assert find_clusters(items, SplitsConfig(key="id", group_key=None)) == {}, "the id makes the example"
+
+
+def test_the_rule_of_a_game_is_not_a_prompt_unless_the_rows_are_equal() -> None:
+    games = [example(n, "play", seed=n // 2) for n in range(8)]
+    assert find_clusters(games, SplitsConfig()) == {str(n): str(n // 2 * 2) for n in range(8)}
+    questions = [example(n, f"question {n % 10}", seed=n) for n in range(30)]
+    assert find_clusters(questions, SplitsConfig()) == {str(n): str(n % 10) for n in range(30)}
 
 
 def games(*ids):

@@ -1,12 +1,14 @@
 """Two runs side by side: paired where both ran on the same examples, else unpaired, and it says which."""
 
 import asyncio
+import importlib
 import json
 import shutil
 
 import pytest
 import yaml
 
+from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
 from reinforge.runs.comparison import compare_runs
 from reinforge.runs.episodes import count_changes
@@ -14,6 +16,7 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
+from reinforge.trainer.provenance import identify_evaluators
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalOutputItem
 from tests.core.e2e.test_reporting import LearningRun, by_version
@@ -203,7 +206,8 @@ def test_examples_of_one_conversation_are_not_independent(made, copied):
     assert difference.p_value == 0.25
     assert found.conclude() == f"No difference in reward was shown: {difference} may be due to chance, p = 0.250."
     found = compare_runs(copied / "short", made / "large")
-    assert any("so its interval is too narrow" in note for note in found.notes)
+    wide, narrow = (each.metrics[0].difference for each in (found, compare_runs(made / "short", made / "large")))
+    assert wide.ci_high - wide.ci_low > narrow.ci_high - narrow.ci_low, "conversations count, not their examples"
 
 
 async def test_a_run_records_the_conversations_of_its_held_out_examples(tmp_path):
@@ -238,7 +242,34 @@ def test_a_run_with_a_baseline_alone_is_named(copied):
 
 def test_runs_that_are_scored_differently_say_so(made):
     found = compare(made, "short", "fast")
-    assert any(note.startswith("The two runs are scored differently: eval.evaluators.reward") for note in found.notes)
+    assert found.notes[0] == "reward cannot be compared. Its code, its settings or its judge changed between the runs."
+    assert found.notes[1].startswith("The two runs are scored differently: eval.evaluators.reward")
+    assert (
+        found.conclude() == "short and fast were scored by different evaluators named reward: they cannot be compared."
+    )
+    assert found.metrics[0].describe_difference() == ("not comparable", "")
+
+
+def test_a_reward_of_the_same_name_is_another_one_if_what_it_calls_has_changed(tmp_path, monkeypatch):
+    """The helper of a reward, and a constant: the function itself and its name stay as they are."""
+    source = "SCALE = 1.0\n\ndef shape(score):\n    return SCALE * score\n\ndef reward(output, expected):\n"
+    source += "    return shape(len(output) / 10)\n\ndef unused():\n    return 1\n"
+    hashes = []
+    for name, text in {
+        "once": source,
+        "same": source.replace("return 1\n", "return 2\n"),
+        "scaled": source.replace("1.0", "2.0"),
+        "shaped": source.replace("SCALE * score", "SCALE - score"),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"rewards_{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / name)
+        module = importlib.import_module(f"rewards_{name}")
+        evaluators = {"reward": {"_type": "python", "function": module.reward}}
+        hashes.append(identify_evaluators(build_config({"eval": {"evaluators": evaluators}}))["reward"])
+    once, same, scaled, shaped = hashes
+    assert once == same, "what the reward does not use does not count"
+    assert len({once, scaled, shaped}) == 3
 
 
 def test_code_that_differs_is_named(copied):
@@ -248,15 +279,14 @@ def test_code_that_differs_is_named(copied):
         journal.set_facts(provenance={"files": files, "functions": {"__main__.score": digest}, "versions": {}})
         journal.close()
     found = compare(copied, "short", "long")
-    expected = "The code differs in __main__.score, reward.py. Scores of an evaluator that changed cannot be compared."
-    assert found.notes == [expected]
+    assert found.notes == ["The code differs in __main__.score, reward.py."]
 
 
 def test_without_a_verdict_the_last_validations_are_compared(made):
     found = compare(made, "short", "flat")
     assert found.split == "select"
     assert "the last validations on the same" in found.pairing
-    assert "it flatters both" in found.notes[0]
+    assert any("it flatters both" in note for note in found.notes)
 
 
 def test_a_run_is_not_compared_with_itself(made):

@@ -16,21 +16,30 @@ def report(scores, num_examples=None, error=None, **more):
     return EvaluationReport("confirm", 3, by_metric, num_examples or len(scores), {}, "wins", error=error)
 
 
+def names(count, num_clusters=None):
+    return [str(n % (num_clusters or count)) for n in range(count)]
+
+
+def in_clusters(size, *reports):
+    clusters = {f"e{n}": str(n // size) for n in range(40)}
+    return [replace(each, clusters=clusters) for each in reports]
+
+
 def test_power_is_told_with_its_assumption():
-    assert describe_power(GateConfig(), 20) == (
+    assert describe_power(GateConfig(), names(20)) == (
         "20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 that change on a quarter of the "
         "examples); more examples or a larger finetuning.gate.num_samples can show less"
     )
-    many = describe_power(GateConfig(num_samples=4, margin=0.02), 1000)
+    many = describe_power(GateConfig(num_samples=4, margin=0.02), names(1000))
     assert many == (
         "1000 confirm examples, 4 episodes each, cannot show less than ±0.04 (for scores of 0 and 1 that change on a "
         "quarter of the examples, with the margin 0.02)"
     )
-    assert describe_power(GateConfig(), 1) == "1 confirm example: fewer than 6 can never show an improvement"
-    of_few = describe_power(GateConfig(), 100, 20)
-    assert of_few.startswith("100 confirm examples of 20 conversations cannot show less than ±0.24 (")
-    few = "100 confirm examples of 5 conversations: fewer than 6 can never show an improvement"
-    assert describe_power(GateConfig(), 100, 5) == few
+    assert describe_power(GateConfig(), names(1)) == "1 confirm example: fewer than 6 can never show an improvement"
+    of_few = describe_power(GateConfig(), names(100, 20))
+    assert of_few.startswith("100 confirm examples of 20 prompts cannot show less than ±0.24 (")
+    few = "100 confirm examples of 5 prompts: fewer than 6 can never show an improvement"
+    assert describe_power(GateConfig(), names(100, 5)) == few
 
 
 def test_missing_examples_are_told_with_the_commonest_reason():
@@ -145,33 +154,31 @@ def test_gate_metric_replaces_the_reward():
 def test_examples_of_one_conversation_do_not_count_as_many():
     base, tuned = [0] * 40, [1] * 8 + [0] * 32
     assert judge(report(base), report(tuned)).promoted is True
-    clusters = {f"e{n}": str(n // 8) for n in range(40)}  # all that changed is one of five conversations
-    verdict = decide(GateConfig(), "wins", report(base), report(tuned), clusters=clusters)
+    verdict = judge(*in_clusters(8, report(base), report(tuned)))  # all that changed is one of five conversations
     assert verdict.promoted is False
     assert "over 5 clusters" in verdict.improvement.method
+    assert "40 examples of 5 prompts" in verdict.reason
+    assert (verdict.confirm_tuned.num_examples, verdict.confirm_tuned.num_clusters) == (40, 5)
     assert verdict.changes[0].improvement == verdict.improvement, "the table of the evaluators says the same"
 
 
 def test_a_guard_counts_conversations_too():
     gate, before, after = GateConfig(guard_metrics={"safe": 0.2}), report(HALF, safe=[1] * 40), [0] * 4 + [1] * 36
-    clusters = {f"e{n}": str(n // 5) for n in range(40)}
     assert decide(gate, "wins", before, report(BETTER, safe=after)).promoted is True
-    verdict = decide(gate, "wins", before, report(BETTER, safe=after), clusters=clusters)
+    verdict = decide(gate, "wins", *in_clusters(5, before, report(BETTER, safe=after)))
     assert verdict.promoted is False
     assert "may have dropped by more than 0.2" in verdict.reason
 
 
 def test_a_single_conversation_is_no_verdict():
-    clusters = {f"e{n}": "c" for n in range(40)}
-    verdict = decide(GateConfig(), "wins", report(HALF), report(BETTER), clusters=clusters)
+    verdict = judge(*in_clusters(40, report(HALF), report(BETTER)))
     assert verdict.promoted is None
     assert "the 40 examples share one conversation" in verdict.reason
 
 
 def test_too_few_conversations_are_told_as_the_reason():
-    clusters = {f"e{n}": str(n // 8) for n in range(40)}
     tuned = [1 if n % 8 < 6 else 0 for n in range(39)] + [1]  # all five conversations improve, not all alike
-    verdict = decide(GateConfig(), "wins", report([0] * 40), report(tuned), clusters=clusters)
+    verdict = judge(*in_clusters(8, report([0] * 40), report(tuned)))
     assert verdict.improvement.ci_low > 0
     assert verdict.promoted is False
-    assert verdict.reason.endswith("at most 0.05; fewer than 6 conversations can never reach that")
+    assert verdict.reason.endswith("at most 0.05; fewer than 6 prompts can never reach that")

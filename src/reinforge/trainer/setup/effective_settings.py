@@ -10,7 +10,7 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.learning_rate import describe_learning_rate
 from reinforge.engine.model.source import describe_source
-from reinforge.evaluation.splits import find_clusters
+from reinforge.evaluation.statistics import list_names
 from reinforge.files import to_json
 from reinforge.port_bases import DescribesSettings
 from reinforge.rollout.models.llms import PolicyLLM
@@ -67,11 +67,9 @@ def _describe_training(parts: Parts) -> list[tuple[str, str]]:
 
 
 def _describe_verdict(parts: Parts) -> str:
-    """Returns how small an improvement the verdict can show; a conversation counts once."""
-    items, config = parts.splits["confirm"], parts.config
-    clusters = find_clusters(items, config.splits.group_key)
-    num_clusters = len(items) - len(clusters) + len(set(clusters.values()))
-    return describe_power(config.gate, len(items), num_clusters)
+    """Returns how small an improvement the verdict can show; a prompt or a conversation counts once."""
+    names = list_names((str(item.id) for item in parts.splits["confirm"]), parts.clusters)
+    return describe_power(parts.config.gate, names)
 
 
 def _describe_trackers(config: FinetuneConfig) -> str:
