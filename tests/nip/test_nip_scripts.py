@@ -19,7 +19,7 @@ from reinforge.multiagent import (
 )
 from tests.babble import Babble
 
-SCRIPTS = Path(__file__).parents[1] / "nip_scripts"
+SCRIPTS = Path(__file__).parent / "scripts"
 IMPORTS = {
     "from nip import": "from reinforge.multiagent import",
     "from nip.utils.env import": "from reinforge.multiagent import",

@@ -18,10 +18,10 @@ import torch
 from reinforge.redteam import datasets
 from tests.models import make_tiny_model
 
-PROGRAMS = Path(__file__).parents[1] / "astra"
+PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 
-PAGE = (PROGRAMS.parents[1] / "docs" / "coming-from-astra-rl.md").read_text(encoding="utf-8")
+PAGE = (PROGRAMS.parents[2] / "docs" / "coming-from-astra-rl.md").read_text(encoding="utf-8")
 ADDRESSES = PAGE[PAGE.index("## Where names are") : PAGE.index("## Your own system")]
 
 PROMPTS = {"train": ["My day was", "They said that"], "dev": ["On Monday"], "test": ["The desk", "A visitor", "Rain"]}

@@ -35,7 +35,7 @@ def python(tmp_path):
 
 
 def build_adapter(python, **environment):
-    paths = os.pathsep.join([str(ROOT / "tests" / "vllm_standin"), str(ROOT)])
+    paths = os.pathsep.join([str(ROOT / "tests" / "scale" / "vllm_standin"), str(ROOT)])
     launch = {"python": str(python), "environment": {"PYTHONPATH": paths, **environment}}
     return LocalAdapter(LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch}), GRPO(GRPOConfig()))
 
@@ -188,7 +188,7 @@ def list_marked(mark):
 def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python, monkeypatch):
     """The whole command: killed in its second epoch, nothing is left of the server, and a new one goes on."""
     mark = str(project.folder)
-    paths = os.pathsep.join([str(ROOT / "tests" / "vllm_standin"), str(ROOT)])
+    paths = os.pathsep.join([str(ROOT / "tests" / "scale" / "vllm_standin"), str(ROOT)])
     launch = {"python": str(python), "environment": {"PYTHONPATH": paths, "MARK_OF_TEST": mark}}
     project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
     project.set("finetuning.num_epochs", 3).set("trajectory_builders.builder.examples_per_epoch", 4)

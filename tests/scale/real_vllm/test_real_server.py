@@ -30,7 +30,7 @@ from tests.scale.vllm_answers import ANSWERS, record_answers
 from tests.scale.vllm_jobs import build_run_config, prompt, sample_group, train
 
 PYTHON = os.environ.get("REINFORGE_VLLM_PYTHON")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZES = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 256}
 """vLLM's attention on a CPU has heads of 32 numbers and more."""
 GONE_S = 15.0
