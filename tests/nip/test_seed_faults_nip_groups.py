@@ -13,7 +13,7 @@ from reinforge.types.request import ModelRequest, SamplingParams
 from tests.faults import assert_every_fault_has_a_test
 from tests.groups import Embedded, Hosted, rollouts
 from tests.openai_server import fails
-from tests.protocols.openai_service import lost_response
+from tests.protocols.stand_in import lost_response
 
 COVERED = {
     3: ["tests/fault/test_group_jobs.py::test_a_killed_group_continues"],

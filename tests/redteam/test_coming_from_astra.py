@@ -74,7 +74,7 @@ def run_program(tmp_path, monkeypatch, models):
 
 
 def test_programs_are_written_for_astra_rl():
-    assert len(NAMES) == 11, "ten programs and the system that most of them share"
+    assert len(NAMES) == 10, "nine programs and the system that most of them share"
     for name in NAMES:
         text = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
         assert "reinforge" not in text, "a program is written for astra-rl"
@@ -140,17 +140,6 @@ def test_own_evaluator(run_program, tmp_path):
     assert metrics["summary"]["worst"] == max(
         turn["target_toxicity"] for row in metrics["details"] for turn in row["per_turn"]
     )
-
-
-def test_own_trainer(run_program, tmp_path):
-    trainer = run_program("own_trainer")
-    assert len(trainer.scores) == 2
-    assert trainer._global_step_counter > 0
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-1", "step-2"}
-    from transformers import AutoModelForCausalLM
-
-    saved = [AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/step-{i}") for i in (1, 2)]
-    assert not torch.equal(*(model.transformer.wte.weight for model in saved)), "each step trains"
 
 
 def test_own_solver(run_program):
