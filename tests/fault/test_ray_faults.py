@@ -10,19 +10,17 @@ from reinforge.scale import engine_group
 from reinforge.scale.ray import adapter as ray_adapters
 from reinforge.scale.ray.cluster import RayConnection
 from tests.scale import ray_jobs
+from tests.scale.jobs import collect, measure_distance, train
 from tests.scale.ray_jobs import (
     arm,
-    collect,
     kill,
     list_requests,
-    measure_distance,
     notice_loss,
     numbers_of,
     ray_adapter,
     replace_lost,
     sample_job,
     save,
-    train,
     train_here,
 )
 

@@ -15,16 +15,15 @@ from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.scale.engine_worker import list_versions
 from tests.fault.kit import KILLED, Toy, damaged, differences
 from tests.scale import ray_jobs
+from tests.scale.jobs import measure_distance, train
 from tests.scale.ray_jobs import (
     list_requests,
-    measure_distance,
     notice_loss,
     numbers_of,
     ray_adapter,
     replace_lost,
     sample_job,
     save,
-    train,
     train_here,
 )
 from tests.scale.ray_nodes import Cluster

@@ -218,13 +218,6 @@ def test_a_reasoning_that_cannot_be_written_is_a_missing_score():
     assert asyncio.run(score(SURROGATE)).score == 0.5
 
 
-def test_a_score_of_ten_thousand_digits_is_missing():
-    async def score():
-        return await score_item(Scored(lambda item: 10**10_000), examples(1)[0])
-
-    assert asyncio.run(score()).error == "the evaluator returned an integer of 33,220 bits, not a finite number"
-
-
 def test_lone_surrogates_come_back_as_they_were(tmp_path):
     """From a reply, an output, a reason and an evaluator's error: JSON has an escape for them."""
     folder = tmp_path / "r"

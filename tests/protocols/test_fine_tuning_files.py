@@ -205,6 +205,8 @@ async def test_files_have_a_purpose_an_order_and_an_end(server, client):
     assert expiring.expires_at == expiring.created_at + 3600
     with server.api.store._transaction() as database:
         database.execute("UPDATE files SET expires_at = 1 WHERE id = ?", (expiring.id,))
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(expiring.id)
     assert expiring.id not in [each.id async for each in client.files.list()]
     assert expiring.id not in stored(server)
 
@@ -239,16 +241,6 @@ async def test_a_form_has_few_fields_and_does_not_wait_for_the_next(server):
     async with asyncio.timeout(60):
         assert b" 408 " in await reader.readline()
     writer.close()
-
-
-async def test_a_file_whose_time_is_over_is_gone_at_once(server, client):
-    file = await client.files.create(
-        file=("e", b"x"), purpose="fine-tune", expires_after={"anchor": "created_at", "seconds": 3600}
-    )
-    with server.api.store._transaction() as database:
-        database.execute("UPDATE files SET expires_at = 1")
-    with pytest.raises(openai.NotFoundError):
-        await client.files.content(file.id)
 
 
 class TestUploads:

@@ -256,12 +256,6 @@ async def test_without_that_rule_an_odd_poll_ends_the_run(monkeypatch: pytest.Mo
         await wait_for_job({"error": "boom"}, DONE)
 
 
-async def test_odd_polls_end_at_max_wait_s() -> None:
-    status = await wait_for_job({"error": "boom"}, max_wait_s=0.02)
-    assert status.status is TrainingStatusEnum.FAILED
-    assert "was still unknown after max_wait_s (0.02 s); cancelling it failed" in str(status.message)
-
-
 async def test_the_status_of_a_job_that_only_answers_oddly_is_a_typed_error() -> None:
     endpoint = ScriptedEndpoint(lambda *_: {"error": "boom"})
     jobs = HostedJobs(FineTuningService(endpoint), OpenAIAdapterConfig(base_model="gpt"), seed=0)

@@ -339,15 +339,13 @@ def test_inspecting_runs_does_not_import_torch(runs):
 
 
 def test_a_run_that_stopped_early_is_judged_after_the_epochs_that_it_has_trained(runs):
-    result = call("verdict", "killed", "--project_root", ".")
-    assert result.exit_code == 0, result.output
+    call("verdict", "killed", "--project_root", ".", code=0)
     judged = json.loads((runs / "killed" / "summary.json").read_text())
     assert (judged["status"], judged["num_jobs"]) == ("completed", 1)
     assert judged["improvement"] is not None or "no checkpoint beat the base model" in judged["reason"]
     assert as_json("list")["runs"][1]["num_epochs"] == 1, "it is now a run of the one epoch that it has trained"
-    resume = ["finetune", "--resume", "runs/killed", "--project_root", ".", "-o", "finetuning.num_epochs", "2"]
-    more = CliRunner().invoke(main, resume)
-    assert more.exit_code == 0, more.output
+    resume = ["--resume", "runs/killed", "--project_root", ".", "-o", "finetuning.num_epochs", "2"]
+    call_main("finetune", *resume, code=0)
     assert json.loads((runs / "killed" / "summary.json").read_text())["num_jobs"] == 2
     done = json.loads((runs / "done" / "summary.json").read_text())
     assert done["policy_versions"] == json.loads((runs / "killed" / "summary.json").read_text())["policy_versions"]
