@@ -4,8 +4,6 @@ A dot says that the package of the column imports one of the row. Rows, columns 
 test and the imports of the code.
 """
 
-from __future__ import annotations
-
 from xml.sax.saxutils import escape
 
 from tests.core.contract.test_layering import AROUND, CORE, HOSTS, graph, home
@@ -41,7 +39,6 @@ def find_package_imports() -> dict[str, set[str]]:
 
 
 def build_drawing() -> str:
-    """Returns the SVG."""
     imports = find_package_imports()
     rows = [sorted(names & imports.keys()) for names in reversed(CORE)]
     columns = sorted(AROUND & imports.keys())

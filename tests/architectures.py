@@ -1,10 +1,8 @@
 """Tiny models of today's architectures, by what their layers keep between tokens.
 
-Each entry is a `model_type` of transformers and what its tiny configuration needs besides the sizes of
-`tests/models.py`.
+Each entry is a `model_type` of transformers, with `_window` where it has variants, and what its tiny configuration
+needs besides the sizes of `tests/models.py`.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
@@ -48,131 +46,105 @@ LATENT = {
     "num_key_value_heads": 4,
 }
 WINDOW = {"sliding_window": 8}
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+SHARED_KEYS = {
+    **WINDOW,
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 320,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+}
+MIXED_WINDOW = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+NEMOTRON = {
+    "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+    "num_hidden_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
+ZAMBA = {
+    "num_hidden_layers": 3,
+    "layers_block_type": ["mamba", "hybrid", "mamba"],
+    "mamba_d_state": 8,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "chunk_size": 8,
+    "num_key_value_heads": 4,
+    "num_mem_blocks": 1,
+    "use_mamba_kernels": False,
+}
+KIMI = {
+    **LATENT,
+    **LOCAL_EXPERTS,
+    "q_lora_rank": None,
+    "moe_intermediate_size": 32,
+    "layer_types": HYBRID_MIX,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "mlp_layer_types": ["dense", "sparse"],
+}
+LLAMA4 = {
+    **LOCAL_EXPERTS,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 64,
+    "head_dim": 16,
+    "attention_chunk_size": 8,
+    "no_rope_layers": [1, 0],
+    "moe_layers": [1],
+}
+JAMBA = {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
+SHARED_EXPERT = {**EXPERTS, "shared_expert_intermediate_size": 32}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     # recurrent states
-    "qwen3_5_text": ("qwen3_5_text", DELTA_NET),
-    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 32}),
-    "qwen3_next": ("qwen3_next", {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 32}),
-    "olmo_hybrid": ("olmo_hybrid", {**DELTA_NET, "linear_num_key_heads": 4, "num_key_value_heads": 4}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
-    "lfm2_moe": ("lfm2_moe", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, **EXPERTS}),
-    "granitemoehybrid": (
-        "granitemoehybrid",
-        {**MAMBA, **LOCAL_EXPERTS, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
-    ),
-    "falcon_h1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 128}),
-    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1]}),
-    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8}),
-    "mamba": ("mamba", {"state_size": 8}),
-    "falcon_mamba": ("falcon_mamba", {"state_size": 8}),
-    "jamba": (
-        "jamba",
-        {
-            "mamba_d_state": 8,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "num_experts": 4,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "nemotron_h": (
-        "nemotron_h",
-        {
-            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
-            "num_hidden_layers": 4,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 8,
-            "n_groups": 2,
-            "chunk_size": 8,
-            "head_dim": 16,
-            "n_routed_experts": 4,
-            "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 32,
-        },
-    ),
-    "zamba2": (
-        "zamba2",
-        {
-            "num_hidden_layers": 3,
-            "layers_block_type": ["mamba", "hybrid", "mamba"],
-            "mamba_d_state": 8,
-            "n_mamba_heads": 8,
-            "mamba_ngroups": 2,
-            "chunk_size": 8,
-            "num_key_value_heads": 4,
-            "num_mem_blocks": 1,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "kimi_linear": (
-        "kimi_linear",
-        {
-            **LATENT,
-            "q_lora_rank": None,
-            **LOCAL_EXPERTS,
-            "moe_intermediate_size": 32,
-            "layer_types": HYBRID_MIX,
-            "linear_head_dim": 16,
-            "linear_num_heads": 4,
-            "mlp_layer_types": ["dense", "sparse"],
-        },
-    ),
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_5_moe_text": {**DELTA_NET, **SHARED_EXPERT},
+    "qwen3_next": {**DELTA_NET, **SHARED_EXPERT},
+    "olmo_hybrid": {**DELTA_NET, "linear_num_key_heads": 4, "num_key_value_heads": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, **EXPERTS},
+    "granitemoehybrid": {
+        **MAMBA,
+        **LOCAL_EXPERTS,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 32,
+    },
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 128},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8},
+    "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
+    "jamba": {**JAMBA, "use_mamba_kernels": False},
+    "nemotron_h": NEMOTRON,
+    "zamba2": ZAMBA,
+    "kimi_linear": KIMI,
     # experts
-    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16}),
-    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 32}),
-    "mixtral": ("mixtral", LOCAL_EXPERTS),
-    "gpt_oss": ("gpt_oss", {**LOCAL_EXPERTS, **WINDOW, "head_dim": 16}),
-    "granitemoe": ("granitemoe", LOCAL_EXPERTS),
-    "olmoe": ("olmoe", EXPERTS),
-    "glm4_moe": ("glm4_moe", {**ROUTED, "n_shared_experts": 1, "head_dim": 16}),
-    "deepseek_v3": ("deepseek_v3", {**ROUTED, **LATENT}),
-    "ernie4_5_moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
-    "llama4_text": (
-        "llama4_text",
-        {
-            **LOCAL_EXPERTS,
-            "num_experts_per_tok": 1,
-            "intermediate_size_mlp": 64,
-            "head_dim": 16,
-            "attention_chunk_size": 8,
-            "no_rope_layers": [1, 0],
-            "moe_layers": [1],
-        },
-    ),
+    "qwen3_moe": {**EXPERTS, "head_dim": 16},
+    "qwen2_moe": SHARED_EXPERT,
+    "mixtral": LOCAL_EXPERTS,
+    "gpt_oss": {**LOCAL_EXPERTS, **WINDOW, "head_dim": 16},
+    "granitemoe": LOCAL_EXPERTS,
+    "olmoe": EXPERTS,
+    "glm4_moe": {**ROUTED, "n_shared_experts": 1, "head_dim": 16},
+    "deepseek_v3": {**ROUTED, **LATENT},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "llama4_text": LLAMA4,
     # windows
-    "qwen2_window": ("qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
-    "ministral": ("ministral", {**WINDOW, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}),
-    "olmo3": ("olmo3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
-    "gemma4_text": (
-        "gemma4_text",
-        {
-            **WINDOW,
-            "head_dim": 16,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 320,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-        },
-    ),
-    "gemma3n_text": (
-        "gemma3n_text",
-        {
-            **WINDOW,
-            "head_dim": 16,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 320,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "laurel_rank": 8,
-        },
-    ),
-    "cohere2": ("cohere2", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
-    "exaone4": ("exaone4", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
-    "smollm3": ("smollm3", {}),
-    "granite": ("granite", {}),
+    "qwen2_window": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "ministral": {**MIXED_WINDOW, "head_dim": 16},
+    "olmo3": MIXED_WINDOW,
+    "gemma4_text": SHARED_KEYS,
+    "gemma3n_text": {**SHARED_KEYS, "laurel_rank": 8},
+    "cohere2": MIXED_WINDOW,
+    "exaone4": MIXED_WINDOW,
+    "smollm3": {},
+    "granite": {},
 }
 QUICK = ("qwen3_5_text", "lfm2", "falcon_h1", "mamba2", "gemma4_text", "llama4_text", "deepseek_v3")
 """One for each kind of cache: states, convolutions, states with keys, states alone, shared keys, chunks, latent."""
@@ -180,8 +152,7 @@ QUICK = ("qwen3_5_text", "lfm2", "falcon_h1", "mamba2", "gemma4_text", "llama4_t
 
 def make_tiny_architecture(path: Path, name: str) -> Path:
     """Writes a random model of an architecture with its tokenizer to `path` and returns it."""
-    family, config = ARCHITECTURES[name]
-    return make_tiny_model(path, family, **config)
+    return make_tiny_model(path, name.removesuffix("_window"), **ARCHITECTURES[name])
 
 
 QWEN_VISION = {
@@ -202,7 +173,6 @@ SIGLIP = {
     "image_size": 16,
     "patch_size": 4,
 }
-GEMMA4 = ARCHITECTURES["gemma4_text"][1]
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "qwen3_5": {"text_config": DELTA_NET, "vision_config": QWEN_VISION},
     "qwen3_vl": {
@@ -214,7 +184,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
     },
     "gemma3": {"text_config": {**WINDOW, "head_dim": 16}, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
     "gemma4": {
-        "text_config": GEMMA4,
+        "text_config": SHARED_KEYS,
         "vision_config": {**SIGLIP, "num_key_value_heads": 2, "head_dim": 16},
         "audio_config": None,
     },
@@ -224,7 +194,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
         "vision_config": {**SIGLIP, "model_type": "pixtral", "head_dim": 16},
     },
     "llama4": {
-        "text_config": ARCHITECTURES["llama4_text"][1],
+        "text_config": LLAMA4,
         "vision_config": {**SIGLIP, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
     },
 }

@@ -42,13 +42,11 @@ CALL_IDS, ANSWER_IDS = ids_of('<call>{"a": 2, "b": 3}</call>'), ids_of("The sum 
 
 
 def add(arguments):
-    """The tool."""
     given = json.loads(arguments)
     return str(given["a"] + given["b"])
 
 
 def solve(client, question, **options):
-    """A blocking agent."""
     messages = [{"role": "user", "content": question}]
     while True:
         reply = client.chat.completions.create(model="agent", messages=messages, tools=TOOLS, **options)
@@ -60,7 +58,6 @@ def solve(client, question, **options):
 
 
 async def async_solve(client, question, **options):
-    """An async agent."""
     messages = [{"role": "user", "content": question}]
     while True:
         reply = await client.chat.completions.create(model="agent", messages=messages, tools=TOOLS, **options)
@@ -78,7 +75,6 @@ def read(value, name):
 
 
 def answer(call):
-    """Returns the tool's message."""
     function = read(call, "function")
     return {"role": "tool", "tool_call_id": read(call, "id"), "content": add(read(function, "arguments"))}
 

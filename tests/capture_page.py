@@ -1,7 +1,5 @@
 """The snippets of `docs/capture.md`: fenced blocks below a comment `<!-- snippet: NAME -->`."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
@@ -13,7 +11,6 @@ SNIPPET = re.compile(r"^<!-- snippet: (\S+) -->\n+```(\w+)\n(.*?)^```", re.MULTI
 
 
 def read_snippets(language: str = "python") -> dict[str, str]:
-    """Returns the snippets in a language by name."""
     found = SNIPPET.findall(PAGE.read_text(encoding="utf-8"))
     return {name: text for name, kind, text in found if kind == language}
 

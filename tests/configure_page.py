@@ -1,7 +1,5 @@
 """Generates docs/configure.md from the configuration classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from reinforge.config.describe import FieldLine, iterate_fields
@@ -34,7 +32,6 @@ This page is generated from the code by `tests/core/contract/test_docs.py`.
 
 
 def build_page(registry: Registry) -> str:
-    """Returns the page."""
     lines = [HEAD, "## finetuning", "", *_build_table(iterate_fields(FinetuneConfig)), ""]
     lines += ["## eval.general", "", *_build_table(iterate_fields(EvalGeneralConfig)), ""]
     for kind, where in WHERE.items():

@@ -21,9 +21,7 @@ def make_branch(rewards, path=(), decision="accept", failed=None):
     return {"path": list(path), "decision": decision, "terminated": False, "rewards": rewards, "failed": failed}
 
 
-def make_episode(
-    messages, branches, *, example="x", generation=0, epoch=0, truth="accept", score=1.0, trained=AGENTS, worth=None
-):
+def make_episode(messages, branches, *, example="x", generation=0, epoch=0, truth="accept", score=1.0, worth=None):
     """A finished episode; an agent's prompt is its name, its earlier messages, and "Go on." after each.
 
     Args:
@@ -48,7 +46,7 @@ def make_episode(
         "question": f"question {example}",
         "truth": truth,
         "stances": {"prover": "accept"},
-        "agents": {name: {"llm": "agent", "trained": name in trained, "model_group": None} for name in AGENTS},
+        "agents": {name: {"llm": "agent", "trained": True, "model_group": None} for name in AGENTS},
         "messages": told,
         "branches": branches,
         "num_invalid": 0,

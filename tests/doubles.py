@@ -83,6 +83,12 @@ def examples(count):
     ]
 
 
+def make_item(output=None, expected=None, asked="2+3?", **fields):
+    """An example with an output to score."""
+    fields = {"id": "q1", "full_dataset_entry": {}, **fields}
+    return EvalInputItem(input_obj=asked, expected_output_obj=expected, output_obj=output, **fields)
+
+
 class RecordingAdapter(TrainerAdapter):
     """Takes every job and says what it was told to say."""
 

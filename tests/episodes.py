@@ -24,6 +24,16 @@ def make_runner(
     )
 
 
+async def run_items(runner, items, phase="collect", epoch=0, generations=1, reward=1.0):
+    """Runs the episodes of items and returns their records; each has the reward."""
+
+    async def score(record):
+        record.reward = reward
+
+    keys = [(EpisodeKey(phase, epoch, str(item.id), number), item) for item in items for number in range(generations)]
+    return await runner.run(keys, score, lambda record: None)
+
+
 def make_evaluation(runner, items=None, score=lambda item: 1.0) -> DatasetEvaluation:
     splits = {"train": items or examples(1), "select": []}
     scored = {"reward": Scored(score)}

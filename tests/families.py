@@ -63,7 +63,6 @@ class FamilySpec:
 
     @property
     def text(self) -> str:
-        """The template's text."""
         return (FOLDER / f"{self.template}.jinja").read_text(encoding="utf-8")
 
 
@@ -130,7 +129,6 @@ class DialogueMaker:
         return self.make_text(self.spec.markers).strip()
 
     def make_name(self) -> str:
-        """Returns the name of a tool or a parameter."""
         return self.rng.choice("abcdefgh") + "".join(self.rng.choice("abc_019") for _ in range(self.rng.randint(0, 8)))
 
     def make_value(self, kind: str, depth: int = 0) -> object:

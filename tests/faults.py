@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def functions_of(path):
-    """Returns the names of the test functions in a file."""
     tree = ast.parse((ROOT / path).read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 

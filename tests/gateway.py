@@ -72,13 +72,11 @@ def write_request(access, body=CHAT, *, path="/chat/completions", method="POST",
 
 
 async def open_connection(access):
-    """Returns reader and writer of a new connection to the gateway."""
     host, port = access.base_url.removeprefix("http://").partition("/")[0].split(":")
     return await asyncio.open_connection(host, int(port))
 
 
 async def read_response(reader, *, has_body=True):
-    """Returns status, headers and body of the next response."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
     length = int(headers.get("content-length", 0)) if has_body else 0
@@ -96,5 +94,4 @@ async def ask(access, body=CHAT, *, method="POST", **keywords):
 
 
 def text_of(body):
-    """Returns the text of a chat completion."""
     return json.loads(body)["choices"][0]["message"]["content"]

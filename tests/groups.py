@@ -1,7 +1,5 @@
 """Shared-model groups over each backend, and dialogues to train them on."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads a run's journal with SQL, independently of the package's own reader."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path
@@ -9,7 +7,6 @@ from typing import Any
 
 
 def read_rows(folder: Path, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns the rows that a query finds in the journal of a run folder."""
     uri = f"{(folder / 'run.sqlite').absolute().as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
         return connection.execute(query, parameters).fetchall()

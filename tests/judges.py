@@ -16,7 +16,6 @@ def read_materials(prompt):
 
 
 def read_answers(prompt):
-    """Returns the answers of a prompt, in the order in which the judge sees them."""
     return [text for kind, text in read_materials(prompt).items() if kind.startswith("answer-")]
 
 

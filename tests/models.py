@@ -1,7 +1,5 @@
 """Tiny real models in a folder: a random Llama or Qwen2 and a tokenizer trained on a few sentences."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

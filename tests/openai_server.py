@@ -1,11 +1,9 @@
 """A stand-in for an OpenAI-compatible endpoint, over real HTTP on the loopback, with scripted faults."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -77,7 +75,7 @@ class OpenAIServer:
             app.router.add_post(path, self._answer)
         self._server = TestServer(app)
 
-    async def __aenter__(self) -> OpenAIServer:
+    async def __aenter__(self) -> Self:
         await self._server.start_server()
         return self
 

@@ -5,12 +5,10 @@ from contextlib import asynccontextmanager
 import psutil
 import yaml
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import load_config
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.types.episode import EpisodeKey
-from tests.doubles import PolicyModel, ScriptedPolicy, examples
+from tests.doubles import ScriptedPolicy, examples
+from tests.episodes import make_runner, run_items
 
 PYTHON_AGENT = """
 import json, os, sys, urllib.request
@@ -56,24 +54,11 @@ async def run_episodes(
     workflow, script=lambda request: "yes", inputs=("question",), *, timeout_s=30.0, retries=0, policy=None
 ):
     """Runs one episode for each input at the same time, and returns their records."""
-    runner = EpisodeRunner(
-        workflow,
-        {"agent": PolicyModel(policy or ScriptedPolicy(script))},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(episode_timeout_s=timeout_s),
-        outcomes=OutcomesConfig(retries=retries),
-        run_seed=1,
-        max_concurrency=8,
-    )
+    runner = make_runner(workflow, policy or ScriptedPolicy(script), timeout_s=timeout_s, retries=retries)
     items = examples(len(inputs))
     for item, value in zip(items, inputs, strict=True):
         item.input_obj = value
-
-    async def score(record):
-        record.reward = 1.0
-
-    keys = [EpisodeKey("collect", 0, item.id) for item in items]
-    return await runner.run(list(zip(keys, items, strict=True)), score, lambda record: None)
+    return await run_items(runner, items)
 
 
 def find_processes_in(folder):

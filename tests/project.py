@@ -15,7 +15,8 @@ from reinforge import PolicyFailure
 async def agent(item, llm, context):
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
-
+"""
+VOWELS = """
 def vowels(output, expected):
     return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
@@ -47,17 +48,28 @@ def settings(model):
     }
 
 
+def call(*arguments, code=None, **options):
+    """Runs a command of ours in this process, which must end with the exit code if one is given."""
+    result = CliRunner().invoke(main, list(arguments), **options)
+    assert code in (None, result.exit_code), result.output
+    return result
+
+
 class Project:
     """A folder with everything that a run needs; change what you like, then `finetune`."""
 
     def __init__(self, folder, model):
         self.folder, self.model, self.settings = folder, model, settings(model)
         sys.modules.pop("task", None)  # each project has its own
-        self.write("task.py", AGENT)
+        self.write_agent(AGENT)
         self.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]
 
     def write(self, name, text):
         (self.folder / name).write_text(textwrap.dedent(text))
+
+    def write_agent(self, text):
+        """Writes `task.py`: an agent, and the share of vowels as its reward."""
+        self.write("task.py", textwrap.dedent(text) + VOWELS)
 
     def set(self, path, value):
         *above, last = path.split(".")
@@ -74,9 +86,15 @@ class Project:
         if not (self.folder / "run.yml").exists():
             self.write("run.yml", yaml.safe_dump(self.settings, sort_keys=False))
 
-    def finetune(self, *arguments):
+    def save(self):
+        """Writes data and configuration as they are now."""
+        (self.folder / "run.yml").unlink(missing_ok=True)
         self.write_files()
-        return CliRunner().invoke(main, ["finetune", "run.yml", "--run_name", "r", *arguments])
+        return self
+
+    def finetune(self, *arguments, code=None):
+        self.write_files()
+        return call("finetune", "run.yml", "--run_name", "r", *arguments, code=code)
 
     @property
     def run(self):
@@ -85,3 +103,11 @@ class Project:
     @property
     def summary(self):
         return json.loads((self.run / "summary.json").read_text())
+
+    @property
+    def history(self):
+        return json.loads((self.run / "reward_history.json").read_text())
+
+    @property
+    def metrics(self):
+        return [json.loads(line) for line in (self.run / "training_metrics.jsonl").read_text().splitlines()]

@@ -9,6 +9,14 @@ ADD = {"id": "call-7-0", "type": "function", "function": {"name": "add", "argume
 TOKENS = TokenLogprobs((5, 6, 7), (1, 2), (-0.5, -0.25), texts=("Let me ", "add."))
 
 
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
 def completes(content="Let me add.", *, reason="stop", logprobs=TOKENS, **message):
     """Returns a completion with one choice; keywords add to its message."""
     return {
@@ -32,7 +40,16 @@ CALLING = completes(reason="tool_calls", reasoning_content="Hm, two.", tool_call
 """A reply that thinks, says something and calls a function."""
 
 
+REPLIES = [
+    {"content": "a"},
+    {"content": "", "reasoning_content": "b"},
+    {"content": None, "tool_calls": [ADD, {**ADD, "id": "call-7-1"}]},
+    {"content": " c ", "tool_calls": [ADD]},
+    {"content": "d", "reasoning_content": " e\n"},
+]
+"""Messages that a client sends back as it got them."""
+
+
 def read_events(stream):
-    """Returns the data of each server-sent event, decoded; `[DONE]` stays text."""
     texts = [event.partition("data: ")[2] for event in b"".join(stream).decode().split("\n\n") if event]
     return [text if text == "[DONE]" else json.loads(text) for text in texts]

@@ -1,7 +1,5 @@
 """Training samples and requests for tests of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,17 +16,21 @@ from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
 
 def request(text: str = "hello", **params: Any) -> ModelRequest:
-    """A request with one user message."""
     return ModelRequest([{"role": "user", "content": text}], SamplingParams(**{"max_tokens": 12, **params}))
 
 
-def ask(policy: Any, requests: Sequence[ModelRequest]) -> list[ModelReply]:
-    """Samples all requests at once and returns the replies."""
+def ask(policy: Any, requests: Sequence[ModelRequest], *, return_exceptions: bool = False) -> list[ModelReply]:
+    """Samples all requests at once and returns the replies, with the errors in their places or raised."""
 
     async def gather() -> list[ModelReply]:
-        return list(await asyncio.gather(*(policy.sample(request) for request in requests)))
+        replies = (policy.sample(request) for request in requests)
+        return list(await asyncio.gather(*replies, return_exceptions=return_exceptions))
 
     return asyncio.run(gather())
+
+
+def outcomes(engine: Any, *requests: ModelRequest) -> list[ModelReply]:
+    return ask(engine.policy, requests, return_exceptions=True)
 
 
 class Waiter:

@@ -59,7 +59,8 @@ class ScriptedRun:
             },
         }
 
-    async def run(self, **options):
+    def registry(self):
+        """The components that there are, and its adapter."""
         registry = REGISTRY.child()
 
         async def scripted_adapter(config, builder):
@@ -68,5 +69,9 @@ class ScriptedRun:
             self.events.append("closed")
 
         registry.add("trainer_adapter", ScriptedAdapterConfig, scripted_adapter)
+        return registry
+
+    async def run(self, **options):
+        registry = self.registry()
         loaded = replace(build_config(self.settings, registry=registry), project_root=self.folder)
         return await run_async(loaded, RunOptions(run_name="r", **options), registry)

@@ -1,7 +1,5 @@
 """Reads tests/data/seed_symbols.yml and compares each symbol with what the package has."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -12,8 +12,6 @@ It says nothing about speed, nor about the kernels of a GPU. It is registered as
 a process and until its end, which is why other tests start a process for it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

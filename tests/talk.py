@@ -1,15 +1,13 @@
 """Runs protocols through the real episode runner, with scripted models for the agents."""
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.builder import AgentsTrajectoryBuilder, AgentsTrajectoryBuilderConfig
 from reinforge.multiagent.episode import ProtocolWorkflow
 from reinforge.multiagent.protocol import AgentParameters
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import PolicyModel, ScriptedPolicy
+from tests.episodes import make_runner, run_items
 
 
 class Lines:
@@ -58,22 +56,9 @@ class Talk:
 
     async def run(self, phase="validate", item=None, seed=0, generations=1, epoch=0):
         """Returns the records of the episodes of one example."""
-
-        async def score(record):
-            record.reward = 0.0
-
-        runner = EpisodeRunner(
-            bind_workflow(self.workflow, next(iter(self.models))),
-            self.models,
-            sampling=SamplingConfig(),
-            limits=LimitsConfig(),
-            outcomes=OutcomesConfig(retries=0),
-            run_seed=seed,
-            max_concurrency=4,
-        )
-        item = item or example()
-        keys = [(EpisodeKey(phase, epoch, str(item.id), number), item) for number in range(generations)]
-        return await runner.run(keys, score, lambda record: None)
+        workflow = bind_workflow(self.workflow, next(iter(self.models)))
+        runner = make_runner(workflow, llms=self.models, seed=seed, concurrency=4)
+        return await run_items(runner, [item or example()], phase, epoch, generations, reward=0.0)
 
     async def output(self, **arguments):
         """Returns the output of one episode; an episode without an output fails the test."""
@@ -87,7 +72,6 @@ class Talk:
 
 
 def format_messages(output):
-    """Returns the messages of an output as lines."""
     return [f"{m['agent']}@{m['channel']}: {m['text']}" for m in output["messages"]]
 
 
@@ -112,3 +96,8 @@ class _Targets:
 
 
 TARGETS = _Targets()
+
+
+def rewards(output):
+    (branch,) = output["branches"]
+    return branch["rewards"]

@@ -103,7 +103,7 @@ def _describe_refusal(cause: Exception) -> str:
     if text.startswith("Exceeds the limit"):
         return f"an integer has more than {sys.get_int_max_str_digits():,} digits"
     if text.startswith("keys must be"):
-        return f"a key is a {text.rpartition(' ')[2]}; keys must be text, numbers or None"
+        return f"a key is a {text.rpartition(' ')[2]}; keys must be strings, numbers or None"
     return f"{type(cause).__name__}: {text}"
 
 
@@ -243,7 +243,7 @@ def make_staging_path(folder: Path) -> Path:
 
 
 def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
-    """Gives a staged folder its final name, in the place of an existing one, once every byte is on disk.
+    """Gives a staged folder its final name, in place of an existing one, once every byte is on disk.
 
     `facts` are further entries of the manifest, which is written last.
     """
@@ -275,7 +275,7 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
 
 
 def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> None:
-    """Creates a folder atomically, in the place of an existing one: it is complete or does not exist."""
+    """Creates a folder atomically, in place of an existing one: it is complete or does not exist."""
     staged = make_staging_path(target.parent)
     try:
         fill(staged)

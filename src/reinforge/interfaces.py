@@ -16,7 +16,7 @@
     Tracker            shows the metrics of a run on a dashboard
     Builder            hands a component's factory the other components
 
-What only some of them do, with its defaults, is in `port_bases.py`.
+What they start from, and what only some of them do, is in `port_bases.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_chec
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneConfig
-from reinforge.errors import ConfigError, EvaluationError, Problem
+from reinforge.errors import EvaluationError, Problem
 from reinforge.port_bases import AdapterBase, BuilderBase, PolicyServerBase, RunnerBase, TrainerBase
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
@@ -91,14 +91,6 @@ class TrainerAdapter(AdapterBase, ABC):
     @abstractmethod
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Starts a job; submitting the same job key again returns the existing job."""
-
-    async def resubmit(self, trajectories: TrajectoryCollection, known: TrainingJobRef | None) -> TrainingJobRef:
-        """Returns the job of a key that an earlier process of the run intended to submit.
-
-        Args:
-            known: The job, if that process stored it; None: it died before, so the job may exist or not.
-        """
-        return await self.submit(trajectories) if known is None else known
 
     @abstractmethod
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -276,7 +268,7 @@ class PolicyServer(PolicyServerBase, ABC):
     """Samples from the weights being trained. Weights change only while no reply is in flight."""
 
     tolerance: float = 1e-4
-    """Most nats by which `sample` and `score` may differ on one token; the canary allows no more."""
+    """Maximum nats by which `sample` and `score` may differ on one token; the canary allows no more."""
 
     @property
     @abstractmethod
@@ -286,11 +278,6 @@ class PolicyServer(PolicyServerBase, ABC):
     @property
     @abstractmethod
     def model_name(self) -> str: ...
-    def get_policy(self, name: str) -> PolicyServer:
-        """Returns one of the policies in `names`: what `llms.<entry>.adapter: name` resolves to."""
-        message = f"{type(self).__name__} serves a single policy, none named {name}"
-        raise ConfigError(Problem("llms", message, "leave `adapter` out, or use the trainer adapter `_type: local`"))
-
     @abstractmethod
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply; calls may run concurrently. A prompt beyond the context is a `ContextOverflow`."""
@@ -319,6 +306,16 @@ class PolicyServer(PolicyServerBase, ABC):
 
 
 @runtime_checkable
+class ServesSeveral(Protocol):
+    """A policy server of several policies, which are trained and served side by side."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    def get_policy(self, name: str) -> PolicyServer:
+        """Returns one of the policies in `names`: what `llms.<entry>.adapter: name` resolves to."""
+
+
+@runtime_checkable
 class Journal(Protocol):
     """The record of a run; every call returns at once, `flush` waits until everything is on disk."""
 
@@ -338,7 +335,7 @@ class Journal(Protocol):
 class Tracker(ABC):
     """Sends the metrics of a run to a dashboard; the run folder stays the record.
 
-    The methods are called one after the other on a thread of their own. What they raise is logged once and never stops
+    The methods are called one after the other on their own thread. What they raise is logged once and never stops
     the run.
     """
 

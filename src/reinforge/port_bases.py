@@ -1,4 +1,7 @@
-"""What the ports of `interfaces.py` start from: what a run binds, and defaults for what only some components do."""
+"""What the ports of `interfaces.py` start from: what a run binds, with defaults.
+
+What only some components do is a protocol beside their base: a component does it if it defines the protocol's methods.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import importlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from reinforge.config.schema import (
     CurriculumLearningConfig,
@@ -79,30 +82,51 @@ class BuilderBase:
         assert isinstance(output, EvaluationRunOutput)
         return output
 
-    def plan(self, epoch: int) -> CollectionPlan | None:
-        """Returns which episodes an epoch collects; None: unknown, so no example is skipped and nothing is refilled."""
-        return None
-
-    def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
-        return []
-
-    async def discard_run(self, run_id: str) -> None:
-        """Stops a collection that was started and will not be finalized; does nothing unless overridden."""
-
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Reports on a collection; does nothing unless overridden."""
 
     async def cleanup(self) -> None:
         """Frees resources; does nothing unless overridden."""
 
-    def take_notes(self) -> list[str]:
-        """Returns, once, what the user should know about the last collection."""
-        return []
-
     def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
         """Returns the mean reward of each example of an epoch's groups; empty where rewards are not scores."""
         return [group.mean_reward for group in groups] if self.rewards_are_scores else []
+
+
+@runtime_checkable
+class PlansEpochs(Protocol):
+    """A builder that knows beforehand which episodes an epoch collects."""
+
+    def plan(self, epoch: int) -> CollectionPlan | None:
+        """Returns which episodes an epoch collects; None: unknown, so no example is skipped and nothing is refilled."""
+
+
+def find_plan(builder: BuilderBase, epoch: int) -> CollectionPlan | None:
+    return builder.plan(epoch) if isinstance(builder, PlansEpochs) else None
+
+
+@runtime_checkable
+class RefillsEpochs(Protocol):
+    """A builder that can collect further examples, if too few groups of an epoch have signal."""
+
+    def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
+        """Returns up to `count` training examples that the epoch has not used yet, for a refill."""
+
+
+@runtime_checkable
+class DiscardsRuns(Protocol):
+    """A builder that can stop what it collects ahead."""
+
+    async def discard_run(self, run_id: str) -> None:
+        """Stops a collection that was started and will not be finalized."""
+
+
+@runtime_checkable
+class TakesNotes(Protocol):
+    """A builder that has something to tell the user."""
+
+    def take_notes(self) -> list[str]:
+        """Returns, once, what the user should know about the last collection."""
 
 
 class AdapterBase:
@@ -114,7 +138,7 @@ class AdapterBase:
     """True: the policy samples from the published version while a job trains, so a run may collect later epochs
     meanwhile (`limits.max_staleness`)."""
     keeps_jobs: bool = False
-    """True: a submitted job lasts at the backend, so a resumed run hands its reference to `resubmit`; False: where the
+    """True: a submitted job lasts at the backend, so a resumed run continues with its reference; False: where the
     weights come from a checkpoint, later jobs count as not submitted."""
 
     def __init__(self, adapter_config: TrainerAdapterConfig):
@@ -126,6 +150,40 @@ class AdapterBase:
         self.run_config = run_config
         self.adapter_config.reward = run_config.reward_function
 
+    def log_progress(self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Reports on a job; does nothing unless overridden."""
+
+    async def cleanup(self) -> None:
+        """Frees resources; does nothing unless overridden."""
+
+
+@runtime_checkable
+class SavesWeights(Protocol):
+    """An adapter that writes and loads checkpoints; without them there is no verdict."""
+
+    async def save(self, folder: Path, version: int) -> bool:
+        """Writes the weights to the new folder `folder`, which the run then makes durable; False: not these weights."""
+
+    async def restore(self, folder: Path, version: int) -> bool:
+        """Loads weights that `save` wrote and serves them as `version`; False: it cannot."""
+
+
+@runtime_checkable
+class Resubmits(Protocol):
+    """An adapter of a service that cannot search its jobs."""
+
+    async def resubmit(self, trajectories: TrajectoryCollection, known: TrainingJobRef | None) -> TrainingJobRef:
+        """Returns the job of a key that an earlier process of the run intended to submit.
+
+        Args:
+            known: The job, if that process stored it; None: it died before, so the job may exist or not.
+        """
+
+
+@runtime_checkable
+class PreparesTraining(Protocol):
+    """An adapter that loads more for training than for sampling."""
+
     async def prepare_training(self) -> None:
         """Loads what only training needs, such as a teacher; a run calls it after `initialize`, before any work.
 
@@ -133,23 +191,13 @@ class AdapterBase:
             ConfigError: It cannot be used.
         """
 
-    def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]] | None:
-        """Returns the backend's effective settings to print, as name and value; None: those of `policy`."""
-        return None
 
-    def log_progress(self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Reports on a job; does nothing unless overridden."""
+@runtime_checkable
+class DescribesSettings(Protocol):
+    """An adapter of a backend with settings of its own."""
 
-    async def cleanup(self) -> None:
-        """Frees resources; does nothing unless overridden."""
-
-    async def save(self, folder: Path, version: int) -> bool:
-        """Writes the weights to the new folder `folder`, which the run then makes durable; False: unsupported."""
-        return False
-
-    async def restore(self, folder: Path, version: int) -> bool:
-        """Loads weights that `save` wrote and serves them as `version`; False: unsupported."""
-        return False
+    def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
+        """Returns the effective settings to print, as name and value, in the place of those of `policy`."""
 
 
 class TrainerBase:
@@ -272,11 +320,6 @@ class PolicyServerBase:
     def chat_template(self) -> str | None:
         """The text of the chat template, which defines how the model writes tool calls; None: unknown."""
         return None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the policies that this server trains and serves side by side; empty: there is only one."""
-        return ()
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         """Returns the tokens of a given reply, as if the policy had sampled it.

@@ -5,7 +5,7 @@ r"""Text that others wrote, made safe to show: for a terminal, for Markdown, and
     redact_secrets("Bearer abc-123-def")     -> "Bearer ***"           for messages and logs
 
 Dataset ids, YAML, model output and error messages of services reach the terminal through `to_printable`, and logs
-through `CleanFormatter`. What a model said stays as it is in the journal.
+through `CleanFormatter`. What a model said stays unchanged in the journal.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def is_secret_variable(name: str) -> bool:
 
 
 def is_stand_in(text: str) -> bool:
-    """Returns True for what is not a key, though it stands in the place of one: `EMPTY`, `none`, `{api_key}`."""
+    """Returns True for what is not a key, though it stands in place of one: `EMPTY`, `none`, `{api_key}`."""
     return text.strip().lower() in ("", "bearer {api_key}", *_STAND_INS.split())
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.compat.nat_sources import copy_package, with_our_imports, with_their_imports
 
 TESTS = Path(__file__).parents[1]
+EXAMPLE = Path(__file__).with_name("nat_example")
 
 TRAIN = """
 import asyncio, json, sys
@@ -114,7 +115,7 @@ def run(program, *arguments, cwd):
 @pytest.mark.parametrize("imports", ["theirs", "ours"])
 def test_the_example_trains(tmp_path, imports):
     change = with_our_imports if imports == "ours" else (lambda text: text)
-    copy_package(TESTS / "nat_example", tmp_path / "components", change)
+    copy_package(EXAMPLE, tmp_path / "components", change)
     done = run(TRAIN, imports, tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     facts, rewards = map(json.loads, done.stdout.splitlines()[-2:])
@@ -134,7 +135,7 @@ def test_the_guides_components_run(tmp_path, imports):
 
 
 def test_without_compat_the_imports_fail(tmp_path):
-    copy_package(TESTS / "nat_example", tmp_path / "components")
+    copy_package(EXAMPLE, tmp_path / "components")
     done = run(TRAIN, "ours", tmp_path, cwd=tmp_path)
     assert done.returncode == 1
     assert "ModuleNotFoundError: No module named 'nat'" in done.stderr

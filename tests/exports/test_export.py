@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -149,22 +147,6 @@ def test_the_judge_notices_an_exporter_that_forgets_the_permutation(project, run
     parity = export_run("r", project.folder / "runs", options).judgement.parity
     assert not parity.is_equal
     assert parity.max_difference > 0.01
-
-
-@pytest.mark.fault
-def test_a_killed_export_leaves_no_half_folder(project, run):
-    arguments = ["export", "r", "--output_dir", "runs", "--no_judge", "--output", "killed"]
-    command, environment = (
-        [sys.executable, "-m", "reinforge", *arguments],
-        {"REINFORGE_CRASH_AT": "ckpt.after_manifest"},
-    )
-    killed = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False)
-    assert killed.returncode == -9
-    assert not (project.folder / "killed").exists()
-    assert list(project.folder.glob(".tmp-killed-*")), "what was written is out of sight"
-    assert CliRunner().invoke(main, arguments).exit_code == 0
-    assert (project.folder / "killed" / "model.safetensors").is_file()
-    assert not list(project.folder.glob(".tmp-*")), "and the next export removes it"
 
 
 def test_what_is_in_the_folder_already(project, run):

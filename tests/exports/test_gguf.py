@@ -14,7 +14,6 @@ from reinforge.exports.gguf.file import (
     build_vocabulary,
     check_architecture,
     name_pre_tokenizer,
-    permute_heads,
     write_gguf,
 )
 from reinforge.exports.gguf.tokenizer import SPLITS
@@ -54,12 +53,6 @@ def test_a_writer_that_forgets_the_permutation_is_noticed(tmp_path, monkeypatch,
     monkeypatch.setattr(gguf_file, "PERMUTED", set())
     module, tokenizer, _ = export(tmp_path, family=family)
     assert compute_difference(tmp_path, module, tokenizer) > 1e-2
-
-
-def test_rows_of_a_head_are_interleaved():
-    rows = torch.tensor([[0.0], [1.0], [2.0], [3.0], [10.0], [11.0], [12.0], [13.0]])
-    assert permute_heads(rows, 2).flatten().tolist() == [0, 2, 1, 3, 10, 12, 11, 13]
-    assert permute_heads(torch.arange(4.0), 1).tolist() == [0, 2, 1, 3], "biases, too"
 
 
 @pytest.mark.parametrize("tied", [True, False])

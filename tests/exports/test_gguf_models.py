@@ -15,12 +15,10 @@ import torch
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.loading import load_model, load_module, load_tokenizer
 from reinforge.engine.model.preflight import check_policy
-from reinforge.engine.model.source import find_source
 from reinforge.errors import ConfigError, StorageError
 from reinforge.exports.gguf import convert as gguf_convert
 from reinforge.exports.gguf import source
-from reinforge.exports.gguf.convert import restore_head_order
-from reinforge.exports.gguf.families import find_llama3_rotation, name_tensor
+from reinforge.exports.gguf.families import find_llama3_rotation
 from reinforge.exports.gguf.header import BLOCKS, GGUFError, read_header
 from reinforge.exports.gguf.source import ensure_converted
 from tests.exports.gguf_files import pack_header, pack_tensor, pack_text, write_gguf
@@ -105,25 +103,10 @@ def test_types_have_the_sizes_of_the_gguf_package():
         assert (type_.name, *gguf.GGML_QUANT_SIZES[type_]) == (name, weights, num_bytes)
 
 
-def test_rows_of_a_head_are_sorted_into_halves():
-    assert restore_head_order(torch.tensor([0, 2, 1, 3, 10, 12, 11, 13]), 2).tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
-
-
-def test_names():
-    assert name_tensor("blk.3.ffn_up.weight") == "model.layers.3.mlp.up_proj.weight"
-    assert name_tensor("output_norm.weight") == "model.norm.weight"
-    assert name_tensor("rope_freqs.weight") is None
-    assert name_tensor("blk.0.strange.weight") is None
-
-
 def test_other_rotations_than_llama_3_are_refused():
     assert find_llama3_rotation(1e8, [1.0, 8.0])["factor"] == 8.0  # the second turns 8192 / 6.28 * 1e-4 < 1 times
     with pytest.raises(GGUFError, match="divisors of its own"):
         find_llama3_rotation(10000.0, [1.0, 3.0, 2.0, 8.0])
-
-
-def test_the_license_is_told(file):
-    assert str(find_source(str(file))) == f"{file} (license apache-2.0)"
 
 
 def write_sentence_piece(path, folder, tokenizer):
@@ -167,7 +150,7 @@ ARCHITECTURE = pack_text("general.architecture") + struct.pack("<I", TEXT) + pac
         (b"", "is not a GGUF file: it has 0 bytes"),
         (b"PK\x03\x04" + bytes(60), "is not a GGUF file: it begins with b'PK"),
         (pack_header(version=1), "has version 1 of GGUF"),
-        (pack_header(version=3 << 24), "byte order of another kind of processor"),
+        (pack_header(version=3 << 24), "is big-endian"),
         (b"GGUF\x03\0\0\0\x01", "ends in the middle of its header"),
         (pack_header(tensors=2**63), "claims to have 9,223,372,036,854,775,808 tensors"),
         (pack_header(settings=2**40), "claims to have 1,099,511,627,776 settings"),

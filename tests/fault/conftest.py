@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.fault.killed_servers import KilledServers
 from tests.fault.kit import Toy
 
 DATASET, BUILDER, ALGORITHM = "eval.general.dataset.file_path", "trajectory_builders.builder", "finetuning.algorithm"
@@ -68,6 +69,14 @@ def make_toy(tiny_model_dir, tmp_path):
         return toy
 
     return make
+
+
+@pytest.fixture
+def servers(tmp_path, driver):
+    """A server that can be killed; a module's `driver` forks it."""
+    servers = KilledServers(driver, tmp_path / "data")
+    yield servers
+    servers.close()
 
 
 @pytest.fixture

@@ -216,6 +216,33 @@ class Toy(Project):
             return database.execute(query).fetchall()
 
 
+def killed_at(toy, site):
+    """Kills a run at one crash point and lets it end; a resumed process may not reach that point again."""
+    assert toy.start(crash_at=site).wait() == KILLED
+    assert damaged(toy.run) == []
+    child = toy.resume_or_start()
+    assert child.wait() == 0, child.said
+
+
+def wait_until(holds, child):
+    """Returns once a condition holds at a service, while the run continues."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert child.process.is_alive(), child.said
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def killed_while(toy, holds, mutation=None):
+    """Kills a run once a condition holds at a service, and lets it end."""
+    child = toy.start(mutation=mutation)
+    wait_until(holds, child)
+    child.send(signal.SIGKILL)
+    assert child.wait() == KILLED
+    child = toy.resume(mutation=mutation)
+    assert child.wait() == 0, child.said
+
+
 def damaged(run):
     """Returns the names of the damaged checkpoints."""
     return [path.name for path in sorted((run / "checkpoints").glob("step-*")) if find_damage(path) is not None]

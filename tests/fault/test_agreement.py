@@ -11,11 +11,11 @@ from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
-from reinforge.interfaces import PolicyServer
 from reinforge.registry import register_trainer_adapter
 from reinforge.types.request import ModelRequest
 from reinforge.types.sample import LossSpec
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from tests.fault.test_token_fidelity import Wrapped
 from tests.samples import ask, random_samples, request
 
 TOLERANCE = 1e-5
@@ -56,30 +56,15 @@ def test_the_learner_scores_500_sampled_dialogues_as_the_sampler_did(tiny_model_
             assert np.abs((logprobs - sample.sampling_logprobs)[sample.loss_mask]).max() <= TOLERANCE
 
 
-class Offset(PolicyServer):
+class Offset(Wrapped):
     """The embedded policy with an offset in the log-probs of its replies."""
 
     offset = 0.05
 
-    def __init__(self, policy):
-        self.policy = policy
-
-    version = property(lambda self: self.policy.version)
-    model_name = property(lambda self: self.policy.model_name)
-
-    async def sample(self, asked):
-        reply = await self.policy.sample(asked)
+    async def sample(self, request):
+        reply = await super().sample(request)
         object.__setattr__(reply.tokens, "logprobs", tuple(each + self.offset for each in reply.tokens.logprobs))
         return reply
-
-    async def score(self, token_ids):
-        return await self.policy.score(token_ids)
-
-    async def publish(self, version):
-        await self.policy.publish(version)
-
-    async def fingerprint(self):
-        return await self.policy.fingerprint()
 
 
 class OffsetConfig(LocalAdapterConfig, name="test_offset"):

@@ -7,33 +7,17 @@ backend trains each epoch once: the run's journal has the job's id, or the job i
 import json
 import random
 import signal
-import time
 
 import pytest
 
 from tests.fault import mutations
-from tests.fault.kit import KILLED, Toy, damaged
+from tests.fault.kit import KILLED, Toy, killed_at, killed_while, wait_until
+from tests.fault.test_remote_jobs import STAGES
 from tests.protocols.art import use_art_adapter
 from tests.protocols.art_service import ARTService
-from tests.protocols.openai_service import after, no_response
+from tests.protocols.stand_in import after, no_response
 
 NUM_EPOCHS = 2
-STAGES = (
-    "rollout.after_journal:30",
-    "batch.sealed",
-    "submit.after_intent",
-    "submit.after_send",
-    "submit.after_id",
-    "ckpt.after_manifest:2",
-    "ckpt.after_rename:2",
-    "publish.before",
-    "publish.mid",
-    "export.mid",
-    "submit.after_send:2",
-    "submit.after_id:2",
-    "publish.mid:2",
-    "rollout.after_journal:150",
-)
 QUICK = {("submit.after_send", 2), ("submit.after_id:2", 2)}
 
 
@@ -67,19 +51,11 @@ def assert_one_job_an_epoch(toy, art):
     assert [row["version"] for row in toy.summary["policy_versions"]] == list(range(NUM_EPOCHS + 1))
 
 
-def killed_at(toy, site):
-    """Kills a run at one crash point and lets it end; a resumed process may not reach that point again."""
-    assert toy.start(crash_at=site).wait() == KILLED
-    assert damaged(toy.run) == []
-    child = toy.resume_or_start()
-    assert child.wait() == 0, child.said
-
-
 @pytest.mark.parametrize(
     ("site", "protocol"),
     [
         pytest.param(site, protocol, marks=() if (site, protocol) in QUICK else pytest.mark.fault)
-        for site in STAGES
+        for site in (*STAGES, "submit.after_id:2")
         for protocol in (1, 2)
     ],
 )
@@ -102,25 +78,6 @@ def test_a_server_that_stops_with_the_request_gets_the_job_again(make_toy, art):
     assert child.wait() == 0, child.said
     assert_one_job_an_epoch(toy, art)
     assert len(art.jobs) == NUM_EPOCHS + 1
-
-
-def wait_until(holds, child):
-    """Returns once a condition holds at the backend, while the run continues."""
-    deadline = time.monotonic() + 100
-    while not holds():
-        assert child.process.is_alive(), child.said
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def killed_while(toy, holds):
-    """Kills a run once a condition holds at the backend, and lets it end."""
-    child = toy.start()
-    wait_until(holds, child)
-    child.send(signal.SIGKILL)
-    assert child.wait() == KILLED
-    child = toy.resume()
-    assert child.wait() == 0, child.said
 
 
 @pytest.mark.parametrize("protocol", [1, pytest.param(2, marks=pytest.mark.fault)])

@@ -14,7 +14,7 @@ import pytest
 
 from reinforge.files import find_damage
 from reinforge.protocols.art.server.records import ModelFolder
-from tests.fault.killed_servers import KilledServers, open_driver
+from tests.fault.killed_servers import open_driver
 from tests.models import make_tiny_model
 from tests.protocols.art_client import PROMPT, SETTINGS, build_trajectory, score
 
@@ -36,13 +36,6 @@ def driver(tmp_path_factory):
     make_tiny_model(base)
     with open_driver("tests.fault.art_server", str(base)) as driver:
         yield driver
-
-
-@pytest.fixture
-def servers(tmp_path, driver):
-    servers = KilledServers(driver, tmp_path / "art")
-    yield servers
-    servers.close()
 
 
 class Trainer:

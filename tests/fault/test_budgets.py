@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.errors import BackendError, BackendUnavailable, EvaluationError, JobFailed, ReinforgeError
+from reinforge.errors import BackendError, BackendUnavailable, EvaluationError, ReinforgeError
 from reinforge.evaluation.run import choose_error_type
 from reinforge.rollout import runner
 from reinforge.trainer import refusals
@@ -144,14 +144,6 @@ async def test_an_environment_that_fails_every_other_time_is_retried_and_costs_n
     assert run.agent.num_calls <= sum(summary.episodes.values()) * (RETRIES + 1)
 
 
-async def test_epochs_without_signal_end_the_run(tmp_path):
-    run = run_of(tmp_path, lambda number, *arguments: ask(*arguments), num_epochs=100)
-    run.settings["eval"]["evaluators"]["reward"]["function"] = lambda output, expected: 1.0
-    with pytest.raises(JobFailed, match="3 epochs in a row had nothing to train on"):
-        await run.run()
-    assert run.adapter.jobs == []
-
-
 @pytest.mark.parametrize(
     ("outcomes", "kind"),
     [
@@ -165,12 +157,8 @@ def test_the_most_frequent_failure_decides_the_exit_code(outcomes, kind):
     assert choose_error_type(outcomes) is kind
 
 
-def test_finetune_with_an_endpoint_that_is_down_exits_with_4(tmp_path, tiny_model_dir, monkeypatch):
+def test_finetune_with_an_endpoint_that_is_down_exits_with_4(project):
     """The agent calls a second model, which is not served."""
-    from tests.project import Project
-
-    monkeypatch.chdir(tmp_path)
-    project = Project(tmp_path, tiny_model_dir)
     project.settings["llms"]["other"] = {
         "_type": "openai",
         "model_name": "m",

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from reinforge.trainer.resume import choose_snapshot
 from reinforge.types.sample import LossSpec
 from tests.doubles import RecordingAdapter
 from tests.fault.kit import KILLED, Child
-from tests.project import Project
 from tests.samples import random_samples
 
 NEWEST, BEFORE = "checkpoints/step-000002", "checkpoints/step-000001"
@@ -174,21 +172,12 @@ def test_a_manifest_without_its_own_hash_hides_its_damage(run, monkeypatch):
     path.write_text(whole)
 
 
-@pytest.fixture
-def project(tmp_path, tiny_model_dir, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("task", None)
-    made = Project(tmp_path, tiny_model_dir)
-    made.set("finetuning.num_epochs", 2).set("trajectory_builders.builder.examples_per_epoch", 4)
-    made.rows = made.rows[:24]
-    return made
-
-
 @pytest.mark.fault
 @pytest.mark.parametrize(("lost", "resumed"), [(1, "resuming after epoch 0"), (3, "restarting from the beginning")])
 def test_a_killed_run_resumes_from_the_newest_intact_checkpoint(project, lost, resumed):
     """Its last checkpoints lost a byte: they are named and skipped, and what is lost is trained again."""
+    project.set("finetuning.num_epochs", 2).set("trajectory_builders.builder.examples_per_epoch", 4)
+    project.rows = project.rows[:24]
     project.finetune("--dataset", "nowhere.jsonl")  # fails, but writes the files
     assert Child(project.folder, ["run.yml", "--run_name", "r"], "publish.before:2").wait() == KILLED
     newest = sorted((project.run / "checkpoints").glob("step-*"))

@@ -24,7 +24,6 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import RecordingAdapter, ScriptedPolicy, examples
 from tests.journal_rows import read_rows
-from tests.project import Project
 from tests.scripted_run import ScriptedRun
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT]
@@ -249,12 +248,8 @@ async def test_a_run_whose_disk_is_full_ends_with_the_reason_and_releases_its_fo
 
 
 @pytest.mark.fault
-def test_a_run_without_room_for_its_checkpoint_resumes_once_there_is_some(tmp_path, tiny_model_dir, monkeypatch):
+def test_a_run_without_room_for_its_checkpoint_resumes_once_there_is_some(project, tmp_path, tiny_model_dir):
     """After the first job the optimizer state is larger than the weights: the second checkpoint does not fit."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("task", None)
-    project = Project(tmp_path, tiny_model_dir)
     project.set("finetuning.num_epochs", 1).set("trajectory_builders.builder.examples_per_epoch", 4)
     project.rows = project.rows[:24]
     project.finetune("--dataset", "nowhere.jsonl")  # fails, but writes the files

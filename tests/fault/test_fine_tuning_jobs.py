@@ -17,7 +17,7 @@ import pytest
 
 from reinforge.protocols.openai.server.records import FileRecord, JobState
 from reinforge.protocols.openai.server.store import JobStore
-from tests.fault.killed_servers import KilledServers, open_driver
+from tests.fault.killed_servers import open_driver
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 
 NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500"))
@@ -40,13 +40,6 @@ SITES = (
 def driver(finished_run):
     with open_driver("tests.fault.job_server", str(finished_run)) as driver:
         yield driver
-
-
-@pytest.fixture
-def servers(tmp_path, driver):
-    servers = KilledServers(driver, tmp_path / "data")
-    yield servers
-    servers.close()
 
 
 def train(client, number):

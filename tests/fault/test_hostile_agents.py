@@ -95,31 +95,21 @@ async def attack(kind, scope={}):
         await asyncio.sleep(3600)
 """
 
-AGENT = """
+TASK = """
 KIND, left = "{kind}", [1]
 
 async def agent(item, llm, context):
-    if left and not context.is_training and left.pop():
-        await attack(KIND)
+    {in_agent}
     reply = await llm.chat.completions.create(messages=[{{"role": "user", "content": item.input_obj}}], max_tokens=4)
     return reply.choices[0].message.content
 
 async def vowels(output, expected):
+    {in_evaluator}
     return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
-
-EVALUATOR = """
-KIND, left = "{kind}", [1]
-
-async def agent(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{{"role": "user", "content": item.input_obj}}], max_tokens=4)
-    return reply.choices[0].message.content
-
-async def vowels(output, expected):
-    if left and left.pop():
-        await attack(KIND)
-    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
-"""
+AGENT = {"in_agent": "if left and not context.is_training and left.pop(): await attack(KIND)", "in_evaluator": ""}
+EVALUATOR = {"in_agent": "", "in_evaluator": "if left and left.pop(): await attack(KIND)"}
+"""Where it attacks."""
 
 REASONS = {
     "generator exit": "tool_error: RuntimeError: GeneratorExit()",
@@ -153,7 +143,7 @@ STUCK = ("ignore", "block", "spin", "hold")
 def attacked(make_toy, kind, where=AGENT, timeout_s=1):
     """Returns a toy whose agent or evaluator attacks once."""
     toy = make_toy()
-    toy.write("task.py", textwrap.dedent(ATTACK) + where.format(kind=kind))
+    toy.write("task.py", textwrap.dedent(ATTACK) + TASK.format(kind=kind, **where))
     toy.set("finetuning.num_epochs", 1)
     toy.set("finetuning.limits", {"episode_timeout_s": timeout_s, "evaluator_timeout_s": timeout_s})
     toy.set("finetuning.outcomes", {"retries": 0, "max_missing": 0.5})
@@ -191,25 +181,27 @@ def test_a_signal_ends_a_run_in_time_whatever_runs(make_toy, whole, kind, where)
     child.send(signal.SIGTERM)
     assert (child.wait(seconds=30), child.left_behind()) == (143, []), child.said
     assert toy.summary["status"] == "stopped"
-    assert ("so the process was ended in stage BASELINE" in child.said) == (kind == "hold")
+    assert ("so the process exits in stage BASELINE" in child.said) == (kind == "hold")
     assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
 
 
-LATE = AGENT.replace("left and not context.is_training and left.pop()", "context.is_training and next(left) == 30")
+LATE = {**AGENT, "in_agent": "if context.is_training and next(left) == 30: await attack(KIND)"}
 """Attacks in the second epoch, whose first 24 training episodes are over."""
 
 
 @pytest.mark.fault
 def test_a_forced_end_says_that_jobs_since_the_last_checkpoint_are_not_saved(make_toy):
-    toy = attacked(make_toy, "hold", LATE.replace("[1]", "itertools.count()"), timeout_s=3600)
-    toy.write("task.py", "import itertools\n" + (toy.folder / "task.py").read_text())
+    toy = attacked(make_toy, "hold", LATE, timeout_s=3600)
+    toy.write(
+        "task.py", "import itertools\n" + (toy.folder / "task.py").read_text().replace("[1]", "itertools.count()")
+    )
     for path, value in {**SPARSE, "finetuning.num_epochs": 4}.items():
         toy.set(path, value)
     child = toy.start(mutation=mutations.stop_soon)
     child.wait_for(toy.folder / "attacked")
     child.send(signal.SIGTERM)
     assert (child.wait(seconds=10), child.left_behind()) == (143, [])
-    assert "process was ended in stage COLLECT of epoch 1" in child.said
+    assert "process exits in stage COLLECT of epoch 1" in child.said
     assert "the jobs since the last checkpoint are not saved; the next --resume trains them again" in child.said
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
@@ -221,7 +213,7 @@ def test_a_second_signal_ends_a_process_whose_main_thread_is_held(make_toy):
     child.send(signal.SIGTERM)
     child.send(signal.SIGTERM, 0.3)
     assert (child.wait(seconds=5), child.left_behind()) == (143, [])
-    assert "stopped by SIGTERM; a second signal, so the process was ended in stage BASELINE" in child.said
+    assert "stopped by SIGTERM; a second signal, so the process exits in stage BASELINE" in child.said
 
 
 def test_closed_descriptors_end_the_run_with_the_reason(make_toy):

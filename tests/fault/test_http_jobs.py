@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fault.kit import KILLED, Toy, damaged
+from tests.fault.kit import Toy, killed_at
 from tests.protocols.sessions import serve_sessions, use_http_adapter
 
 pytestmark = pytest.mark.timeout(300)
@@ -41,10 +41,6 @@ def uninterrupted(tmp_path_factory, tiny_model_dir):
 def test_a_killed_run_goes_on_and_ends_with_the_same_weights(tmp_path, tiny_model_dir, uninterrupted, site):
     with serve_sessions(tiny_model_dir, tmp_path / "kept") as app:
         toy = use_http_adapter(make_toy(tmp_path / "toy", tiny_model_dir), app)
-        child = toy.start(crash_at=site)
-        assert child.wait() == KILLED, child.said
-        assert damaged(toy.run) == []
-        child = toy.resume_or_start()
-        assert child.wait() == 0, child.said
+        killed_at(toy, site)
     assert toy.summary["status"] == "completed"
     assert versions_of(toy) == uninterrupted

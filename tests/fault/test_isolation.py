@@ -79,7 +79,7 @@ def test_a_signal_stops_the_run_and_its_workers(make_toy, where):
     child.wait_for(toy.folder / "attacked")
     child.send(signal.SIGTERM)
     assert (child.wait(seconds=10), workers_of(toy)) == (143, []), child.said
-    assert "so the process was ended" not in child.said, "it stops as any other run"
+    assert "so the process exits" not in child.said, "it stops as any other run"
 
 
 def test_workers_end_with_a_run_that_is_killed(make_toy):

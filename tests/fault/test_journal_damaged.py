@@ -172,7 +172,7 @@ def test_a_file_that_is_no_database_is_rebuilt_from_the_files_beside_it(tmp_path
     reader = JournalReader(folder)
     assert [(row.epoch, row.avg_reward) for row in reader.metrics(before=9)] == [(0, 0.5)]
     assert [(row.epoch, row.avg_reward) for row in reader.validations()] == [(-1, 0.25)]
-    assert "rebuilt from its 0 whole rows" in reader.facts()[REPAIR_NOTES][0]
+    assert "rebuilt from its 0 intact rows" in reader.facts()[REPAIR_NOTES][0]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def overwrite_the_header(run):
             r"it ends before checkpoints/step-000002: its write-ahead log (run.sqlite-wal) is gone",
             "rebuilt",
         ),
-        (overwrite_the_header, "DatabaseError: file is not a database", "rebuilt from its 0 whole rows"),
+        (overwrite_the_header, "DatabaseError: file is not a database", "rebuilt from its 0 intact rows"),
     ],
 )
 def test_a_run_with_a_damaged_journal_says_so_and_resumes(run, damage, said, note):

@@ -12,7 +12,7 @@ import pytest
 
 from reinforge.crash import SITES
 from tests.fault import mutations
-from tests.fault.kit import KILLED, Toy, damaged, differences
+from tests.fault.kit import KILLED, Toy, damaged, differences, killed_at
 from tests.models import make_tiny_model
 
 CHAINS = (
@@ -55,9 +55,7 @@ def test_a_run_killed_at_crash_points_ends_as_if_undisturbed(toy, whole, sites):
 @pytest.mark.parametrize("site", SITES)
 def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(toy, whole, site, share):
     number = max(1, round(share * PASSINGS[site]))
-    assert toy.start(crash_at=f"{site}:{number}").wait() == KILLED
-    assert damaged(toy.run) == []
-    assert toy.resume_or_start().wait() == 0
+    killed_at(toy, f"{site}:{number}")
     assert differences(toy.run, whole.run) == []
 
 

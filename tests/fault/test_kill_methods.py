@@ -7,7 +7,7 @@ import pytest
 from reinforge.crash import SITES
 from tests.fault import mutations
 from tests.fault.conftest import METHODS
-from tests.fault.kit import KILLED, damaged, differences, facts
+from tests.fault.kit import KILLED, differences, facts, killed_at
 
 CHAINS = {
     "lora": ("rollout.after_journal:70", "step.after_optim:3", "ckpt.after_rename:1"),
@@ -42,10 +42,7 @@ def test_a_run_killed_at_crash_points_ends_as_if_undisturbed(make_toy, finished,
 @pytest.mark.parametrize(("method", "site"), PLACES, ids=[": ".join(place) for place in PLACES])
 def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(make_toy, finished, method, site):
     toy = make_toy(METHODS[method])
-    assert toy.start(crash_at=f"{site}:2").wait() == KILLED
-    assert damaged(toy.run) == []
-    child = toy.resume_or_start()
-    assert child.wait() == 0, child.said
+    killed_at(toy, f"{site}:2")
     assert differences(toy.run, finished(METHODS[method]).run) == []
 
 

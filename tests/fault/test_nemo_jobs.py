@@ -1,14 +1,11 @@
 """Jobs at NeMo Customizer: wherever a run dies while it submits one, the service gets one job."""
 
-import signal
-import time
-
 import pytest
 
-from tests.fault.kit import KILLED, Toy
+from tests.fault.kit import Toy, killed_at, killed_while
 from tests.protocols.nemo import use_nemo_adapter
 from tests.protocols.nemo_service import NeMoService
-from tests.protocols.openai_service import after, no_response
+from tests.protocols.stand_in import after, no_response
 
 
 @pytest.fixture
@@ -27,22 +24,11 @@ def toy(tmp_path, tiny_model_dir, nemo, openai_service):
 
 @pytest.mark.parametrize("site", ["submit.after_intent", "submit.after_send", "submit.after_id"])
 def test_a_run_killed_while_it_submits_has_one_job(toy, nemo, site):
-    assert toy.start(crash_at=site).wait() == KILLED
-    child = toy.resume_or_start()
-    assert child.wait() == 0, child.said
-    assert len(nemo.jobs) == 1, child.said
+    killed_at(toy, site)
+    assert len(nemo.jobs) == 1
 
 
 def test_a_run_killed_before_the_response_has_one_job(toy, nemo):
     nemo.faults["create"] = [after(no_response)]
-    child = toy.start()
-    deadline = time.monotonic() + 100
-    while not nemo.jobs:
-        assert child.process.is_alive(), child.said
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    child.send(signal.SIGKILL)
-    assert child.wait() == KILLED
-    child = toy.resume()
-    assert child.wait() == 0, child.said
+    killed_while(toy, lambda: nemo.jobs)
     assert len(nemo.jobs) == 1

@@ -44,7 +44,7 @@ print(ask(sys.stdin.read(), max_tokens=4))
 """
 
 REASONS = {
-    "exit": "ended with exit code 1:\nnothing works",
+    "exit": "exited with code 1:\nnothing works",
     "abort": "was killed by SIGABRT",
     "hang": "not finished after 5 s",
     "thread": "not finished after 5 s",

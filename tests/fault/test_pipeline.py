@@ -9,7 +9,7 @@ import pytest
 
 from tests.fault import mutations
 from tests.fault.conftest import METHODS
-from tests.fault.kit import KILLED, damaged, differences
+from tests.fault.kit import KILLED, differences
 
 PIPELINE = METHODS["pipeline"]
 IN_THE_SECOND_STAGE = "batch.sealed:4"
@@ -36,11 +36,7 @@ def test_both_stages_train_with_their_own_optimizer(finished):
     ],
 )
 def test_a_kill_at_the_border_of_two_stages(make_toy, finished, site):
-    toy = make_toy(PIPELINE)
-    assert toy.start(crash_at=site).wait() == KILLED
-    assert damaged(toy.run) == []
-    child = toy.resume()
-    assert child.wait() == 0, child.said
+    toy = make_toy(PIPELINE).end_after(site)
     assert differences(toy.run, finished(PIPELINE).run) == []
 
 

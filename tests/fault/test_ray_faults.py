@@ -10,19 +10,17 @@ from reinforge.scale import engine_group
 from reinforge.scale.ray import adapter as ray_adapters
 from reinforge.scale.ray.cluster import RayConnection
 from tests.scale import ray_jobs
+from tests.scale.jobs import collect, measure_distance, train
 from tests.scale.ray_jobs import (
     arm,
-    collect,
     kill,
     list_requests,
-    measure_distance,
     notice_loss,
     numbers_of,
     ray_adapter,
     replace_lost,
     sample_job,
     save,
-    train,
     train_here,
 )
 
@@ -186,7 +184,7 @@ async def test_a_job_in_which_workers_always_end_is_given_up(cluster, tiny_model
             return update(*arguments, **settings)
 
         adapter.engine.update = kill_and_update
-        with pytest.raises(BackendUnavailable, match="workers ended in each of 2 attempts at one job"):
+        with pytest.raises(BackendUnavailable, match="workers died in each of 2 attempts at one job"):
             await submit(adapter, groups, 0)
         adapter.engine.update = update
         assert (await submit(adapter, groups, 1)).status == "completed", "the weights are those from before"

@@ -15,16 +15,15 @@ from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.scale.engine_worker import list_versions
 from tests.fault.kit import KILLED, Toy, damaged, differences
 from tests.scale import ray_jobs
+from tests.scale.jobs import measure_distance, train
 from tests.scale.ray_jobs import (
     list_requests,
-    measure_distance,
     notice_loss,
     numbers_of,
     ray_adapter,
     replace_lost,
     sample_job,
     save,
-    train,
     train_here,
 )
 from tests.scale.ray_nodes import Cluster
@@ -204,7 +203,7 @@ def test_a_run_whose_worker_is_killed_ends_as_if_undisturbed(make_ray_toy, undis
     toy = make_ray_toy()
     child = toy.start(mutation=partial(ray_jobs.connect, two_nodes.variables, end_a_worker))
     assert child.wait(PATIENCE_S) == 0, child.said
-    assert "ended; 1 of 2 workers are left" in child.said + (toy.run / "run.log").read_text()
+    assert "died; 1 of 2 workers are left" in child.said + (toy.run / "run.log").read_text()
     assert measure_distance(read_weights(toy), read_weights(undisturbed)) < 1e-5
     summary, expected = (json.loads((each.run / "summary.json").read_text()) for each in (toy, undisturbed))
     assert summary["episodes"] == expected["episodes"], "no episode is missing"

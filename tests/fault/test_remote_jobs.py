@@ -20,10 +20,11 @@ from reinforge.protocols.openai.adapter import OpenAIAdapter
 from reinforge.rollout.models.openai_http import RetryableError
 from reinforge.types.job import TrainingStatusEnum
 from tests.fault import mutations
-from tests.fault.kit import KILLED, Toy, damaged
+from tests.fault.kit import Toy, killed_at, killed_while, wait_until
 from tests.openai_server import cut, fails, page
 from tests.protocols.hosted import connect_adapter, make_collection, use_openai_adapter
-from tests.protocols.openai_service import OpenAIService, after, lost_response, no_response
+from tests.protocols.openai_service import OpenAIService
+from tests.protocols.stand_in import after, lost_response, no_response
 
 NUM_EPOCHS = 2
 STAGES = (
@@ -69,14 +70,6 @@ def assert_one_job_an_epoch(toy, service):
     assert second["model"] == first["fine_tuned_model"]
 
 
-def killed_at(toy, site):
-    """Kills a run at one crash point and lets it end; a resumed process may not reach that point again."""
-    assert toy.start(crash_at=site).wait() == KILLED
-    assert damaged(toy.run) == []
-    child = toy.resume_or_start()
-    assert child.wait() == 0, child.said
-
-
 @pytest.mark.parametrize(
     "site", [pytest.param(site, marks=[] if site in QUICK_STAGES else pytest.mark.fault) for site in STAGES]
 )
@@ -84,25 +77,6 @@ def test_a_run_killed_in_any_stage_has_one_job_per_epoch(make_toy, openai_servic
     toy = make_toy(openai_service)
     killed_at(toy, site)
     assert_one_job_an_epoch(toy, openai_service)
-
-
-def wait_until(holds, child):
-    """Returns once a condition holds at the service, while the run continues."""
-    deadline = time.monotonic() + 100
-    while not holds():
-        assert child.process.is_alive(), child.said
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def killed_while(toy, holds, mutation=None):
-    """Kills a run once a condition holds at the service, and lets it end."""
-    child = toy.start(mutation=mutation)
-    wait_until(holds, child)
-    child.send(signal.SIGKILL)
-    assert child.wait() == KILLED
-    child = toy.resume(mutation=mutation)
-    assert child.wait() == 0, child.said
 
 
 def test_a_run_killed_before_the_response_has_one_job(make_toy, openai_service):

@@ -205,6 +205,6 @@ def test_collections_that_begin_too_early_make_a_difference(monkeypatch):
 def test_without_either_safety_old_tokens_are_trained(monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(epoch_collection, "find_last_due", begin_too_early)
-    monkeypatch.setattr(epoch_collection, "drop_stale", lambda collection, oldest: (collection, 0))
+    monkeypatch.setattr(epoch_collection, "is_stale", lambda group, oldest: False)
     with pytest.raises(AssertionError, match="a trained token is too old"):
         check(1, 320)

@@ -162,15 +162,20 @@ def assert_named_weights(found):
     assert max(found) <= 100 * TOLERANCE, "a reply is from other weights than it names"
 
 
+def check_versions(folder, replies, copies):
+    """Scores every reply again with the weights that it names, and with others."""
+    found = differences(folder, replies, copies)
+    assert len(found) == len(replies), "no reply names a version that was never served"
+    assert_named_weights(found)
+    assert np.median(differences(folder, replies, copies, shift=1)) > 10 * TOLERANCE, "versions can be told"
+
+
 def check_swaps(folder, num_swaps, patience_s=60):
     """Swaps weights under load, and scores every reply again."""
     replies, copies, jobs = hammered(folder, num_swaps, patience_s)
     assert len(replies) > 5 * num_swaps
     assert {tokens.policy_version for _, tokens in replies} >= {*range(num_swaps)}, "every version was asked"
-    found = differences(folder, replies, copies)
-    assert len(found) == len(replies), "no reply names a version that was never served"
-    assert_named_weights(found)
-    assert np.median(differences(folder, replies, copies, shift=1)) > 10 * TOLERANCE, "versions can be told"
+    check_versions(folder, replies, copies)
     for version, (ended_s, num_answered) in enumerate(jobs, 1):
         waited = [tokens.policy_version for asked_s, tokens in replies[num_answered:] if asked_s < ended_s]
         assert len(waited) == THREADS * ASKERS, "all came while the job was open, and none is lost"
@@ -208,13 +213,10 @@ def test_weights_that_change_during_a_reply_make_a_difference(
         check_swaps(tiny_model_dir, 20, patience_s=3 if owner is EmbeddedPolicy else 60)
 
 
-def check_copies(folder, num_swaps, patience_s=60):
-    """Swaps the weights of a serving copy under load, and scores every reply again."""
-    replies, copies, _ = hammered(folder, num_swaps, patience_s, swap_a_copy)
-    found = differences(folder, replies, copies)
-    assert len(found) == len(replies), "no reply names a version that was never served"
-    assert_named_weights(found)
-    assert np.median(differences(folder, replies, copies, shift=1)) > 10 * TOLERANCE, "versions can be told"
+def check_copies(folder, num_swaps):
+    """Swaps the weights of a serving copy under load."""
+    replies, copies, _ = hammered(folder, num_swaps, 60, swap_a_copy)
+    check_versions(folder, replies, copies)
 
 
 @pytest.mark.parametrize("num_swaps", [20, pytest.param(200, marks=pytest.mark.fault)])

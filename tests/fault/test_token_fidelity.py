@@ -56,11 +56,11 @@ def unicode_text(rng):
     return text + rng.choice(LITERALS) if rng.random() < 0.2 else text
 
 
-class Watched(PolicyServer):
-    """A policy that records what it sampled, by the seed of the call."""
+class Wrapped(PolicyServer):
+    """A policy behind which another one does the work."""
 
     def __init__(self, policy):
-        self.policy, self.sampled = policy, {}
+        self.policy = policy
 
     version = property(lambda self: self.policy.version)
     model_name = property(lambda self: self.policy.model_name)
@@ -68,12 +68,7 @@ class Watched(PolicyServer):
     history = property(lambda self: self.policy.history)
 
     async def sample(self, request):
-        reply = await self.policy.sample(request)
-        tokens = reply.tokens
-        self.sampled[request.sampling.seed] = (
-            [*tokens.prompt_token_ids], [*tokens.token_ids], [*tokens.logprobs], tokens.policy_version,
-        )  # fmt: skip
-        return reply
+        return await self.policy.sample(request)
 
     async def score(self, token_ids):
         return await self.policy.score(token_ids)
@@ -83,6 +78,22 @@ class Watched(PolicyServer):
 
     async def fingerprint(self):
         return await self.policy.fingerprint()
+
+
+class Watched(Wrapped):
+    """Records what was sampled, by the seed of the call."""
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.sampled = {}
+
+    async def sample(self, request):
+        reply = await super().sample(request)
+        tokens = reply.tokens
+        self.sampled[request.sampling.seed] = (
+            [*tokens.prompt_token_ids], [*tokens.token_ids], [*tokens.logprobs], tokens.policy_version,
+        )  # fmt: skip
+        return reply
 
 
 class Caller(PolicyServer):

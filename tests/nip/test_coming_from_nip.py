@@ -5,17 +5,11 @@ import re
 
 import pytest
 
-from reinforge.multiagent import (
-    EmbeddedSharedModelGroup,
-    ExperimentSettings,
-    HyperParameters,
-    build_agents,
-    build_protocol,
-    collect_rollouts,
-)
+from reinforge.multiagent import HyperParameters, collect_rollouts
 from reinforge.multiagent.nip.parameters import get_changed_fields
 from reinforge.rollout.isolation.threads import LoopThread
 from tests.generated import DOCS
+from tests.nip.test_group_loop import make_group
 
 PAGE = (DOCS / "coming-from-nip.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -68,19 +62,7 @@ def test_the_variant(programs, capsys):
 
 def test_the_steps_of_a_loop(tmp_path, tiny_model_dir):
     """A job that imitates, its end, a job that prefers, its end; in that order, with one group."""
-    import tests.babble  # noqa: F401  in its protocol any reply of an untrained model is a decision
-
-    agent = {"model_name": str(tiny_model_dir), "max_tokens_per_message": 4, "shared_model_group": "both"}
-    agents = {name: {**agent, "prompt": f"{name} $question"} for name in ("prover", "verifier")}
-    params = HyperParameters("test", "pure_text_ei", "none", "babble", agents=agents)
-    group = EmbeddedSharedModelGroup(
-        params,
-        ExperimentSettings("page", groups_dir=tmp_path),
-        build_protocol(params),
-        build_agents(params).values(),
-        "both",
-        finetuning={"device": "cpu", "policy": {"batch": {"batch_size": 8}}},
-    )
+    group = make_group(tiny_model_dir, tmp_path)
     rows = [{"id": str(n), "question": f"say {n}", "answer": "accept"} for n in range(24)]
     loop = LoopThread("collect")
     rollouts = loop.run(collect_rollouts([group], rows, num_dialogues=4))

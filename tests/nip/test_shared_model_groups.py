@@ -23,13 +23,6 @@ from tests.groups import Embedded, Hosted, experiment, replies, rollouts
 ASKED = ModelRequest([{"role": "user", "content": "P q1"}], SamplingParams(temperature=0, max_tokens=3))
 
 
-@pytest.fixture(params=[Embedded, Hosted], ids=["embedded", "openai"])
-def backend(request, tmp_path, tiny_model_dir, openai_service):
-    made = request.param(tmp_path / "groups", tiny_model_dir, openai_service)
-    yield made
-    made.close()
-
-
 def both(params, **fields):
     return {"prover": rollouts(params, **fields), "verifier": rollouts(params, **fields)}
 
@@ -74,21 +67,6 @@ async def test_a_supervised_job_makes_the_model_that_is_switched_to(backend):
     await group.sample(ASKED)
 
 
-async def test_preferences_with_and_without_the_timesteps(backend):
-    params = backend.experiment()
-    group = backend.group(params)
-    good = {"prover": replies(params, "prover", [f"yes {i}" for i in range(12)])}
-    bad = {"prover": replies(params, "prover", [f"no {i}" for i in range(12)])}
-    job = await group.create_dpo_fine_tune_job(good, bad, "pairs")
-    assert await group.wait_for_fine_tune_job(60) == "succeeded"
-    timesteps = good
-    assert await group.create_dpo_fine_tune_job(timesteps, good, bad, "pairs") == job
-    assert await group.create_dpo_fine_tune_job(good, bad, timesteps_per_agent=timesteps) == job
-    assert backend.num_jobs(group) == 1
-    await group.switch_to_next_model()
-    assert group.fine_tuned_model_name is not None
-
-
 async def test_every_way_to_pass_preferences(backend):
     """neural-interactive-proofs passes the timesteps first and the job's name by its keyword."""
     params = backend.experiment()
@@ -110,6 +88,8 @@ async def test_every_way_to_pass_preferences(backend):
         await group.create_dpo_fine_tune_job(good, good, bad, timesteps_per_agent=good)
     with pytest.raises(TypeError, match="expected a job name as the last argument, not 7"):
         await group.create_dpo_fine_tune_job(good, bad, 7)
+    await group.switch_to_next_model()
+    assert group.fine_tuned_model_name is not None
 
 
 async def test_a_frozen_group_has_nothing_to_wait_for(backend):

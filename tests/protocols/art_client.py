@@ -14,6 +14,13 @@ from reinforge.serving.models import ServedModels
 
 PROMPT = [{"role": "user", "content": "yes, no, or maybe"}]
 SETTINGS = {"learning_rate": 0.03, "loss_fn": "cispo"}
+DESCRIBED = {"name": "agent", "project": "games", "entity": None, "base_model": "tiny"}
+"""The model `agent`, as protocol 1 names it."""
+MADE_UP = [
+    {"messages_and_choices": [*PROMPT, {"finish_reason": "stop", "message": {"content": "made up"}}], "reward": reward}
+    for reward in (0.0, 1.0)
+]
+"""Replies that no model has sampled."""
 
 
 class ARTServer:
@@ -95,3 +102,14 @@ def score(answer):
 
 async def collect(server, name, first_seed, count=24, **fields):
     return await asyncio.gather(*(server.sample(name, first_seed + i, **fields) for i in range(count)))
+
+
+async def build_group(server, name="agent", count=8, **fields):
+    answers = await collect(server, name, 0, count, return_token_ids=True, **fields)
+    return [build_trajectory(answer, number % 2) for number, answer in enumerate(answers)]
+
+
+def build_call(group, described=DESCRIBED, config=None):
+    """Returns the body of a training call of protocol 1."""
+    groups = [{"trajectories": group}]
+    return {"model": described, "trajectory_groups": groups, "config": config or {}, "dev_config": {}, "verbose": False}

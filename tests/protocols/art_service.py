@@ -6,31 +6,25 @@
         art.chats                                   bodies of the chat completion requests
         art.seconds = 0.2                           duration of the next jobs
         art.ends = ["failed"]                       how the next jobs end; later ones succeed
-        art.faults["train"] = [lost_response]       faults for the next calls of a kind, one each
 
-Kinds of calls: register, prepare, step, delete, train (protocol 1); models, create, events, checkpoints, delete
-(protocol 2); names, chat (both). A fault is a step of tests/openai_server.py that replaces the response, or
-`after(step)`: the call takes effect, then the step responds. Every body is checked against the shape that the published
-clients send.
+Kinds of calls, for faults (tests/protocols/stand_in.py): register, prepare, step, delete, train (protocol 1); models,
+create, events, checkpoints, delete (protocol 2); names, chat (both). Every body is checked against the shape that the
+published clients send.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import random
-import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from tests.protocols.openai_service import ApiError, _await_if_needed, after
+from tests.protocols.stand_in import ApiError, Route, StandIn
 
 MODEL_FIELDS = {
     "name", "project", "entity", "id", "run_id", "config", "trainable", "inference_api_key", "inference_base_url",
@@ -91,16 +85,13 @@ class ARTModel:
     learnt: dict[int, list[str]] = field(default_factory=lambda: {0: []})
 
 
-class ARTService:
+class ARTService(StandIn):
     """A server of protocol 1 and a service of protocol 2, on one port.
 
     Attributes:
         jobs: Every job that was started.
         models: By name.
         chats: Bodies of the chat completion requests.
-        calls: Number of calls of each kind.
-        seconds, ends: Duration of the next jobs, and how they end.
-        faults: Kind of call -> faults of the next calls.
         names_steps: Protocol 1: serve `name@step`, one name for each checkpoint; False: only `name`, the newest.
         goes_on: Protocol 1: training goes on where the client has left; False: it stops with the request.
         gives_logprobs: Chat completions carry log-probs if they were asked for.
@@ -110,93 +101,60 @@ class ARTService:
     inference_key = "inference-canary-77"
 
     def __init__(self) -> None:
+        super().__init__()
         self.jobs: list[ARTJob] = []
         self.models: dict[str, ARTModel] = {}
         self.chats: list[dict[str, Any]] = []
-        self.calls: Counter[str] = Counter()
-        self.seconds = 0.05
-        self.ends: list[str] = []
-        self.faults: dict[str, list[Any]] = {}
         self.names_steps, self.goes_on, self.gives_logprobs = True, True, True
         self.registered: list[dict[str, Any]] = []
         self.kept: list[list[int]] = []
         self.deleted: list[list[int]] = []
         self.words: tuple[str, ...] = WORDS
         self.tool_call: dict[str, Any] | None = None
-        self.ip, self.port = "127.0.0.1", 0
-        self._numbers = itertools.count(1)
         self._training: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    @property
+    def ip(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     @property
     def base_url(self) -> str:
-        return f"http://{self.ip}:{self.port}/v1"
+        return f"{self.address}/v1"
 
-    def __enter__(self) -> ARTService:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
-        return self
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            ("POST", "/register", "register", self._register),
+            ("POST", "/_prepare_backend_for_training", "prepare", self._prepare),
+            ("POST", "/_get_step", "step", self._get_step),
+            ("POST", "/_delete_checkpoint_files", "delete", self._keep_steps),
+            ("POST", "/_train_model", "train", self._train),
+            ("GET", "/healthcheck", "health", self._healthcheck),
+            ("POST", "/v1/preview/models", "models", self._create_model),
+            ("POST", "/v1/preview/training-jobs", "create", self._create_job),
+            ("GET", "/v1/preview/training-jobs/{id}/events", "events", self._list_events),
+            ("GET", "/v1/preview/models/{id}/checkpoints", "checkpoints", self._list_checkpoints),
+            ("DELETE", "/v1/preview/models/{id}/checkpoints", "delete", self._delete_checkpoints),
+            ("GET", "/v1/models", "names", self._list_names),
+            ("POST", "/v1/chat/completions", "chat", self._chat),
+        )
 
-    def __exit__(self, *exc_info: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=1 << 26)
-        for method, path, kind, key, handler in (
-            ("POST", "/register", "register", None, self._register),
-            ("POST", "/_prepare_backend_for_training", "prepare", None, self._prepare),
-            ("POST", "/_get_step", "step", None, self._get_step),
-            ("POST", "/_delete_checkpoint_files", "delete", None, self._keep_steps),
-            ("POST", "/_train_model", "train", None, self._train),
-            ("GET", "/healthcheck", "health", None, self._healthcheck),
-            ("POST", "/v1/preview/models", "models", self.key, self._create_model),
-            ("POST", "/v1/preview/training-jobs", "create", self.key, self._create_job),
-            ("GET", "/v1/preview/training-jobs/{id}/events", "events", self.key, self._list_events),
-            ("GET", "/v1/preview/models/{id}/checkpoints", "checkpoints", self.key, self._list_checkpoints),
-            ("DELETE", "/v1/preview/models/{id}/checkpoints", "delete", self.key, self._delete_checkpoints),
-            ("GET", "/v1/models", "names", "", self._list_names),
-            ("POST", "/v1/chat/completions", "chat", "", self._chat),
-        ):
-            app.router.add_route(method, path, self._route(kind, key, handler))
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.ip, 0)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+    def check_key(self, kind: str, request: web.Request) -> None:
+        """Protocol 1 has no key, protocol 2 the service's; either key samples."""
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not request.path.startswith("/v1/"):
+            if given:
+                raise ApiError(400, "this port takes no key")
+        elif given != self.key and not (kind in ("names", "chat") and given == self.inference_key):
+            raise ApiError(401, f"invalid key {given}", "invalid_api_key")
 
     async def _stop(self) -> None:
         for task in self._training:
             task.cancel()
-        await self._runner.cleanup()
-
-    def _route(self, kind: str, key: str | None, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-        """Returns a handler that counts the call, injects its fault and checks the key; None: there is no key."""
-        keys = {key} if key else {self.key, self.inference_key}
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            self.calls[kind] += 1
-            planned = self.faults.get(kind) or []
-            fault = planned.pop(0) if planned else None
-            try:
-                if fault is not None and not isinstance(fault, after):
-                    return await _await_if_needed(fault(request, {}))
-                given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-                if key is None and given:
-                    raise ApiError(400, "this port takes no key")
-                if key is not None and given not in keys:
-                    raise ApiError(401, f"invalid key {given}", "invalid_api_key")
-                result = await handler(request)
-                if fault is not None:
-                    return await _await_if_needed(fault.step(request, {}))
-            except ApiError as refusal:
-                return web.json_response({"detail": str(refusal)}, status=refusal.status)
-            return result if isinstance(result, web.StreamResponse) else web.json_response(result)
-
-        return answer
+        await super()._stop()
 
     # Protocol 1.
 
@@ -234,7 +192,7 @@ class ARTService:
         _forbid(body["dev_config"], DEV_CONFIG, "dev_config")
         model = self._find_model(body["model"]["name"])
         job = self._start_job(body["trajectory_groups"], {**body["config"], **body["dev_config"]})
-        task = self._loop.create_task(self._finish_later(model, job))
+        task = asyncio.get_running_loop().create_task(self._finish_later(model, job))
         self._training.add(task)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         try:
@@ -277,7 +235,7 @@ class ARTService:
         if model is None:
             raise ApiError(404, f"no model {body['model_id']}")
         job = self._start_job(body["trajectory_groups"], body["experimental_config"])
-        task = self._loop.create_task(self._finish_later(model, job))
+        task = asyncio.get_running_loop().create_task(self._finish_later(model, job))
         self._training.add(task)
         return {"id": job.id}
 

@@ -1,4 +1,4 @@
-"""An engine with slots for adapters, a server of Tinker's protocol, and no pauses between attempts."""
+"""Servers of Tinker's protocol and of ART's over a tiny model, and no pauses between attempts."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,8 @@ import stamina
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.protocols.tinker.server.slots import list_slots
+from tests.models import make_tiny_model
+from tests.protocols.art_client import ARTServer
 from tests.protocols.tinker import TinkerClient, serve_tinker
 from tests.serving.conftest import engine
 
@@ -39,3 +41,22 @@ async def served(tuned, tmp_path):
 async def client(served):
     async with TinkerClient(served[0]) as client:
         yield client
+
+
+@pytest.fixture(scope="package")
+def base(tmp_path_factory):
+    """The folder of the model from which ART's models start."""
+    return make_tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+async def art(base, tmp_path):
+    """A server of ART's protocols that keeps its models in `tmp_path`."""
+    async with ARTServer(base, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def model(art):
+    """The model `agent` of that server."""
+    return await art.create()

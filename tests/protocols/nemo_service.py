@@ -6,69 +6,46 @@ The data store speaks the part of the Hugging Face hub's API that `huggingface_h
         nemo.url                  for entity_host and datastore_host
         nemo.jobs, nemo.files     by id, and content by (repository, path)
         nemo.ends = ["failed"]    how the next jobs end
-        nemo.faults["create"] = [lost_response]
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import itertools
 import json
-import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from tests.protocols.openai_service import ApiError, _await_if_needed, after
+from tests.protocols.stand_in import ApiError, Route, StandIn
 
 JOB_FIELDS = {"name", "config", "dataset", "hyperparameters"}
 
 
-class NeMoService:
+class NeMoService(StandIn):
     """One namespace's services.
 
     Attributes:
         jobs: By id.
         files: Content by (repository, path).
         namespaces, datasets: What was created.
-        seconds, ends: Duration of the next jobs, and how they end.
-        faults: Kind of call -> faults of the next calls.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.jobs: dict[str, dict[str, Any]] = {}
         self.files: dict[tuple[str, str], bytes] = {}
         self.namespaces: list[str] = []
         self.datasets: dict[str, dict[str, Any]] = {}
-        self.calls: Counter[str] = Counter()
-        self.seconds = 0.05
-        self.ends: list[str] = []
-        self.faults: dict[str, list[Any]] = {}
-        self.url = ""
-        self._numbers = itertools.count(1)
         self._plans: dict[str, tuple[float, float, str]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> NeMoService:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
-        return self
+    @property
+    def url(self) -> str:
+        return self.address
 
-    def __exit__(self, *exc_info: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=1 << 26)
+    def routes(self) -> tuple[Route, ...]:
         hub = "/v1/hf/api"
-        for method, path, kind, handler in (
+        return (
             ("GET", "/v1/namespaces/{id}", "namespace", self._get_namespace),
             ("POST", "/v1/namespaces", "namespace", self._create_namespace),
             ("GET", "/v1/datasets/{namespace}/{name}", "dataset", self._get_dataset),
@@ -81,35 +58,12 @@ class NeMoService:
             ("POST", f"{hub}/repos/create", "repo", self._create_repo),
             ("POST", f"{hub}/datasets/{{namespace}}/{{name}}/preupload/main", "preupload", self._preupload),
             ("POST", f"{hub}/datasets/{{namespace}}/{{name}}/commit/main", "commit", self._commit),
-        ):
-            app.router.add_route(method, path, self._route(kind, handler))
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        )
 
     def rows(self, dataset: str, kind: str) -> list[dict[str, Any]]:
         """Returns the rows of a dataset's file: `training` or `validation`."""
         content = self.files[f"team/{dataset}", f"{kind}/{kind}_file.jsonl"]
         return [json.loads(line) for line in content.decode().splitlines()]
-
-    def _route(self, kind: str, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            self.calls[kind] += 1
-            planned = self.faults.get(kind) or []
-            fault = planned.pop(0) if planned else None
-            try:
-                if fault is not None and not isinstance(fault, after):
-                    return await _await_if_needed(fault(request, {}))
-                result = await handler(request)
-                if fault is not None:
-                    return await _await_if_needed(fault.step(request, {}))
-            except ApiError as refusal:
-                return web.json_response({"detail": str(refusal)}, status=refusal.status)
-            return web.json_response(result)
-
-        return answer
 
     async def _get_namespace(self, request: web.Request) -> dict[str, Any]:
         if request.match_info["id"] not in self.namespaces:

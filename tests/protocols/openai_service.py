@@ -6,32 +6,23 @@
         service.chats                     bodies of the chat completion requests
         service.seconds = 0.2             duration of the next jobs; service.advance(3600) lets time pass
         service.ends = ["failed"]         final status of the next jobs; "queued" and "paused" never end
-        service.faults["create"] = [lost_response]   faults for the next calls of a kind, one each
 
-Kinds of calls: upload, files, create, jobs, retrieve, cancel, chat. A fault is a step of tests/openai_server.py that
-replaces the response, or `after(step)`: the call takes effect, then the step responds. The service runs in its own
-thread, so other processes and event loops can use it too.
+Kinds of calls, for faults (tests/protocols/stand_in.py): upload, files, create, jobs, retrieve, cancel, chat.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import itertools
 import json
 import random
-import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from tests.openai_server import cut
 from tests.protocols.openai_rows import find_file_error, list_trained_texts
-
-Handler = Callable[[web.Request, dict[str, Any]], Any]
+from tests.protocols.stand_in import ApiError, Route, StandIn
 
 BASES = ("gpt-test", "gpt-test-mini", "gpt-4.1-mini")
 DATED = "-2026-01-01"
@@ -55,41 +46,12 @@ TRAINED_SHARE = 0.75
 WORDS = ("xyz", "bcd", "aei", "rstl", "ou", "bad")
 
 
-class ApiError(Exception):
-    """An error in OpenAI's format."""
-
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-
-
-class after:
-    """The call takes effect, then `step` responds."""
-
-    def __init__(self, step: Handler):
-        self.step = step
-
-
-async def no_response(request: web.Request, body: dict[str, Any]) -> web.Response:
-    """Never responds."""
-    await asyncio.sleep(3600)
-    raise AssertionError
-
-
-lost_response = after(cut)
-"""The call takes effect, but its response does not arrive."""
-
-
-class OpenAIService:
+class OpenAIService(StandIn):
     """The API of one organization with three base models.
 
     Attributes:
         files, jobs: By id, as the API returns them.
         chats: Bodies of the chat completion requests.
-        calls: Number of calls of each kind.
-        seconds: Duration of the next jobs.
-        ends: Final status of the next jobs, one each; later ones succeed.
-        faults: Kind of call -> faults of the next calls.
         deploys_after: Calls to a new model that fail before it is available.
         serves: Name of a model -> the model that replies instead.
         words: Replies of base models; fine-tuned ones reply with a trained text three times in four.
@@ -99,56 +61,44 @@ class OpenAIService:
     key = "sk-canary-standin-9d21"
 
     def __init__(self) -> None:
+        super().__init__()
         self.files: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.chats: list[dict[str, Any]] = []
-        self.calls: Counter[str] = Counter()
-        self.seconds = 0.05
-        self.ends: list[str] = []
-        self.faults: dict[str, list[Any]] = {}
         self.deploys_after = 0
         self.serves: dict[str, str] = {}
         self.words: tuple[str, ...] = WORDS
         self.page, self.filters = 10_000, True
-        self.url = ""
         self._contents: dict[str, bytes] = {}
         self._plans: dict[str, tuple[float, float, str]] = {}
         self._trained_texts: dict[str, list[str]] = {}
         self._undeployed: Counter[str] = Counter()
         self._offset_s = 0.0
-        self._numbers = itertools.count(1)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> OpenAIService:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
-        return self
+    @property
+    def url(self) -> str:
+        return f"{self.address}/v1"
 
-    def __exit__(self, *exc_info: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            ("POST", "/v1/files", "upload", self._upload),
+            ("GET", "/v1/files", "files", self._list_files),
+            ("POST", "/v1/fine_tuning/jobs", "create", self._create),
+            ("GET", "/v1/fine_tuning/jobs", "jobs", self._list_jobs),
+            ("GET", "/v1/fine_tuning/jobs/{id}", "retrieve", self._retrieve),
+            ("POST", "/v1/fine_tuning/jobs/{id}/cancel", "cancel", self._cancel),
+            ("GET", "/v1/fine_tuning/jobs/{id}/events", "events", self._events),
+            ("POST", "/v1/chat/completions", "chat", self._chat),
+        )
 
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=1 << 26)
-        for method, path, kind, handler in (
-            ("POST", "/files", "upload", self._upload),
-            ("GET", "/files", "files", self._list_files),
-            ("POST", "/fine_tuning/jobs", "create", self._create),
-            ("GET", "/fine_tuning/jobs", "jobs", self._list_jobs),
-            ("GET", "/fine_tuning/jobs/{id}", "retrieve", self._retrieve),
-            ("POST", "/fine_tuning/jobs/{id}/cancel", "cancel", self._cancel),
-            ("GET", "/fine_tuning/jobs/{id}/events", "events", self._events),
-            ("POST", "/chat/completions", "chat", self._chat),
-        ):
-            app.router.add_route(method, f"/v1{path}", self._route(kind, handler))
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+    def check_key(self, kind: str, request: web.Request) -> None:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if given != self.key:
+            raise ApiError(401, f"Incorrect API key provided: {given}", "invalid_api_key")
+
+    def format_error(self, error: ApiError) -> dict[str, Any]:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
     def rows(self, file_id: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._contents[file_id].decode().splitlines()]
@@ -163,28 +113,6 @@ class OpenAIService:
         return str(self._refresh(job_id)["status"])
 
     # Calls.
-
-    def _route(self, kind: str, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            self.calls[kind] += 1
-            planned = self.faults.get(kind) or []
-            fault = planned.pop(0) if planned else None
-            try:
-                if fault is not None and not isinstance(fault, after):
-                    return await _await_if_needed(fault(request, {}))
-                if request.headers.get("Authorization") != f"Bearer {self.key}":
-                    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-                    raise ApiError(401, f"Incorrect API key provided: {given}", "invalid_api_key")
-                result = await handler(request)
-                if fault is not None:
-                    return await _await_if_needed(fault.step(request, {}))
-            except ApiError as refusal:
-                kind_ = "invalid_request_error" if refusal.status < 500 else "server_error"
-                error = {"message": str(refusal), "type": kind_, "param": refusal.param, "code": refusal.code}
-                return web.json_response({"error": error}, status=refusal.status, headers={"x-request-id": "req-1"})
-            return web.json_response(result, headers={"x-request-id": "req-1"})
-
-        return answer
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}-{next(self._numbers):04d}"
@@ -367,10 +295,6 @@ class OpenAIService:
         return job
 
 
-async def _await_if_needed(answer: Any) -> Any:
-    return await answer if asyncio.iscoroutine(answer) else answer
-
-
 def _validate_method(method: dict[str, Any]) -> None:
     known = HYPERPARAMETERS.get(str(method.get("type")))
     if known is None:
@@ -388,5 +312,5 @@ def _validate_metadata(metadata: dict[str, Any]) -> None:
     short = all(len(name) <= MAX_NAME and len(str(value)) <= MAX_VALUE for name, value in metadata.items())
     if len(metadata) > MAX_PAIRS or not texts or not short:
         raise ApiError(
-            400, "metadata: at most 16 pairs of texts, names of 64 and values of 512 characters", param="metadata"
+            400, "metadata: at most 16 pairs of strings, names of 64 and values of 512 characters", param="metadata"
         )

@@ -6,25 +6,24 @@
         service.chats                     bodies of the chat completion requests
         service.returns_ids = True        replies come with token ids too
 
-The model answers with one of WORDS; a job moves its preferences by the advantage of each row (REINFORCE). The service
-runs in its own thread, so that runs with event loops of their own can use it.
+The model answers with one of WORDS; a job moves its preferences by the advantage of each row (REINFORCE).
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-import threading
 from typing import Any
 
 from aiohttp import web
+
+from tests.protocols.stand_in import Route, StandIn
 
 WORDS = ("xyz", "bcd", "aei", "rstl", "oua", "bad")
 LEARNING_RATE = 0.04
 
 
-class RemoteService:
+class RemoteService(StandIn):
     """The server of one model.
 
     Attributes:
@@ -35,42 +34,29 @@ class RemoteService:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.submitted: dict[str, list[dict[str, Any]]] = {}
         self.chats: list[dict[str, Any]] = []
         self.is_greedy = self.returns_ids = False
-        self.url = ""
         self._preferences = dict.fromkeys(WORDS, 0.0)
         self._rng = random.Random(3)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> RemoteService:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+    @property
+    def url(self) -> str:
+        return self.address
 
     @property
     def chat_url(self) -> str:
         """The chat completions' URL, up to /v1."""
         return f"{self.url}/v1"
 
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=1 << 26)
-        app.router.add_get("/health", self._answer_health)
-        app.router.add_post("/v1/chat/completions", self._answer_chat)
-        app.router.add_post("/jobs", self._create_job)
-        app.router.add_get("/jobs/{id}", self._answer_job)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            ("GET", "/health", "health", self._answer_health),
+            ("POST", "/v1/chat/completions", "chat", self._answer_chat),
+            ("POST", "/jobs", "create", self._create_job),
+            ("GET", "/jobs/{id}", "retrieve", self._answer_job),
+        )
 
     async def _answer_health(self, request: web.Request) -> web.Response:
         return web.json_response({"ok": True})

@@ -16,72 +16,53 @@ from reinforge.protocols.art.server.records import ModelFolder
 from reinforge.protocols.art.server.trajectories import SampledReplies
 from reinforge.serving import app as app_module
 from reinforge.types.request import TokenLogprobs
-from tests.models import make_tiny_model
-from tests.protocols.art_client import PROMPT, ARTServer, build_trajectory, collect, get_choice
+from tests.protocols.art_client import DESCRIBED, PROMPT, ARTServer, build_call, build_group, get_choice
 from tests.serving.serving import wait_for
 
-DESCRIBED = {"name": "agent", "project": "games", "entity": None, "base_model": "tiny"}
 
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("base")
-    make_tiny_model(folder)
-    return folder
-
-
-async def build_group(server, name="agent", count=8, **fields):
-    answers = await collect(server, name, 0, count, return_token_ids=True, **fields)
-    return [build_trajectory(answer, number % 2) for number, answer in enumerate(answers)]
-
-
-async def test_weights_that_cannot_be_saved_are_never_served(base, tmp_path, monkeypatch):
+async def test_weights_that_cannot_be_saved_are_never_served(art, model, monkeypatch):
     """A request waits while the job trains; it must not be answered from weights that the next process has not got."""
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        group = await build_group(server)
-        before = await server.sample("agent", 1)
-        asked = []
+    group = await build_group(art)
+    before = await art.sample("agent", 1)
+    asked = []
 
-        def fill_disk(target, fill, **facts):
-            wait = asyncio.run_coroutine_threadsafe(ask(), server.loop)
-            wait.result(60)
-            raise StorageError("no space left")
+    def fill_disk(target, fill, **facts):
+        wait = asyncio.run_coroutine_threadsafe(ask(), art.loop)
+        wait.result(60)
+        raise StorageError("no space left")
 
-        async def ask():
-            asked.append(asyncio.ensure_future(server.sample("agent", 1)))
-            await asyncio.sleep(0.3)
+    async def ask():
+        asked.append(asyncio.ensure_future(art.sample("agent", 1)))
+        await asyncio.sleep(0.3)
 
-        server.loop = asyncio.get_running_loop()
-        with monkeypatch.context() as patch:
-            patch.setattr(model_module, "write_folder", fill_disk)
-            events = await server.wait(await server.start_job(model, [{"trajectories": group}]))
-        assert "no space left" in events[-1]["data"]["error_message"]
-        for answer in [await asked[0], await server.sample("agent", 1)]:
-            assert answer["model_version"] == 0
-            assert get_choice(answer) == get_choice(before)
-        await server.wait(await server.start_job(model, [{"trajectories": group}]))
-        assert await server.list_steps(model) == [1, 0]
+    art.loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(model_module, "write_folder", fill_disk)
+        events = await art.wait(await art.start_job(model, [{"trajectories": group}]))
+    assert "no space left" in events[-1]["data"]["error_message"]
+    for answer in [await asked[0], await art.sample("agent", 1)]:
+        assert answer["model_version"] == 0
+        assert get_choice(answer) == get_choice(before)
+    await art.wait(await art.start_job(model, [{"trajectories": group}]))
+    assert await art.list_steps(model) == [1, 0]
 
 
-async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(base, tmp_path, monkeypatch):
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        group = await build_group(server)
-        loop, write = asyncio.get_running_loop(), model_module.write_folder
+async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(art, model, tmp_path, monkeypatch):
+    group = await build_group(art)
+    loop, write = asyncio.get_running_loop(), model_module.write_folder
 
-        def write_and_delete(target, fill, **facts):
-            write(target, fill, **facts)
-            path = f"/v1/preview/models/{model['id']}/checkpoints"
-            deletion = server.call("DELETE", path, {"steps": [1, 1]})
-            assert asyncio.run_coroutine_threadsafe(deletion, loop).result(60)["deleted_count"] == 0
-            body = {"model": DESCRIBED, "steps_to_keep": [0]}
-            asyncio.run_coroutine_threadsafe(server.call("POST", "/_delete_checkpoint_files", body), loop).result(60)
+    def write_and_delete(target, fill, **facts):
+        write(target, fill, **facts)
+        path = f"/v1/preview/models/{model['id']}/checkpoints"
+        deletion = art.call("DELETE", path, {"steps": [1, 1]})
+        assert asyncio.run_coroutine_threadsafe(deletion, loop).result(60)["deleted_count"] == 0
+        body = {"model": DESCRIBED, "steps_to_keep": [0]}
+        asyncio.run_coroutine_threadsafe(art.call("POST", "/_delete_checkpoint_files", body), loop).result(60)
 
-        monkeypatch.setattr(model_module, "write_folder", write_and_delete)
-        events = await server.wait(await server.start_job(model, [{"trajectories": group}]))
-        assert events[-1]["data"] == {"step": 1}
-        assert ModelFolder(tmp_path / model["id"]).list_steps() == [1]
+    monkeypatch.setattr(model_module, "write_folder", write_and_delete)
+    events = await art.wait(await art.start_job(model, [{"trajectories": group}]))
+    assert events[-1]["data"] == {"step": 1}
+    assert ModelFolder(tmp_path / model["id"]).list_steps() == [1]
 
 
 async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are_listed(base, tmp_path, monkeypatch):
@@ -104,25 +85,23 @@ async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are
         assert await server.list_steps(model) == [2, 1, 0]
 
 
-async def test_a_training_call_that_is_sent_again_starts_no_second_job(base, tmp_path):
+async def test_a_training_call_that_is_sent_again_starts_no_second_job(art, model):
     """The official client, from which ART's is made, sends a request again if it gets no response."""
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        group = await build_group(server)
-        first = await server.start_job(model, [{"trajectories": group}])
-        server.http.headers["x-stainless-retry-count"] = "1"
-        assert await server.start_job(model, [{"trajectories": group}]) == first
-        other = await server.start_job(model, [{"trajectories": group}], learning_rate=0.001)
-        names = {"entity": None, "project": "games", "name": "agent", "base_model": "tiny"}
-        again = await server.call("POST", "/v1/preview/models", {**names, "return_existing": False})
-        assert again == model, "the creation whose response was lost"
-        del server.http.headers["x-stainless-retry-count"]
-        refused = await server.http.post("/v1/preview/models", json=names)
-        assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
-        later = await server.start_job(model, [{"trajectories": group}])
-        for job in (first, other, later):
-            await server.wait(job)
-        assert await server.list_steps(model) == [3, 2, 1, 0]
+    group = await build_group(art)
+    first = await art.start_job(model, [{"trajectories": group}])
+    art.http.headers["x-stainless-retry-count"] = "1"
+    assert await art.start_job(model, [{"trajectories": group}]) == first
+    other = await art.start_job(model, [{"trajectories": group}], learning_rate=0.001)
+    names = {"entity": None, "project": "games", "name": "agent", "base_model": "tiny"}
+    again = await art.call("POST", "/v1/preview/models", {**names, "return_existing": False})
+    assert again == model, "the creation whose response was lost"
+    del art.http.headers["x-stainless-retry-count"]
+    refused = await art.http.post("/v1/preview/models", json=names)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
+    later = await art.start_job(model, [{"trajectories": group}])
+    for job in (first, other, later):
+        await art.wait(job)
+    assert await art.list_steps(model) == [3, 2, 1, 0]
 
 
 @pytest.fixture
@@ -138,72 +117,60 @@ def held(monkeypatch):
     return begun
 
 
-def build_call(group):
-    return {"model": DESCRIBED, "trajectory_groups": [{"trajectories": group}], "config": {}, "dev_config": {}}
+async def test_the_jobs_of_a_model_end_when_it_is_deleted(art, model, held):
+    group = await build_group(art, count=2)
+    training = asyncio.ensure_future(art.http.post("/_train_model", json=build_call(group)))
+    await held.wait()
+    assert (await art.http.delete(f"/v1/preview/models/{model['id']}")).status_code == 204
+    with pytest.raises(httpx.RemoteProtocolError):
+        await asyncio.wait_for(training, 60)
+    assert await art.create() != model
 
 
-async def test_the_jobs_of_a_model_end_when_it_is_deleted(base, tmp_path, held):
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        group = await build_group(server, count=2)
-        training = asyncio.ensure_future(server.http.post("/_train_model", json=build_call(group)))
-        await held.wait()
-        assert (await server.http.delete(f"/v1/preview/models/{model['id']}")).status_code == 204
-        with pytest.raises(httpx.RemoteProtocolError):
-            await asyncio.wait_for(training, 60)
-        assert await server.create() != model
+async def test_a_step_that_is_made_while_its_model_is_deleted_is_not_served_by_the_next_model(art):
+    for _ in range(2):
+        model = await art.create()
+        group = await build_group(art)
+        call = asyncio.ensure_future(art.sample("agent", 5, max_tokens=200))  # so that the deletion waits
+        job = await art.start_job(model, [{"trajectories": group}])
+        assert (await art.http.delete(f"/v1/preview/models/{model['id']}")).status_code == 204
+        await call
+        assert (await art.http.get(f"/v1/preview/training-jobs/{job}/events")).status_code == 404
+        assert art.app.models.names == ()
 
 
-async def test_a_step_that_is_made_while_its_model_is_deleted_is_not_served_by_the_next_model(base, tmp_path):
-    async with ARTServer(base, tmp_path) as server:
-        for _ in range(2):
-            model = await server.create()
-            group = await build_group(server)
-            call = asyncio.ensure_future(server.sample("agent", 5, max_tokens=200))  # so that the deletion waits
-            job = await server.start_job(model, [{"trajectories": group}])
-            assert (await server.http.delete(f"/v1/preview/models/{model['id']}")).status_code == 204
-            await call
-            assert (await server.http.get(f"/v1/preview/training-jobs/{job}/events")).status_code == 404
-            assert server.app.models.names == ()
-
-
-async def test_a_server_stops_at_once_while_a_client_waits_for_a_job(base, tmp_path, held, monkeypatch):
+async def test_a_server_stops_at_once_while_a_client_waits_for_a_job(art, model, tmp_path, held, monkeypatch):
     monkeypatch.setattr(app_module, "SHUTDOWN_S", 0.1)
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        group = await build_group(server, count=2)
-        training = asyncio.ensure_future(server.http.post("/_train_model", json=build_call(group)))
-        await held.wait()
-        await asyncio.wait_for(server.app.__aexit__(), 60)
-        with pytest.raises(httpx.HTTPError):
-            await training
-        [job] = ModelFolder(tmp_path / model["id"]).list_jobs()
-        assert ModelFolder(tmp_path / model["id"]).read_result(job) is None, "it runs again after a restart"
+    group = await build_group(art, count=2)
+    training = asyncio.ensure_future(art.http.post("/_train_model", json=build_call(group)))
+    await held.wait()
+    await asyncio.wait_for(art.app.__aexit__(), 60)
+    with pytest.raises(httpx.HTTPError):
+        await training
+    [job] = ModelFolder(tmp_path / model["id"]).list_jobs()
+    assert ModelFolder(tmp_path / model["id"]).read_result(job) is None, "it runs again after a restart"
 
 
-async def test_a_job_whose_end_cannot_be_recorded_ends_all_the_same(base, tmp_path, monkeypatch):
+async def test_a_job_whose_end_cannot_be_recorded_ends_all_the_same(art, model, monkeypatch):
     def fill_disk(self, id_, result):
         raise StorageError("no space left")
 
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        monkeypatch.setattr(ModelFolder, "record_result", fill_disk)
-        job = await server.start_job(model, [{"trajectories": await build_group(server)}])
-        events = await asyncio.wait_for(server.wait(job), 60)
-        assert events[-1]["data"] == {"step": 1}
+    monkeypatch.setattr(ModelFolder, "record_result", fill_disk)
+    job = await art.start_job(model, [{"trajectories": await build_group(art)}])
+    events = await asyncio.wait_for(art.wait(job), 60)
+    assert events[-1]["data"] == {"step": 1}
 
 
-async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(base, tmp_path, monkeypatch):
+async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(art, tmp_path, monkeypatch):
     async def fail(self):
         raise EngineError("no memory")
 
-    async with ARTServer(base, tmp_path) as server:
-        with monkeypatch.context() as patch:
-            patch.setattr(ARTModel, "load", fail)
-            body = {"project": "games", "name": "agent", "base_model": "tiny", "return_existing": True}
-            assert (await server.http.post("/v1/preview/models", json=body)).status_code == 500
-        assert list(tmp_path.iterdir()) == []
-        await server.create()
+    with monkeypatch.context() as patch:
+        patch.setattr(ARTModel, "load", fail)
+        body = {"project": "games", "name": "agent", "base_model": "tiny", "return_existing": True}
+        assert (await art.http.post("/v1/preview/models", json=body)).status_code == 500
+    assert list(tmp_path.iterdir()) == []
+    await art.create()
 
 
 async def test_a_model_that_was_being_deleted_when_the_server_was_killed_does_not_come_back(base, tmp_path):
@@ -225,7 +192,7 @@ async def test_a_step_that_was_being_written_when_the_server_was_killed_is_remov
         assert list(checkpoints.iterdir()) == []
 
 
-async def test_a_model_that_is_being_deleted_is_not_found_again(base, tmp_path, monkeypatch):
+async def test_a_model_that_is_being_deleted_is_not_found_again(art, model, tmp_path, monkeypatch):
     deleting, go, close = asyncio.Event(), asyncio.Event(), ARTModel.close
 
     async def close_later(self):
@@ -233,28 +200,24 @@ async def test_a_model_that_is_being_deleted_is_not_found_again(base, tmp_path, 
         await go.wait()
         await close(self)
 
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        with monkeypatch.context() as patch:
-            patch.setattr(ARTModel, "close", close_later)
-            deletion = asyncio.ensure_future(server.http.delete(f"/v1/preview/models/{model['id']}"))
-            await deleting.wait()
-            made = await server.create()
-            go.set()
-            assert (await deletion).status_code == 204
-        assert made["id"] != model["id"]
-        assert ModelFolder(tmp_path / made["id"]).read() is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(ARTModel, "close", close_later)
+        deletion = asyncio.ensure_future(art.http.delete(f"/v1/preview/models/{model['id']}"))
+        await deleting.wait()
+        made = await art.create()
+        go.set()
+        assert (await deletion).status_code == 204
+    assert made["id"] != model["id"]
+    assert ModelFolder(tmp_path / made["id"]).read() is not None
 
 
-async def test_wrong_lists_of_steps_and_limits_are_refused(base, tmp_path):
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        path = f"/v1/preview/models/{model['id']}/checkpoints"
-        for limit in ("0", "-1", "x", "²", "9" * 4400):
-            assert (await server.http.get(path, params={"limit": limit})).status_code == 400
-        for steps in (["1"], [True], [None], "1"):
-            await server.call("DELETE", path, {"steps": steps}, 422)
-            await server.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
+async def test_wrong_lists_of_steps_and_limits_are_refused(art, model):
+    path = f"/v1/preview/models/{model['id']}/checkpoints"
+    for limit in ("0", "-1", "x", "²", "9" * 4400):
+        assert (await art.http.get(path, params={"limit": limit})).status_code == 400
+    for steps in (["1"], [True], [None], "1"):
+        await art.call("DELETE", path, {"steps": steps}, 422)
+        await art.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
 
 
 async def test_one_server_owns_the_folder(base, tmp_path):
@@ -285,40 +248,36 @@ async def test_a_model_for_which_there_was_no_room_is_found_again(base, tmp_path
         ([{"trajectories": [{"messages_and_choices": [7]}]}], "messages_and_choices"),
     ],
 )
-async def test_trajectories_without_the_right_form_are_refused_before_a_job_begins(base, tmp_path, groups, says):
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        body = {"model_id": model["id"], "trajectory_groups": groups}
-        assert says in (await server.call("POST", "/v1/preview/training-jobs", body, 422))["error"]["message"]
-        for name, field in (("config", "config"), ("_internal_config", "trainer_args")):
-            wrong = build_call([{}])
-            if field == "config":
-                wrong["config"] = ["x"]
-            else:
-                wrong["model"] = {**DESCRIBED, name: {"trainer_args": ["x"]}}
-            refused = await server.call("POST", "/_train_model", wrong, 422)
-            assert f"{field}: expected an object, found list" in refused["error"]["message"]
-        named = await server.call("POST", "/register", {**DESCRIBED, "name": "agent@3"}, 422)
-        assert "is the name of a step" in named["error"]["message"]
+async def test_trajectories_without_the_right_form_are_refused_before_a_job_begins(art, model, groups, says):
+    body = {"model_id": model["id"], "trajectory_groups": groups}
+    assert says in (await art.call("POST", "/v1/preview/training-jobs", body, 422))["error"]["message"]
+    for name, field in (("config", "config"), ("_internal_config", "trainer_args")):
+        wrong = build_call([{}])
+        if field == "config":
+            wrong["config"] = ["x"]
+        else:
+            wrong["model"] = {**DESCRIBED, name: {"trainer_args": ["x"]}}
+        refused = await art.call("POST", "/_train_model", wrong, 422)
+        assert f"{field}: expected an object, found list" in refused["error"]["message"]
+    named = await art.call("POST", "/register", {**DESCRIBED, "name": "agent@3"}, 422)
+    assert "is the name of a step" in named["error"]["message"]
 
 
-async def test_replies_that_do_not_fit_the_model_are_left_out(base, tmp_path):
+async def test_replies_that_do_not_fit_the_model_are_left_out(art, model):
     """Tokens, prompts and numbers of a client's own invention reach neither the model nor its memory."""
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-        good = await build_group(server, max_tokens=1)
-        choice = {"finish_reason": "stop", "message": {"content": "x"}, "logprobs": {"content": [{"logprob": -1.0}]}}
-        wrong = [
-            {"token_ids": [10**9], "prompt_token_ids": [1]},
-            {"token_ids": [1], "prompt_token_ids": [1] * 100_000},
-            {"token_ids": [1, 2], "prompt_token_ids": [1]},
-            {"logprobs": {"content": [{"logprob": -(10**400)}]}},
-            {"logprobs": {"content": [{}]}},
-        ]
-        made_up = [{"messages_and_choices": [*PROMPT, choice | each], "reward": 1.0} for each in wrong]
-        events = await server.wait(await server.start_job(model, [{"trajectories": [*good, *made_up]}]))
-        assert events[-1]["data"] == {"step": 1}, events
-        assert (events[1]["data"]["num_replies"], events[1]["data"]["num_left_out"]) == (8, 5)
+    good = await build_group(art, max_tokens=1)
+    choice = {"finish_reason": "stop", "message": {"content": "x"}, "logprobs": {"content": [{"logprob": -1.0}]}}
+    wrong = [
+        {"token_ids": [10**9], "prompt_token_ids": [1]},
+        {"token_ids": [1], "prompt_token_ids": [1] * 100_000},
+        {"token_ids": [1, 2], "prompt_token_ids": [1]},
+        {"logprobs": {"content": [{"logprob": -(10**400)}]}},
+        {"logprobs": {"content": [{}]}},
+    ]
+    made_up = [{"messages_and_choices": [*PROMPT, choice | each], "reward": 1.0} for each in wrong]
+    events = await art.wait(await art.start_job(model, [{"trajectories": [*good, *made_up]}]))
+    assert events[-1]["data"] == {"step": 1}, events
+    assert (events[1]["data"]["num_replies"], events[1]["data"]["num_left_out"]) == (8, 5)
 
 
 def test_replies_of_equal_logprobs_are_told_apart_by_their_tokens():
@@ -340,12 +299,10 @@ def test_replies_of_a_model_with_other_tokens_are_not_found():
     assert replies.find("tiny", (-0.5,)) is None
 
 
-async def test_what_is_remembered_of_a_reply_is_what_training_needs(base, tmp_path):
-    async with ARTServer(base, tmp_path) as server:
-        await server.create()
-        await server.sample("agent", 1, top_logprobs=20)
-        [kept] = server.api._replies._replies.values()
-        assert (kept.texts, kept.top_logprobs) == ((), ())
+async def test_what_is_remembered_of_a_reply_is_what_training_needs(art, model):
+    await art.sample("agent", 1, top_logprobs=20)
+    [kept] = art.api._replies._replies.values()
+    assert (kept.texts, kept.top_logprobs) == ((), ())
 
 
 class Engines:

@@ -10,7 +10,7 @@ from tests.journal_rows import read_rows
 from tests.openai_server import fails, page
 from tests.protocols.art import use_art_adapter
 from tests.protocols.art_service import ARTService
-from tests.protocols.openai_service import after, lost_response
+from tests.protocols.stand_in import after, lost_response
 
 SERVED = {1: "agent-1@{}", 2: "wandb-artifact:///own-team/games/agent-1:step{}"}
 
@@ -124,14 +124,6 @@ def test_a_rejected_key_is_an_environment_failure(project, art, monkeypatch):
     assert result.exit_code == 4
     assert "401 invalid key ***; check the trainer adapter's backend.api_key" in result.output
     assert "sk-canary" not in result.output
-
-
-def test_settings_reach_the_server_under_its_names(project, art):
-    training = {"learning_rate": 2e-5, "beta": 0.1, "loss_fn": "ppo", "epsilon": 0.2}
-    use_art_adapter(project, art, 2, training=training)
-    assert project.finetune().exit_code == 0
-    sent = {"learning_rate": 2e-5, "kl_penalty_coef": 0.1, "loss_fn": "ppo", "ppo": True, "epsilon": 0.2}
-    assert art.jobs[0].config == sent
 
 
 @pytest.mark.parametrize("protocol", [1, 2])

@@ -50,7 +50,7 @@ def test_other_settings_reach_the_algorithm():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"advantage_balance": 0.5}, "advantage_balance is 0.5, which this server does not do; leave it out"),
+        ({"advantage_balance": 0.5}, "advantage_balance is 0.5, which this server does not support; leave it out"),
         ({"allow_training_without_logprobs": True}, "allow_training_without_logprobs is True"),
         ({"kl_penalty_step_lag": 2}, "kl_penalty_step_lag is 2"),
         ({"kl_penalty_source": "sample", "kl_penalty_coef": 0.1}, "kl_penalty_source is 'sample'"),

@@ -15,6 +15,7 @@ from reinforge.protocols.openai.server.api import FineTuningSettings
 from reinforge.protocols.openai.server.progress import read_events
 from reinforge.protocols.openai.server.runner import JobSettings
 from tests.protocols.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly, supervised_rows, to_jsonl
+from tests.protocols.test_graders import string_check
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 PYTHON = {"type": "python", "name": "p", "source": "def grade(sample, item): return item['x'] / 2"}
@@ -45,6 +46,12 @@ async def server(tmp_path, finished_run):
 async def client(server):
     async with openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client:
         yield client
+
+
+async def wait_for_launch(launcher):
+    async with asyncio.timeout(60):
+        while not launcher.launched:
+            await asyncio.sleep(0.01)
 
 
 async def upload(client, rows=None):
@@ -114,21 +121,11 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
             "weight must be 0 or 1",
         ),
         (
-            [{"messages": [{"role": "user", "content": "q", "foo": 1}, {"role": "assistant", "content": "a"}]}],
-            "supervised",
-            "line 1: messages[0]: unexpected keys foo",
-        ),
-        (
             [{"messages": [{"role": "user", "content": [IMAGE]}, {"role": "assistant", "content": "a"}]}],
             "supervised",
             "line 1: messages[0].content[0]: only parts of the type text are supported, found image_url",
         ),
         (supervised_rows(1), "dpo", "line 1: unexpected keys messages"),
-        (
-            [{"input": {"messages": [{"role": "user", "content": "q"}]}, "preferred_output": [], "x": 1}],
-            "dpo",
-            "unexpected keys x",
-        ),
         (supervised_rows(1), "reinforcement", "line 1: messages: the last message is the assistant's"),
         ([{"messages": [{"role": "user", "content": "q"}]}], "reinforcement", "line 1: item has no answer"),
         (
@@ -141,13 +138,7 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
 async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, client, rows, method, message):
     settings = {}
     if method == "reinforcement":
-        settings["grader"] = {
-            "type": "string_check",
-            "name": "g",
-            "operation": "eq",
-            "input": "{{sample.output_text}}",
-            "reference": "{{item.answer}}",
-        }
+        settings["grader"] = string_check()
     job = await create(client, rows, method={"type": method, method: settings})
     await server.wait(job.id)
     done = await client.fine_tuning.jobs.retrieve(job.id)
@@ -162,11 +153,9 @@ async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, 
     [
         ({"model": "gpt-9"}, "model", "no model to train is named 'gpt-9'"),
         ({"training_file": "file-none"}, "training_file", "there is no file"),
-        ({"training_file": "../../etc/passwd"}, "training_file", "there is no file"),
         ({"validation_file": "file-none"}, "validation_file", "there is no file"),
         ({"method": {"type": ["dpo"]}}, "method.type", "allowed: supervised, dpo, reinforcement"),
         ({"hyperparameters": {"learning_rate_multiplier": 10**400}}, None, "a number above 0"),
-        ({"method": {"type": "magic"}}, "method.type", "allowed: supervised, dpo, reinforcement"),
         ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 1}}}}, None, "no hyperparameter"),
         ({"hyperparameters": {"n_epochs": 0}}, None, "auto or a whole number from 1"),
         ({"hyperparameters": {"n_epochs": 10**9}}, None, "at most 1000"),
@@ -195,8 +184,7 @@ async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client, bo
 
 async def test_a_field_that_a_grader_reads_after_the_answers_json_is_checked_too(server, client):
     template = "{{sample.output_json.city}} in {{item.country}}"
-    grader = {"type": "string_check", "name": "g", "operation": "eq", "input": template, "reference": "x"}
-    method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
+    method = {"type": "reinforcement", "reinforcement": {"grader": string_check(input=template, reference="x")}}
     job = await create(client, [{"messages": [{"role": "user", "content": "q"}]}], method=method)
     done = await server.wait(job.id)
     assert "line 1: item has no country" in done.error.message
@@ -238,9 +226,7 @@ async def test_a_cancelled_job_stays_cancelled_and_leaves_no_model(server, clien
     launcher = server.api.runner._launcher
     launcher.hold.clear()
     job = await create(client)
-    async with asyncio.timeout(60):
-        while not launcher.launched:
-            await asyncio.sleep(0.01)
+    await wait_for_launch(launcher)
     assert (await client.fine_tuning.jobs.cancel(job.id)).status == "cancelled"
     await server.wait(job.id)
     assert launcher.stopped == launcher.launched
@@ -279,9 +265,7 @@ async def test_a_job_can_be_paused_and_resumed(server, client):
     launcher = server.api.runner._launcher
     launcher.hold.clear()
     job = await create(client)
-    async with asyncio.timeout(60):
-        while not launcher.launched:
-            await asyncio.sleep(0.01)
+    await wait_for_launch(launcher)
     assert (await client.fine_tuning.jobs.pause(job.id)).status == "paused"
     await server.wait(job.id)
     assert (await client.fine_tuning.jobs.retrieve(job.id)).status == "paused"
@@ -313,22 +297,17 @@ async def test_jobs_wait_for_each_other(server, client):
 
 
 async def test_a_process_that_is_killed_is_started_again_and_gives_up_in_the_end(server, client):
+    """Also one to which an operator sent SIGTERM: its run says that it was interrupted, and no client asked for it."""
     launcher = server.api.runner._launcher
-    launcher.ends = ["killed", OSError("Resource temporarily unavailable")]
-    job = await create(client)
-    assert (await server.wait(job.id)).state.value == "succeeded"
-    assert len(launcher.launched) == 3
+    for ends in (["killed", OSError("Resource temporarily unavailable")], [("interrupted", "stopped by SIGTERM")]):
+        launcher.launched.clear()
+        launcher.ends = [*ends]
+        job = await create(client)
+        assert (await server.wait(job.id)).state.value == "succeeded"
+        assert len(launcher.launched) == len(ends) + 1
     launcher.ends = ["killed"] * 3
     failed = await server.wait((await create(client)).id)
     assert (failed.state.value, failed.error.code) == ("failed", "process_killed")
-
-
-async def test_a_process_that_someone_else_stops_is_started_again(server, client):
-    """An operator sends SIGTERM to the job's process: the run says that it was interrupted, and nobody had asked."""
-    server.api.runner._launcher.ends = [("interrupted", "stopped by SIGTERM")]
-    job = await create(client)
-    assert (await server.wait(job.id)).state.value == "succeeded"
-    assert len(server.api.runner._launcher.launched) == 2
 
 
 async def test_an_unexpected_error_fails_the_job_instead_of_leaving_it_running(server, client, monkeypatch):
@@ -350,9 +329,7 @@ async def test_graders_in_python_that_were_turned_off_do_not_run_in_older_jobs(t
     allowing = make_server(tmp_path, finished_run, launcher=launcher, jobs={"allow_python": True})
     async with allowing, openai.AsyncOpenAI(base_url=allowing.url, api_key="x") as client:
         job = await create(client, rows, method=method)
-        async with asyncio.timeout(60):
-            while not launcher.launched:
-                await asyncio.sleep(0.01)
+        await wait_for_launch(launcher)
     async with make_server(tmp_path, finished_run) as server:
         done = await server.wait(job.id)
         assert (done.state.value, done.error.code) == ("failed", "invalid_grader")
@@ -379,9 +356,7 @@ async def test_a_restarted_server_goes_on(tmp_path, finished_run):
         openai.AsyncOpenAI(base_url=server.url, api_key="x") as client,
     ):
         job = await create(client)
-        async with asyncio.timeout(60):
-            while not launcher.launched:
-                await asyncio.sleep(0.01)
+        await wait_for_launch(launcher)
         with pytest.raises(StorageError, match="another server works on"):
             make_server(tmp_path, finished_run)
     again = CopyLauncher(finished_run)
@@ -520,13 +495,7 @@ async def test_permissions_of_checkpoints_are_not_implemented(server, client):
 
 async def test_environment_variables_are_not_expanded_in_what_clients_send(server, client, monkeypatch):
     monkeypatch.setenv("CANARY", "sk-canary-77")
-    grader = {
-        "type": "string_check",
-        "name": "${CANARY}",
-        "operation": "eq",
-        "input": "{{sample.output_text}}",
-        "reference": "${CANARY}",
-    }
+    grader = string_check(name="${CANARY}", reference="${CANARY}")
     rows = [{"messages": [{"role": "user", "content": "q"}]}]
     method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
     job = await create(client, rows, method=method)
@@ -539,13 +508,7 @@ async def test_environment_variables_are_not_expanded_in_what_clients_send(serve
 
 class TestGraders:
     async def test_a_grader_is_run_on_one_answer(self, server, client):
-        grader = {
-            "type": "string_check",
-            "name": "same",
-            "operation": "eq",
-            "input": "{{sample.output_text}}",
-            "reference": "{{item.answer}}",
-        }
+        grader = string_check(name="same")
         graders = client.fine_tuning.alpha.graders
         assert (await graders.validate(grader=grader)).grader.name == "same"
         found = await graders.run(grader=grader, model_sample="Rome", item={"answer": "Rome"})

@@ -7,14 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from reinforge.errors import StorageError
 from reinforge.protocols.openai.server import file_store
@@ -113,12 +106,6 @@ def test_a_state_and_its_models_are_recorded_together_or_not_at_all(store):
 
 
 class TestRequestsSentTwice:
-    def test_a_retry_with_the_same_body_is_the_same_job(self, store):
-        first = store.create_job(make_job(), "body")
-        assert store.create_job(make_job(), "body", is_retry=True).id == first.id
-        assert store.create_job(make_job(), "body").id != first.id, "the same request again on purpose"
-        assert store.create_job(make_job(), "other", is_retry=True).id != first.id
-
     def test_a_retry_after_ten_minutes_is_a_job_of_its_own(self, store, monkeypatch):
         first = store.create_job(make_job(), "body")
         now = file_store.time.time()
@@ -133,24 +120,6 @@ class TestRequestsSentTwice:
             again.create_job(make_job(), "other", ["header:k"])
         assert again.create_job(make_job(), "other", ["job_key:k"]).id != first.id, "keys of two kinds differ"
         assert len(again.list_jobs(None, 10)[0]) == 2
-
-
-def test_lists_are_paged_from_the_newest_and_filtered(store):
-    jobs = [store.create_job(make_job(metadata={"n": str(n % 2), "m": "x"}), f"d{n}") for n in range(5)]
-    plain = store.create_job(make_job(), "plain")
-    ids, after = [], None
-    while True:
-        page, has_more = store.list_jobs(after, 2)
-        ids += [job.id for job in page]
-        after = ids[-1]
-        if not has_more:
-            break
-    assert ids == [plain.id, *(job.id for job in reversed(jobs))]
-    assert [job.id for job in store.list_jobs(None, 9, {"n": "1"})[0]] == [jobs[3].id, jobs[1].id]
-    assert [job.id for job in store.list_jobs(None, 9, {"n": "1", "m": "y"})[0]] == []
-    assert [job.id for job in store.list_jobs(None, 9, {})[0]] == [plain.id]
-    with pytest.raises(UnknownObject, match="there is no 'gone'"):
-        store.list_jobs("gone", 2)
 
 
 def test_an_event_with_the_same_id_is_recorded_once(store):

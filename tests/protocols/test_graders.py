@@ -219,12 +219,12 @@ async def test_an_answer_that_is_not_the_json_scores_0():
         ({**string_check(), "operation": "is"}, "grader.operation"),
         ({**string_check(), "extra": 1}, "grader.extra"),
         (string_check(reference="{{row.x}}"), "grader.reference: .*begins with item. or sample."),
-        (similarity("cosine"), "needs a model of embeddings"),
+        (similarity("cosine"), "needs an embedding model"),
         (similarity("meteor"), "needs WordNet"),
         (similarity("rouge_9"), "allowed: fuzzy_match"),
         ({"type": "multi", "name": "m", "graders": {}, "calculate_output": "1"}, "grader.graders"),
         ({"type": "multi", "name": "m", "graders": {"a": string_check()}, "calculate_output": "b"}, "not the name"),
-        ({"type": "python", "name": "p", "source": "def grade("}, "no valid Python"),
+        ({"type": "python", "name": "p", "source": "def grade("}, "not valid Python"),
         ({"type": "python", "name": "p", "source": "def grade(sample, item): return 1"}, "turned off"),
         ({"type": "score_model", "name": "s", "model": "m", "input": [], "range": [1, 1]}, "grader.input"),
         ({**SCORE_MODEL, "range": [0, math.inf]}, "grader.range.1: .*finite"),
@@ -347,7 +347,7 @@ async def test_a_grader_is_an_evaluator_of_any_run():
     [
         ({"grader": {**SCORE_MODEL, "model": "gone"}}, 'llms has no entry "gone"'),
         ({"grader": {"type": "python", "name": "p", "source": "def grade(s, i): return 1"}}, "turned off"),
-        ({"grader": similarity("cosine")}, "needs a model of embeddings"),
+        ({"grader": similarity("cosine")}, "needs an embedding model"),
     ],
 )
 async def test_what_a_file_cannot_grade_with_is_refused(settings, message):

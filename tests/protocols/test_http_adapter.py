@@ -22,7 +22,8 @@ from reinforge.serving.app import ServeApp
 from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
 from reinforge.types.request import ModelRequest, SamplingParams
-from tests.scale.ray_jobs import collect, prompt, run_config, sample_group, train
+from tests.scale.jobs import collect, prompt, sample_group, train
+from tests.scale.ray_jobs import run_config
 
 NAME = "tiny/base"
 

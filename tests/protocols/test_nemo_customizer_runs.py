@@ -7,7 +7,7 @@ import pytest
 from tests.openai_server import fails, page
 from tests.protocols.nemo import use_nemo_adapter
 from tests.protocols.nemo_service import NeMoService
-from tests.protocols.openai_service import after, lost_response
+from tests.protocols.stand_in import after, lost_response
 
 
 @pytest.fixture

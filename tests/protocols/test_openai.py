@@ -18,7 +18,7 @@ from reinforge.protocols.openai.adapter import OpenAIAdapter, OpenAIAdapterConfi
 from reinforge.types.job import TrainingJobRef, TrainingStatusEnum
 from tests.openai_server import fails
 from tests.protocols.hosted import FAST_SETTINGS, connect_adapter, make_collection
-from tests.protocols.openai_service import OpenAIService, lost_response
+from tests.protocols.openai_service import OpenAIService
 
 
 async def test_a_supervised_job(openai_service: OpenAIService) -> None:
@@ -79,15 +79,6 @@ async def test_the_same_job_key_is_the_same_job(openai_service: OpenAIService) -
     assert (len(openai_service.jobs), len(openai_service.files)) == (2, 1), "equal content is uploaded once"
 
 
-async def test_another_process_reuses_the_job(openai_service: OpenAIService) -> None:
-    first, again = [], []
-    for found in (first, again):
-        async with connect_adapter(openai_service) as adapter:
-            found.append(await adapter.submit(make_collection(job_key="k")))
-    assert first == again
-    assert (len(openai_service.jobs), len(openai_service.files)) == (1, 1)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -104,15 +95,24 @@ async def test_a_different_job_is_created(openai_service: OpenAIService, other: 
     assert len(openai_service.jobs) == 2
 
 
-@pytest.mark.parametrize("end", ["failed", "cancelled"])
-async def test_a_failed_or_cancelled_job_is_created_again(openai_service: OpenAIService, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "status", "message"),
+    [
+        ("failed", TrainingStatusEnum.FAILED, "server_error: The job failed due to an internal error"),
+        ("cancelled", TrainingStatusEnum.CANCELED, ": cancelled"),
+    ],
+)
+async def test_a_failed_or_cancelled_job_ends_the_wait_and_is_created_again(
+    openai_service: OpenAIService, end: str, status: TrainingStatusEnum, message: str
+) -> None:
     openai_service.ends = [end]
     ends = []
     for _ in range(2):
         async with connect_adapter(openai_service) as adapter:
-            ends.append((await adapter.wait_until_complete(await adapter.submit(make_collection(job_key="k")))).status)
-    assert ends[1] is TrainingStatusEnum.COMPLETED
-    assert ends[0] in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
+            ends.append(await adapter.wait_until_complete(await adapter.submit(make_collection(job_key="k"))))
+    assert [each.status for each in ends] == [status, TrainingStatusEnum.COMPLETED]
+    assert [each.produced_model for each in ends] == [False, True]
+    assert message in str(ends[0].message)
 
 
 async def test_a_job_is_found_among_others_page_by_page(openai_service: OpenAIService) -> None:
@@ -140,23 +140,6 @@ async def test_the_services_error_is_in_the_status(openai_service: OpenAIService
         status = await adapter.wait_until_complete(await adapter.submit(make_collection(3)))
     assert status.status is TrainingStatusEnum.FAILED
     assert "invalid_training_file: Training file has 6 example(s)" in str(status.message)
-
-
-@pytest.mark.parametrize(
-    ("end", "status", "message"),
-    [
-        ("failed", TrainingStatusEnum.FAILED, "server_error: The job failed due to an internal error"),
-        ("cancelled", TrainingStatusEnum.CANCELED, ": cancelled"),
-    ],
-)
-async def test_every_terminal_status_ends_the_wait(
-    openai_service: OpenAIService, end: str, status: TrainingStatusEnum, message: str
-) -> None:
-    openai_service.ends = [end]
-    async with connect_adapter(openai_service) as adapter:
-        ended = await adapter.wait_until_complete(await adapter.submit(make_collection()))
-    assert (ended.status, ended.produced_model) == (status, False)
-    assert message in str(ended.message)
 
 
 @pytest.mark.parametrize("end", ["queued", "paused"])
@@ -280,35 +263,3 @@ async def test_unsupported_settings_fail_before_any_call(openai_service: OpenAIS
         await adapter.initialize(FinetuneConfig.model_validate({"policy": {"dtype": "bfloat16"}}))
     assert not openai_service.calls
     assert adapter.policy() is None
-
-
-async def test_a_file_is_uploaded_once_after_a_lost_response(openai_service: OpenAIService) -> None:
-    openai_service.faults = {"upload": [fails(500), lost_response]}
-    async with connect_adapter(openai_service) as adapter:
-        status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
-    assert status.produced_model
-    assert len(openai_service.files) == 1
-
-
-async def test_jobs_of_several_groups_are_trained_at_once(openai_service: OpenAIService) -> None:
-    """Eight jobs of 5.45 s in all: they are submitted one by one, and then all run."""
-    async with connect_adapter(openai_service) as adapter:
-
-        async def one(number: int) -> float:
-            started = time.monotonic()
-            ref = await adapter.submit(make_collection(job_key=f"{number}", model_group=f"g{number}"))
-            assert (await adapter.wait_until_complete(ref)).produced_model
-            return time.monotonic() - started
-
-        started = time.monotonic()
-        tasks = []
-        for number, seconds in enumerate((1.0, 0.5, 0.75, 0.25, 1.0, 0.9, 0.6, 0.45), 1):
-            openai_service.seconds = seconds
-            tasks.append(asyncio.create_task(one(number)))
-            while len(openai_service.jobs) < number:
-                await asyncio.sleep(0.001)
-        await asyncio.gather(*tasks)
-        together = time.monotonic() - started
-    assert together < 0.6 * 5.45
-    groups = [(job["metadata"] or {})["reinforge_model_group"] for job in openai_service.jobs.values()]
-    assert sorted(groups) == [f"g{number}" for number in range(1, 9)]

@@ -99,20 +99,6 @@ def test_a_model_below_the_margin_is_not_promoted(hosted, service):
     assert "no update was made" not in result.output, "the number of optimizer steps is unknown, not 0"
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "method"),
-    [({"_type": "dpo"}, "dpo"), ({"_type": "rejection_sampling"}, "supervised")],
-    ids=["dpo", "rejection_sampling"],
-)
-def test_dpo_and_rejection_sampling_run_at_the_service(hosted, service, algorithm, method):
-    hosted.set("finetuning.algorithm", algorithm).set("finetuning.num_epochs", 1)
-    result = hosted.finetune()
-    assert result.exit_code == 0, result.output
-    (job,) = service.jobs.values()
-    assert (job["status"], job["method"]["type"]) == ("succeeded", method)
-    assert hosted.summary["final"]["mean"] > hosted.summary["baseline"]["mean"]
-
-
 COLUMNS = {"sft": {"completion": "aeiou"}, "dpo": {"chosen": "aeiou", "rejected": "xyz"}}
 
 
@@ -195,31 +181,12 @@ def test_a_failed_job_ends_the_run_with_the_services_message(hosted, service):
     assert "server_error: The job failed due to an internal error" in reason
 
 
-def test_too_few_rows_end_the_run_without_cost(hosted, service):
-    hosted.set("trajectory_builders.builder.examples_per_epoch", 2)
-    result = hosted.finetune()
-    assert result.exit_code == 3
-    assert "but a job needs at least 10 (min_examples)" in hosted.summary["reason"]
-    assert service.jobs == service.files == {}
-
-
 def test_a_rejected_key_is_an_environment_failure(hosted, service, monkeypatch):
     monkeypatch.setenv("STANDIN_KEY", "sk-canary-wrong")
     result = hosted.finetune()
     assert result.exit_code == 4
     assert "401 invalid_api_key: Incorrect API key provided: ***" in result.output
     assert "sk-canary" not in result.output
-
-
-def test_a_reply_of_another_model_ends_the_run(hosted, service):
-    class Impostor(dict):
-        def get(self, name, default=None):
-            return "gpt-test" if name.startswith("ft:") else default
-
-    service.serves = Impostor()
-    result = hosted.finetune()
-    assert result.exit_code == 4
-    assert "but 'gpt-test-2026-01-01' replied" in hosted.summary["reason"]
 
 
 def test_smoke_is_rejected(hosted, service):
@@ -242,20 +209,6 @@ def test_a_run_needs_no_torch(hosted, service):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(hosted.folder)])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert hosted.summary["promoted"] is True
-
-
-def test_a_resumed_run_continues_with_the_last_epochs_model(hosted, service):
-    """Stopped by its token limit after the first epoch; the stand-in gets one job per epoch."""
-    hosted.set("finetuning.limits", {"max_tokens": 100})
-    stopped = hosted.finetune()
-    assert stopped.exit_code == 5, stopped.output
-    before = list(service.jobs)
-    arguments = ["finetune", "--resume", str(hosted.run), "-o", "finetuning.limits.max_tokens", "1000000"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    assert len(service.jobs) == 2
-    assert list(service.jobs)[: len(before)] == before
     assert hosted.summary["promoted"] is True
 
 

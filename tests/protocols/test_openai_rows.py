@@ -10,7 +10,7 @@ import pytest
 from reinforge.algorithms.dpo import DPO
 from reinforge.errors import TrajectoryError
 from reinforge.protocols.openai.rows import TrainingFile, build_preference_file, build_supervised_file
-from reinforge.rollout.episode import attach_prompts, build_episode_items, build_message
+from reinforge.rollout.episode import attach_sources, build_episode_items, build_message
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest
@@ -176,8 +176,8 @@ def test_hand_written_episodes_get_their_prompts() -> None:
         reward=1,
     )
     assert not trajectory.is_trainable, "it has no prompts yet"
-    attach_prompts(trajectory, TOOLS)
-    assert trajectory.turns[1].prompt == ChatPrompt((USER, assistant("context"), AGAIN), tuple(TOOLS), -1)
+    attach_sources([trajectory], trains_on="messages")
+    assert trajectory.turns[1].prompt == ChatPrompt((USER, assistant("context"), AGAIN), None, -1)
     (row,) = lines(build_supervised_file([trajectory]))
     assert [message.get("weight") for message in row["messages"]] == [None, 0, None, 1]
 

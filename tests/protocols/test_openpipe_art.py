@@ -29,7 +29,7 @@ from reinforge.types.request import ChatPrompt, ModelRequest
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection, TrajectoryGroup
 from tests.protocols.art import FAST, describe_backend
 from tests.protocols.art_service import ARTService
-from tests.protocols.openai_service import ApiError
+from tests.protocols.stand_in import ApiError
 
 CALL = {"id": "call-7", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
@@ -44,7 +44,7 @@ def logprobs_of(text, **fields):
 def make_turn(prompt, text, tools=None, finish_reason="stop", logprobs=None, **metadata):
     item = EpisodeItem(role="assistant", content=text, metadata=metadata or None)
     item.logprobs = logprobs_of(text) if logprobs is None else logprobs
-    item.bind_prompt(ChatPrompt(tuple(prompt), tools, 0, finish_reason))
+    item.attach(ChatPrompt(tuple(prompt), tools, 0, finish_reason))
     return item
 
 
@@ -207,15 +207,29 @@ def art():
         yield service
 
 
-async def connect(art, protocol, **settings):
-    backend = describe_backend(art, protocol, art.key)
+async def connect_to(service, protocol, **settings):
+    backend = describe_backend(service, protocol, service.key)
     adapter = ARTTrainerAdapter(ARTTrainerAdapterConfig(backend=backend, **{**FAST, **settings}), GRPO())
     await adapter.initialize(FinetuneConfig())
     return adapter
 
 
-async def test_protocol_1_calls_as_the_published_client(art):
-    adapter = await connect(art, 1, training={"learning_rate": 5e-5, "beta": 0.1, "epsilon": 0.2})
+@pytest.fixture
+async def connect(art):
+    """Returns a function that connects an adapter to the stand-in."""
+    made = []
+
+    async def make(protocol, **settings):
+        made.append(await connect_to(art, protocol, **settings))
+        return made[-1]
+
+    yield make
+    for adapter in made:
+        await adapter.cleanup()
+
+
+async def test_protocol_1_calls_as_the_published_client(art, connect):
+    adapter = await connect(1, training={"learning_rate": 5e-5, "beta": 0.1, "epsilon": 0.2})
     (model,) = art.registered
     assert model == {
         "name": "agent-1", "project": "games", "entity": None, "id": None, "run_id": None, "config": None,
@@ -227,37 +241,33 @@ async def test_protocol_1_calls_as_the_published_client(art):
     assert status.status is TrainingStatusEnum.COMPLETED
     assert (status.num_updates, status.metadata["loss"]) == (2, 0.45)
     assert art.jobs[0].config == {"learning_rate": 5e-5, "kl_penalty_coef": 0.1, "epsilon": 0.2}
-    await adapter.cleanup()
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-async def test_a_job_key_is_one_job(art, protocol):
-    adapter = await connect(art, protocol)
+async def test_a_job_key_is_one_job(art, connect, protocol):
+    adapter = await connect(protocol)
     first = await adapter.submit(make_collection())
     assert await adapter.submit(make_collection()) == first
     assert len(art.jobs) <= 1
     status = await adapter.wait_until_complete(first)
     assert status.status is TrainingStatusEnum.COMPLETED
     assert len(art.jobs) == 1
-    await adapter.cleanup()
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-async def test_a_model_that_something_else_trains_is_not_trained_on(art, protocol):
-    adapter = await connect(art, protocol)
+async def test_a_model_that_something_else_trains_is_not_trained_on(art, connect, protocol):
+    adapter = await connect(protocol)
     model = art.models["agent-1"]
     model.step, model.learnt[3] = 3, []
     with pytest.raises(BackendError, match="agent-1 is at step 3, but this run left it at step 0"):
         await adapter.submit(make_collection())
     assert art.jobs == []
-    await adapter.cleanup()
 
 
-async def test_health_is_asked_at_the_configured_port(art):
-    adapter = await connect(art, 1)
+async def test_health_is_asked_at_the_configured_port(art, connect):
+    adapter = await connect(1)
     assert await adapter.is_healthy()
     assert art.calls["health"] == 1
-    await adapter.cleanup()
 
 
 def refuse(status, text="no"):
@@ -269,28 +279,26 @@ def refuse(status, text="no"):
     return answer
 
 
-async def test_a_server_that_does_not_take_a_job_now_is_asked_again(art):
-    adapter = await connect(art, 1)
+async def test_a_server_that_does_not_take_a_job_now_is_asked_again(art, connect):
+    adapter = await connect(1)
     art.faults = {"train": [refuse(429), refuse(429)]}
     status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
     assert status.status is TrainingStatusEnum.COMPLETED
     assert (len(art.jobs), art.calls["train"]) == (1, 3)
-    await adapter.cleanup()
 
 
-async def test_a_server_that_never_takes_a_job_fails_it_at_once(art):
-    adapter = await connect(art, 1, max_retries=0, settle_s=600.0)
+async def test_a_server_that_never_takes_a_job_fails_it_at_once(art, connect):
+    adapter = await connect(1, max_retries=0, settle_s=600.0)
     art.faults = {"train": [refuse(429)]}
     async with asyncio.timeout(30):
         status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
     assert status.status is TrainingStatusEnum.FAILED
     assert "the server did not take the job" in status.message
     assert art.jobs == []
-    await adapter.cleanup()
 
 
-async def test_the_status_of_a_job_whose_response_broke_off_is_read_without_waiting(art):
-    adapter = await connect(art, 1, settle_s=600.0)
+async def test_the_status_of_a_job_whose_response_broke_off_is_read_without_waiting(art, connect):
+    adapter = await connect(1, settle_s=600.0)
     art.ends = ["failed"]
     ref = await adapter.submit(make_collection())
     async with asyncio.timeout(30):
@@ -299,11 +307,10 @@ async def test_the_status_of_a_job_whose_response_broke_off_is_read_without_wait
         for _ in range(3):
             assert (await adapter.status(ref)).status is TrainingStatusEnum.RUNNING, "it may still make its step"
             await asyncio.sleep(0.05)
-    await adapter.cleanup()
 
 
-async def test_a_job_that_ends_without_a_checkpoint_fails_after_a_while(art):
-    adapter = await connect(art, 2, settle_s=0.1)
+async def test_a_job_that_ends_without_a_checkpoint_fails_after_a_while(art, connect):
+    adapter = await connect(2, settle_s=0.1)
     ref = await adapter.submit(make_collection())
     empty = {"object": "list", "data": [], "has_more": False}
     art.faults = {"checkpoints": [lambda request, context: web.json_response(empty)] * 1000}
@@ -311,7 +318,6 @@ async def test_a_job_that_ends_without_a_checkpoint_fails_after_a_while(art):
         status = await adapter.wait_until_complete(ref)
     assert status.status is TrainingStatusEnum.FAILED
     assert "the job has ended, and no new step came within 0.1 s (settle_s)" in status.message
-    await adapter.cleanup()
 
 
 async def find_message_with_key(key):
@@ -319,7 +325,7 @@ async def find_message_with_key(key):
     service = ARTService()
     service.inference_key = key
     with service:
-        adapter = await connect(service, 1)
+        adapter = await connect_to(service, 1)
         service.faults = {"step": [refuse(422, f"input: {key}")]}
         with pytest.raises(BackendError) as caught:
             await adapter.submit(make_collection())
@@ -347,8 +353,7 @@ async def test_an_entry_without_a_key_gets_the_one_that_the_server_tells(art):
     await adapter.cleanup()
 
 
-async def test_an_endpoint_without_a_list_of_models_is_used_as_it_is(art):
+async def test_an_endpoint_without_a_list_of_models_is_used_as_it_is(art, connect):
     art.faults = {"names": [refuse(404)]}
-    adapter = await connect(art, 1)
+    adapter = await connect(1)
     assert adapter.policy().served_model == "agent-1@0"
-    await adapter.cleanup()

@@ -5,9 +5,7 @@ import time
 
 import pytest
 
-from reinforge.protocols.openai.graders.grading import Grading
 from reinforge.protocols.openai.graders.python_grader import PythonFailed, open_python_graders
-from reinforge.protocols.openai.graders.schema import PythonGrader, parse_grader
 from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.rollout.isolation.processes import list_processes
 
@@ -74,14 +72,3 @@ async def test_secrets_of_the_server_are_not_in_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-1")
     source = "import os\ndef grade(sample, item):\n    return 0 if 'sk-canary' in str(dict(os.environ)) else 1"
     assert await run(source) == 1.0
-
-
-async def test_a_grader_in_python_is_missing_where_it_is_not_allowed():
-    source = "def grade(sample, item): return 1"
-    grader = PythonGrader(type="python", name="p", source=source)
-    found = await Grading(grader).grade({}, GradedSample("x"))
-    assert found.reward is None
-    assert "turned off" in found.error
-    async with open_python_graders() as graders:
-        allowed = parse_grader({"type": "python", "name": "p", "source": source}, allow_python=True)
-        assert (await Grading(allowed, python=graders).grade({}, GradedSample("x"))).reward == 1.0

@@ -22,6 +22,7 @@ from tests.protocols.tinker import (
     read_rows,
     read_sequence,
     serve_tinker,
+    share_beginning,
 )
 
 TOKENS, TARGETS = [5, 6, 7, 8], [6, 7, 8, 9]
@@ -90,10 +91,7 @@ async def test_training_lowers_the_loss_and_sampling_sees_the_saved_weights(clie
         losses.append(read_metrics(await client.result(gradient))["loss:sum"])
         assert (await client.result(moved))["metrics"]["unclipped_grad_l2:mean"] > 0
     assert losses[2] < losses[1] < losses[0]
-    saved = await client.result(
-        await client.post("save_weights_for_sampler", model_id=model_id, seq_id=7, sampling_session_seq_id=0)
-    )
-    sampler = saved["sampling_session_id"]
+    sampler = (await client.save_for_sampler(model_id, 7, sampling_session_seq_id=0))["sampling_session_id"]
     await client.result(await client.train(model_id, 8, [DATUM]))
     await client.result(await client.step(model_id, 9, learning_rate=0.5))  # the sampler's weights stay
     forward = await client.result(await client.train(model_id, 10, [DATUM], forward_only=True))
@@ -166,8 +164,8 @@ BAD = {
     "too long": (([([5] * 257, {"target_tokens": [5] * 257})],), "has 257 tokens, expected 1 to 256"),
     "shape": (([(TOKENS, {"target_tokens": TARGETS[:3]})],), r"has the shape [3], expected [4]"),
     "matrix": (([(TOKENS, {"target_tokens": [TARGETS, TARGETS]})],), "has the shape [2, 4]"),
-    "token": (([([5, 999], {"target_tokens": [6, 7]})],), "data[0].model_input has something else than token ids"),
-    "target": (([([5, 6], {"target_tokens": [6, -1]})],), "target_tokens has something else than token ids"),
+    "token": (([([5, 999], {"target_tokens": [6, 7]})],), "data[0].model_input has values other than token ids"),
+    "target": (([([5, 6], {"target_tokens": [6, -1]})],), "target_tokens has values other than token ids"),
     "missing": (([DATUM], "ppo"), "'weights', which this loss does not read; it reads: target_tokens, logprobs"),
     "nan": (([(TOKENS, {"target_tokens": TARGETS, "weights": [np.nan] * 4})],), "numbers that are not finite"),
 }
@@ -213,15 +211,7 @@ async def test_gradients_that_are_not_finite_change_nothing(client):
 
 
 async def test_shared_beginnings_are_computed_once_and_reported_all_the_same(client, tuned):
-    prompt = list(range(10, 30))
-    data = []
-    for reply in ([40, 41], [50, 51, 52], [60]):
-        tokens = [*prompt, *reply]
-        silent = [0.0] * (len(prompt) - 1)
-        data.append(
-            (tokens[:-1], {"target_tokens": tokens[1:], "logprobs": [*silent, *[-2.0] * len(reply)],
-                           "advantages": [*silent, *[1.0] * len(reply)]})
-        )  # fmt: skip
+    data = share_beginning([40, 41], [50, 51, 52], [60])
     model_id = await make_model(client)
     rows = read_rows(await client.result(await client.train(model_id, 1, data, "importance_sampling")))
     for (tokens, inputs), row in zip(data, rows, strict=True):
@@ -239,11 +229,7 @@ async def test_checkpoints_outlive_the_server(tuned, tmp_path):
         assert saved["path"] == f"tinker://{model_id}/weights/a.1"
         again = await client.result(await client.post("save_weights", model_id=model_id, seq_id=6, path="a.1"))
         assert "there is a checkpoint" in again["error"]
-        sampler = await client.result(
-            await client.post(
-                "save_weights_for_sampler", model_id=model_id, seq_id=7, path="b", user_metadata={"k": "v"}
-            )
-        )
+        sampler = await client.save_for_sampler(model_id, 7, path="b", user_metadata={"k": "v"})
         bad = await client.result(await client.post("save_weights", model_id=model_id, seq_id=8, path="../../x"))
         assert "of a checkpoint must be up to 128 letters" in bad["error"]
         await client.result(await client.train(model_id, 9, [DATUM]))
@@ -253,7 +239,7 @@ async def test_checkpoints_outlive_the_server(tuned, tmp_path):
     async with serve_tinker(tuned, tmp_path) as (app, _), TinkerClient(app) as client:
         gone = await client.send("get_info", model_id=model_id)
         assert gone.status_code == 410
-        assert "may have been started anew" in gone.text
+        assert "may have been restarted" in gone.text
         body = {"session_id": client.session_id, "model_seq_id": 0, "path": saved["path"], "optimizer": True}
         loaded = await client.result(await client.post("load_weights", **body))
         assert loaded["model_id"] == f"{client.session_id}:train:0"
@@ -283,7 +269,7 @@ async def test_checkpoints_outlive_the_server(tuned, tmp_path):
 
 async def test_a_checkpoint_answers_chats_under_its_path(served, client, tmp_path):
     model_id = await make_model(client)
-    saved = await client.result(await client.post("save_weights_for_sampler", model_id=model_id, seq_id=1, path="chat"))
+    saved = await client.save_for_sampler(model_id, 1, path="chat")
     body = {"model": saved["path"], "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     chat = await client.http.post(f"{served[0].address}/v1/chat/completions", json=body)
     assert chat.status_code == 200, chat.text
@@ -382,43 +368,30 @@ async def test_more_snapshots_than_slots_take_turns(client):
     for step in range(3):
         number = 3 * step
         losses.append(read_metrics(await client.result(await client.train(model_id, number + 1, [DATUM])))["loss:sum"])
-        saved = await client.post(
-            "save_weights_for_sampler", model_id=model_id, seq_id=number + 2, sampling_session_seq_id=step
-        )
-        samplers.append((await client.result(saved))["sampling_session_id"])
+        saved = await client.save_for_sampler(model_id, number + 2, sampling_session_seq_id=step)
+        samplers.append(saved["sampling_session_id"])
         await client.result(await client.step(model_id, number + 3, learning_rate=0.05))
 
-    async def measure(sampler, number):
-        answer = await client.result(
-            await client.sample(sampler, number, [5, 6, 7, 8, 9], max_tokens=1, prompt_logprobs=True)
-        )
-        return -float(np.frombuffer(answer.prompt_logprobs, "<f4")[1:] @ [0, 0.5, 1, 2])
-
     for number in range(2):
-        found = await asyncio.gather(*(measure(sampler, number) for sampler in samplers))
-        assert found == pytest.approx(losses, rel=1e-4)
+        found = await asyncio.gather(*(client.measure(sampler, number) for sampler in samplers))
+        assert [-float(row @ [0, 0.5, 1, 2]) for row in found] == pytest.approx(losses, rel=1e-4)
 
 
 async def test_inflight_samplers_follow_the_newest_weights(client):
     model_id = await make_model(client)
 
     async def save(seq_id, number):
-        body = {"model_id": model_id, "seq_id": seq_id, "sampling_session_seq_id": number, "kind": "inflight"}
-        return (await client.result(await client.post("save_weights_for_sampler", **body)))["sampling_session_id"]
-
-    async def measure(sampler, number):
-        answer = await client.result(
-            await client.sample(sampler, number, [5, 6, 7, 8, 9], max_tokens=1, prompt_logprobs=True)
-        )
-        return np.frombuffer(answer.prompt_logprobs, "<f4")[1:].sum()
+        saved = await client.save_for_sampler(model_id, seq_id, sampling_session_seq_id=number, kind="inflight")
+        return saved["sampling_session_id"]
 
     first = await save(1, 0)
-    before = await measure(first, 0)
+    before = (await client.measure(first, 0)).sum()
     await client.result(await client.train(model_id, 2, [DATUM]))
     await client.result(await client.step(model_id, 3, learning_rate=0.05))
     second = await save(4, 1)
     assert second != first
-    assert await measure(first, 1) == pytest.approx(await measure(second, 0)) != pytest.approx(before)
+    found = [(await client.measure(sampler, number)).sum() for sampler, number in ((first, 1), (second, 0))]
+    assert found[0] == pytest.approx(found[1]) != pytest.approx(before)
 
 
 async def test_old_snapshots_are_dropped(client, monkeypatch):
@@ -426,10 +399,8 @@ async def test_old_snapshots_are_dropped(client, monkeypatch):
     model_id = await make_model(client)
     samplers = []
     for number in range(3):
-        saved = await client.post(
-            "save_weights_for_sampler", model_id=model_id, seq_id=number + 1, sampling_session_seq_id=number
-        )
-        samplers.append((await client.result(saved))["sampling_session_id"])
+        saved = await client.save_for_sampler(model_id, number + 1, sampling_session_seq_id=number)
+        samplers.append(saved["sampling_session_id"])
     gone = await client.send("asample", sampling_session_id=samplers[0], seq_id=0, prompt={"chunks": []},
                              sampling_params={})  # fmt: skip
     assert gone.status_code == 404

@@ -11,7 +11,7 @@ from reinforge.protocols.tinker.server.requests import Sample
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.training import TinkerTraining
 from reinforge.serving.routes import ApiError, ServerLimits
-from tests.protocols.tinker import read_metrics, read_sequence, serve_tinker
+from tests.protocols.tinker import read_metrics, read_sequence, serve_tinker, share_beginning
 from tests.serving.serving import wait_for
 
 
@@ -45,12 +45,7 @@ async def test_a_slot_is_given_back_once_if_its_session_ends_while_a_checkpoint_
 @pytest.mark.parametrize("loss", ["dro", "importance_sampling"])
 async def test_the_loss_of_data_with_one_beginning_is_the_sum_of_their_losses(client, loss):
     """`dro` has a penalty at every position, so none of them may be left out because several data share it."""
-    prompt, data = list(range(10, 30)), []
-    for reply in ([40, 41], [50, 51, 52]):
-        tokens, silent = [*prompt, *reply], [0.0] * (len(prompt) - 1)
-        logprobs, advantages = [*silent, *[-2.0] * len(reply)], [*silent, *[1.0] * len(reply)]
-        inputs = {"target_tokens": tokens[1:], "logprobs": logprobs, "advantages": advantages}
-        data.append((tokens[:-1], inputs))
+    data = share_beginning([40, 41], [50, 51, 52])
     model_id = (await client.create_model())["model_id"]
     losses = []
     for seq_id, part in enumerate((data, data[:1], data[1:]), 1):
@@ -106,14 +101,13 @@ async def test_a_checkpoint_that_answers_chats_is_hashed_once(client, served, mo
     """Hashing takes as long as reading the whole checkpoint, and every other request waits for it."""
     api, reads = served[1], []
     model_id = (await client.create_model())["model_id"]
-    body = {"model_id": model_id, "path": "a"}
-    saved = await client.result(await client.post("save_weights_for_sampler", seq_id=1, **body))
+    saved = await client.save_for_sampler(model_id, 1, path="a")
     read = api._checkpoints.read
     monkeypatch.setattr(api._checkpoints, "read", lambda path: reads.append(path) or read(path))
     first, again = (api._models.find(saved["path"]).policy for _ in range(2))
     assert first._snapshot is again._snapshot
     assert len(reads) == 1
-    await client.result(await client.post("save_weights_for_sampler", seq_id=2, **body))
+    await client.save_for_sampler(model_id, 2, path="a")
     assert api._models.find(saved["path"]).policy._snapshot is not first._snapshot
     assert len(reads) == 2
     api._checkpoints.delete(reads[0])

@@ -122,9 +122,19 @@ class TinkerClient:
     async def step(self, model_id, seq_id, **adam):
         return await self.post("optim_step", model_id=model_id, seq_id=seq_id, adam_params=adam, type="optim_step")
 
+    async def save_for_sampler(self, model_id, seq_id, **fields):
+        """Saves weights for sampling; returns the result."""
+        body = {"model_id": model_id, "seq_id": seq_id, **fields}
+        return await self.result(await self.post("save_weights_for_sampler", **body))
+
     async def open_sampler(self, number=0, **what):
         body = {"session_id": self.session_id, "sampling_session_seq_id": number, **what}
         return (await self.post("create_sampling_session", **body))["sampling_session_id"]
+
+    async def measure(self, sampler_id, seq_id, prompt=(5, 6, 7, 8, 9)):
+        """Returns the log-probs of a prompt under a sampler's weights, without that of its first token."""
+        answer = await self.result(await self.sample(sampler_id, seq_id, prompt, max_tokens=1, prompt_logprobs=True))
+        return np.frombuffer(answer.prompt_logprobs, "<f4")[1:]
 
     async def sample(self, sampler_id, seq_id, prompt, num_samples=1, **params):
         extra = {name: params.pop(name) for name in list(params) if name.startswith(("prompt_", "topk_", "target_"))}
@@ -161,6 +171,16 @@ def build_body(model_id, seq_id, data, loss="cross_entropy", config=None, forwar
         entry = message.loss_fn_config_v2.add(key=name)
         setattr(entry.value, "text" if isinstance(value, str) else "number", value)
     return message.SerializeToString()
+
+
+def share_beginning(*replies):
+    """Returns data whose first 20 tokens are the same, with a reply each."""
+    prompt, data = list(range(10, 30)), []
+    for reply in replies:
+        tokens, silent = [*prompt, *reply], [0.0] * (len(prompt) - 1)
+        logprobs, advantages = [*silent, *[-2.0] * len(reply)], [*silent, *[1.0] * len(reply)]
+        data.append((tokens[:-1], {"target_tokens": tokens[1:], "logprobs": logprobs, "advantages": advantages}))
+    return data
 
 
 def read_rows(output):

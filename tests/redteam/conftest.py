@@ -1,5 +1,7 @@
 """A tiny random tester and target."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from reinforge.redteam import ASTProblem, KeywordScorer
@@ -18,14 +20,11 @@ def tiny_target_dir(tmp_path_factory, tiny_model_dir):
 
 @pytest.fixture
 def make_problem(tiny_model_dir, tiny_target_dir):
-    made = []
+    with ExitStack() as problems:
 
-    def make(attacker=None, target=None, scorer=None, **settings):
-        settings = {"max_tokens": 4, "target_max_tokens": 4, "device": "cpu", **settings}
-        attacker, target = attacker or tiny_model_dir, target or tiny_target_dir
-        made.append(ASTProblem(attacker, target, scorer or KeywordScorer(["a", "e"]), **settings))
-        return made[-1]
+        def make(attacker=None, target=None, scorer=None, **settings):
+            settings = {"max_tokens": 4, "target_max_tokens": 4, "device": "cpu", **settings}
+            models = attacker or tiny_model_dir, target or tiny_target_dir
+            return problems.enter_context(ASTProblem(*models, scorer or KeywordScorer(["a", "e"]), **settings))
 
-    yield make
-    for problem in made:
-        problem.close()
+        yield make

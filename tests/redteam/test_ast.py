@@ -30,7 +30,6 @@ from reinforge.redteam import (
 )
 from reinforge.redteam.algorithms.steps import find_trainable
 from reinforge.redteam.methods.ast import _target_view, _tester_view
-from reinforge.redteam.turns import AttackWeights, compute_attack_reward
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.redteam.toy import Likes, ToySystem
 
@@ -60,11 +59,6 @@ def test_each_side_sees_the_other_as_the_user():
         {"role": "user", "content": "Nothing."},
     ]
     assert _target_view("just a text") == [{"role": "user", "content": "just a text"}]
-
-
-def test_the_reward_subtracts_perplexity():
-    assert compute_attack_reward(AttackWeights(), 1.0, 1.0, 4.0) == pytest.approx(0.1 + 0.1 - 0.025 * 4)
-    assert compute_attack_reward(AttackWeights(2.0, 0.5, 0.25), 0.5, 0.25, None) == pytest.approx(1.125)
 
 
 class ToyAST(ASTSystem, ToySystem):
@@ -267,11 +261,6 @@ def test_zero_is_a_seed_and_seeds_give_different_trees(make_problem):
     assert len({graph.context for graph in sampler.rollouts(range(30))}) == 3, "the seed chooses the opening"
 
 
-def test_siblings_differ(make_problem):
-    graph = ASTSampler(make_problem(), ["hello"], tree_width=4, tree_depth=1).rollout(0)
-    assert len({node.probe for node in graph.children}) > 1
-
-
 def test_the_sampled_tokens_are_trained(make_problem):
     problem = make_problem(temperature=0.7)
     nodes = list(ASTSampler(problem, ["hello", "Paris"], 2, 2).rollout(3).nodes())
@@ -280,6 +269,7 @@ def test_the_sampled_tokens_are_trained(make_problem):
     tester = problem.get_tester_logprobs(context, probes)
     mask = problem.token_mask(context, probes, tester)
     assert tester.requires_grad
+    assert not any(probe.tokens.restricted for probe in probes), "no top-p or top-k: training is on-policy"
     assert mask.sum(dim=1).tolist() == [len(probe.tokens.token_ids) for probe in probes]
     assert (tester.detach() - sampling).abs().max() < 1e-4
     assert (tester.detach()[~mask] == 0).all()

@@ -147,8 +147,3 @@ async def test_a_whole_agent_is_attacked():
     assert first["response"] == "1 messages, A rainy day.\ntea? tea."
     assert second["response"] == "3 messages, tea? tea."
     assert [call.functions for call in record.calls if call.llm == "target"] == [("target",)] * 2
-
-
-async def test_the_output_as_text_is_the_responses():
-    record, _ = await run("validate")
-    assert str(record.item.output_obj) == "tea.\nquibbern!"

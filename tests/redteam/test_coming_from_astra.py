@@ -18,10 +18,10 @@ import torch
 from reinforge.redteam import datasets
 from tests.models import make_tiny_model
 
-PROGRAMS = Path(__file__).parents[1] / "astra"
+PROGRAMS = Path(__file__).parent / "programs"
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 
-PAGE = (PROGRAMS.parents[1] / "docs" / "coming-from-astra-rl.md").read_text(encoding="utf-8")
+PAGE = (PROGRAMS.parents[2] / "docs" / "coming-from-astra-rl.md").read_text(encoding="utf-8")
 ADDRESSES = PAGE[PAGE.index("## Where names are") : PAGE.index("## Your own system")]
 
 PROMPTS = {"train": ["My day was", "They said that"], "dev": ["On Monday"], "test": ["The desk", "A visitor", "Rain"]}
@@ -48,7 +48,7 @@ def models(tmp_path_factory):
 def run_program(tmp_path, monkeypatch, models):
     """Returns a function that runs a program and returns its `result`."""
     places = {f'"{name}"': f'"{folder}"' for name, folder in models.items()}
-    changes = {"astra_rl": "reinforge.redteam", '"cuda:0"': '"cpu"', '"cuda:1"': '"cpu"', '"cuda"': '"cpu"', **places}
+    changes = {"astra_rl": "reinforge.redteam", '"cuda"': '"cpu"', **places}
     for path in PROGRAMS.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         for old, new in changes.items():
@@ -74,17 +74,11 @@ def run_program(tmp_path, monkeypatch, models):
 
 
 def test_programs_are_written_for_astra_rl():
-    assert len(NAMES) == 14, "thirteen programs and the system that most of them share"
+    assert len(NAMES) == 10, "nine programs and the system that most of them share"
     for name in NAMES:
         text = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
         assert "reinforge" not in text, "a program is written for astra-rl"
         assert "astra_rl" in text
-
-
-def test_own_loop(run_program):
-    margins = run_program("own_loop")
-    assert margins[0] == pytest.approx(0.0, abs=1e-5), "before the first step tester and baseline are equal"
-    assert any(abs(margin) > 1e-4 for margin in margins[1:])
 
 
 def test_own_system_train_then_eval(run_program, tmp_path):
@@ -139,17 +133,6 @@ def test_ppo(run_program, caplog):
     assert len(logs) == 2 * math.ceil(2 * (2 + 4 + 8) / 4)
 
 
-def test_two_devices(run_program):
-    numbers = run_program("two_devices")
-    assert all(announced == seen for announced, seen in numbers)
-    assert sum(seen for _, seen in numbers) > 0
-
-
-def test_backed_up_rewards(run_program):
-    sampler = run_program("backed_up_rewards")
-    assert sampler.num_backed_up == 2 * (2 + 4 + 8), "every tree that was trained on was backed up"
-
-
 def test_own_evaluator(run_program, tmp_path):
     metrics = run_program("own_evaluator")
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
@@ -157,17 +140,6 @@ def test_own_evaluator(run_program, tmp_path):
     assert metrics["summary"]["worst"] == max(
         turn["target_toxicity"] for row in metrics["details"] for turn in row["per_turn"]
     )
-
-
-def test_own_trainer(run_program, tmp_path):
-    trainer = run_program("own_trainer")
-    assert len(trainer.scores) == 2
-    assert trainer._global_step_counter > 0
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-1", "step-2"}
-    from transformers import AutoModelForCausalLM
-
-    saved = [AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/step-{i}") for i in (1, 2)]
-    assert not torch.equal(*(model.transformer.wte.weight for model in saved)), "each step trains"
 
 
 def test_own_solver(run_program):

@@ -41,10 +41,6 @@ def test_a_tree_by_groups_nodes_and_paths():
     ]
 
 
-def test_a_node_needs_no_children():
-    assert Node("c", "p", "r", 0.5).children == []
-
-
 @pytest.mark.parametrize("abstract", [System, Scorer, Sampler, Algorithm, Evaluator])
 def test_base_classes_are_abstract(abstract):
     with pytest.raises(TypeError, match="abstract"):
@@ -65,14 +61,6 @@ def test_sampling_logprobs_default_to_the_testers_without_gradient():
     found = system.get_sampling_logprobs(["x"], ["red blue"])
     assert not found.requires_grad
     assert found.tolist() == [pytest.approx([-1.0986, -1.0986], abs=1e-4)]
-
-
-def test_the_mask_goes_up_to_the_last_token():
-    logprobs = torch.tensor([[-1.0, 0.0, -2.0, 0.0], [-1.0, 0.0, 0.0, 0.0]])
-    mask = ToySystem().token_mask(["x"] * 2, ["", ""], logprobs)
-    assert mask.tolist() == [[True, True, True, False], [True, False, False, False]], (
-        "a zero before the last token is a token of probability 1"
-    )
 
 
 @pytest.mark.parametrize(
@@ -164,10 +152,6 @@ def test_a_system_that_returns_something_else_is_named(method, arguments, why):
 def test_invalid_rewards_are_rejected(rewards, why):
     with pytest.raises(EngineError, match=why):
         check_rewards(rewards, ["red", "blue"])
-
-
-def test_rewards_may_be_a_tensor():
-    assert check_rewards(torch.tensor([0.5, 1.0]), ["red", "blue"]) == [0.5, 1.0]
 
 
 class Counts(Sampler):

@@ -53,7 +53,7 @@ def test_missing_prompts_are_an_error_with_the_fix(monkeypatch, folder):
     with pytest.raises(ConfigError, match="cannot read .*convokit_reddit_prompts_dev.json(.|\n)*name the folder"):
         len(prompts)
     for text, message in (
-        ('{"a": 1}', "expected a list of texts"),
+        ('{"a": 1}', "expected a list of strings"),
         ('["a", ""]', "expected a list"),
         ("[", "not JSON"),
     ):

@@ -362,11 +362,6 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, accumulation):
     assert not torch.equal(weights(again)["w0"], weights(first)["w0"])
 
 
-def test_max_steps_stops_training():
-    trainer = trained(training_steps=9, batch_size=4, max_steps=2)
-    assert (trainer.stopped, trainer._scheduled_optimizer.num_steps) == ("max_steps: 2 optimizer steps", 2)
-
-
 def test_a_converged_tester_stops():
     system = ToySystem()
     trainer = trained(GRPO, system, training_steps=200, lr=0.3)

@@ -13,10 +13,9 @@ from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.rollout.episode import build_episode_item
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.types.request import ModelRequest, SamplingParams
-from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+from tests.scale.jobs import prompt, sample_group, train
 
 
 def run_config(model, **policy):
@@ -25,43 +24,14 @@ def run_config(model, **policy):
     return FinetuneConfig(device="cpu", policy=settings)
 
 
-def prompt(number, job=0):
-    return [{"role": "user", "content": "what is " + "the quick " * number + str(job)}]
-
-
 def list_requests(count, max_tokens=150):
     """Returns requests that take a while, with a seed each."""
     return [ModelRequest(prompt(i), SamplingParams(max_tokens=max_tokens, seed=i)) for i in range(count)]
 
 
-async def sample_group(policy, number, job=0):
-    """Four siblings with rewards 0, 1, 2, 0."""
-    requests = [
-        ModelRequest(prompt(number, job), SamplingParams(max_tokens=12, seed=1000 * job + 10 * number + i))
-        for i in range(4)
-    ]
-    replies = await asyncio.gather(*map(policy.sample, requests))
-    asked = build_episode_item(prompt(number, job)[0])
-    return [
-        Trajectory(episode=[asked, build_episode_item(reply.message, logprobs=reply.tokens)], reward=float(i % 3))
-        for i, reply in enumerate(replies)
-    ]
-
-
 async def sample_job(policy, job=0):
     """Returns the groups of one job."""
     return [await sample_group(policy, number, job) for number in range(5)]
-
-
-def collect(groups, job):
-    return TrajectoryCollection(trajectories=groups, run_id="r", job_key=f"job {job}", epoch=job)
-
-
-async def train(adapter, groups, job):
-    status = await adapter.wait_until_complete(await adapter.submit(collect(groups, job)))
-    assert status.status == "completed", status.message
-    await adapter.policy().publish(job + 1)
-    return status
 
 
 async def save(adapter, folder, version):
@@ -70,14 +40,14 @@ async def save(adapter, folder, version):
     return load_file(next(folder.glob("*model.safetensors")))
 
 
-def measure_distance(a, b):
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+def load_moments(folder):
+    """Returns the state of the optimizer in a checkpoint."""
+    return load_file(folder / "training" / "optimizer.safetensors")
 
 
-async def train_here(model, folder, num_jobs, **policy):
+async def train_here(model, folder, num_jobs, algorithm=None, **policy):
     """Returns the groups of each job, and the weights after them, of a run in this process."""
-    local, jobs = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig())), []
+    local, jobs = LocalAdapter(LocalAdapterConfig(), algorithm or GRPO(GRPOConfig())), []
     await local.initialize(run_config(model, **policy))
     for job in range(num_jobs):
         jobs.append(await sample_job(local.policy(), job))
@@ -88,9 +58,9 @@ async def train_here(model, folder, num_jobs, **policy):
 
 
 @asynccontextmanager
-async def ray_adapter(model, policy=None, **settings):
+async def ray_adapter(model, policy=None, algorithm=None, **settings):
     """Yields an adapter with two workers, or as you say."""
-    adapter = RayAdapter(RayAdapterConfig(**{"num_workers": 2, **settings}), GRPO(GRPOConfig()))
+    adapter = RayAdapter(RayAdapterConfig(**{"num_workers": 2, **settings}), algorithm or GRPO(GRPOConfig()))
     try:
         await adapter.initialize(run_config(model, **(policy or {})))
         yield adapter

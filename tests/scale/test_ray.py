@@ -1,12 +1,10 @@
 """A real Ray cluster on this machine: the same computation as one process, workers that die, whole runs."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -22,9 +20,9 @@ from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.scale.ray.cluster import RayConnection
-from reinforge.types.request import ModelRequest, SamplingParams
-from tests.scale.ray_jobs import collect, measure_distance, prompt, run_config, sample_group, save, train
-from tests.scale.ray_nodes import Cluster
+from tests.scale.jobs import collect, measure_distance, sample_group, train
+from tests.scale.processes import MARK, wait_for_none
+from tests.scale.ray_jobs import run_config, save
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -112,18 +110,6 @@ async def test_with_too_few_workers_the_job_fails_as_something_to_resume(three, 
         await three.wait_until_complete(ref)
 
 
-@pytest.mark.fault
-async def test_a_checkpoint_is_restored_on_every_worker(three, tmp_path):
-    groups = [await sample_group(three.policy(), number) for number in range(5)]
-    await save(three, tmp_path / "step-000000", 0)
-    first = await three.policy().fingerprint()
-    await train(three, groups, 0)
-    assert await three.policy().fingerprint() != first
-    await three.restore(tmp_path / "step-000000", 0)
-    assert (await three.policy().fingerprint(), three.policy().version) == (first, 0)
-    assert {reply[1].tokens.policy_version for reply in await _ask_each(three)} == {0}
-
-
 IMPORTED_BEFORE = """
 import ray
 from reinforge.scale.ray.cluster import RayConnection
@@ -145,37 +131,6 @@ def test_code_that_uses_ray_before_and_after_a_run(tmp_path):
     assert done.stdout.split() == ["ours", "ours", "another"], done.stderr
 
 
-async def _ask_each(adapter):
-    request = ModelRequest(prompt(0), SamplingParams(max_tokens=4))
-    return [(each.number, await each.actor.sample.remote("default", request)) for each in adapter.engine.workers]
-
-
-def start(command, mark, **options):
-    """Starts a command whose processes, Ray's included, are found by `list_processes(mark)`."""
-    return subprocess.Popen(command, env={**os.environ, "MARK_OF_TEST": mark}, **options)
-
-
-def list_processes(mark):
-    found = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("MARK_OF_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-    return found
-
-
-def wait_for_no_process(mark):
-    ended = time.monotonic()
-    while list_processes(mark):
-        assert time.monotonic() - ended < 15, "a process of Ray outlives its driver"
-        time.sleep(0.1)
-
-
-def check_weights_changed(project):
-    first, *_, last = sorted((project.run / "checkpoints").glob("step-*"))
-    assert measure_distance(*(load_file(each / "model.safetensors") for each in (first, last))) > 1e-4
-
-
 @pytest.mark.fault
 def test_a_run_differs_by_one_block_and_leaves_no_process(project):
     mark = str(project.folder)
@@ -183,62 +138,11 @@ def test_a_run_differs_by_one_block_and_leaves_no_process(project):
     project.set("finetuning.num_epochs", 2)
     project.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
-    process = start(command, mark, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode in (0, 3), output  # 3: trained, but not promoted
+    environment = {**os.environ, MARK: mark}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: trained, but not promoted
     rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]
-    check_weights_changed(project)
-    wait_for_no_process(mark)
-
-
-@pytest.mark.fault
-def test_after_the_driver_is_killed_no_worker_stays_and_the_run_resumes(project):
-    mark = str(project.folder)
-    project.set("trainer_adapters.adapter", {"_type": "ray", "num_workers": 2})
-    project.set("finetuning.num_epochs", 3)
-    project.write_files()
-    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml"]
-    process = start([*command, "--run_name", "r"], mark, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 120
-    while not metrics.exists() or not metrics.read_text().strip():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert len(list_processes(mark)) > 3, "the driver, Ray's and two workers"
-    process.kill()
-    process.wait()
-    wait_for_no_process(mark)
-    done = subprocess.run([*command, "--resume", "r"], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode in (0, 3), done.stdout + done.stderr
-    assert len(metrics.read_text().splitlines()) == 3
-
-
-@pytest.fixture
-def two_nodes(monkeypatch):
-    """The address of a cluster of two nodes with one core each, which demands a token."""
-    with Cluster() as cluster:
-        cluster.add_node()
-        for name, value in cluster.variables.items():
-            monkeypatch.setenv(name, value)
-        yield cluster.address
-
-
-@pytest.mark.fault
-def test_a_run_uses_two_nodes_and_resumes_from_its_checkpoint_on_both(project, two_nodes):
-    project.set("trainer_adapters.adapter", {"_type": "ray", "num_workers": 2, "address": two_nodes})
-    project.set("finetuning.num_epochs", 2)
-    project.write_files()
-    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml"]
-    process = subprocess.Popen([*command, "--run_name", "r"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 120
-    while not metrics.exists() or not metrics.read_text().strip():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    done = subprocess.run([*command, "--resume", "r"], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode in (0, 3), done.stdout + done.stderr
-    assert len(metrics.read_text().splitlines()) == 2
-    check_weights_changed(project)
+    first, *_, last = sorted((project.run / "checkpoints").glob("step-*"))
+    assert measure_distance(*(load_file(each / "model.safetensors") for each in (first, last))) > 1e-4
+    wait_for_none(mark)

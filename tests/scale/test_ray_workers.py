@@ -77,7 +77,7 @@ def test_a_reference_is_asked_of_a_replacement(group):
 
 def test_weights_that_no_worker_is_left_to_load_are_something_to_load_again(group, tmp_path):
     group.members.lose(group.workers[0])
-    with pytest.raises(WorkerLost, match="all workers have ended"):
+    with pytest.raises(WorkerLost, match="all workers have died"):
         group.load_weights(tmp_path)
 
 

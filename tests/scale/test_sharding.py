@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.scale.jobs import measure_distance
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 OPTIMIZER = {"learning_rate": 3e-3, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
@@ -32,11 +34,6 @@ def run(folder, size, job, *, may_fail=False):
     assert [process.returncode for process in processes] == [0] * size, "\n".join(err[-3000:] for _, err in outputs)
     found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
     return found, torch.load(folder / "checkpoint" / "weights.pt", weights_only=True)
-
-
-def measure_distance(a, b):
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).detach().abs().max()) for name in a)
 
 
 def make_job(model, loss="clipped_pg", policy=None, **job):

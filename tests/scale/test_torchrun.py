@@ -141,7 +141,7 @@ def test_workers_wait_for_one_run_after_the_other():
     announce(store, 1, ENDED)
     assert [wait_for_announcement(store, number) for number in (0, 1)] == ["/tmp/a/socket", ENDED]
     store.values = None
-    with pytest.raises(BackendUnavailable, match="torchrun's store does not answer"):
+    with pytest.raises(BackendUnavailable, match="torchrun's store no longer answers"):
         wait_for_announcement(store, 2)
 
 
@@ -232,9 +232,9 @@ def test_an_answer_that_cannot_be_read_ends_all_calls(pair):
     _, client, _ = pair
     waiting = client.wait.remote()
     for call in (client.answer_unreadably.remote(), waiting):
-        with pytest.raises(BackendUnavailable, match="sent what cannot be read: ImportError: No module"):
+        with pytest.raises(BackendUnavailable, match="sent an unreadable message: ImportError: No module"):
             call.result(60)
-    with pytest.raises(BackendUnavailable, match="cannot be read"):
+    with pytest.raises(BackendUnavailable, match="an unreadable message"):
         client.double.remote(4).result(60)
 
 
@@ -273,7 +273,7 @@ def test_when_a_process_ends_its_calls_fail_and_say_what_to_do(tmp_path):
         thread.join()
     waiting = client.wait.remote()
     accepted[0].close()
-    with pytest.raises(BackendUnavailable, match="process 1 of torchrun has ended; resume the run with --resume"):
+    with pytest.raises(BackendUnavailable, match="process 1 of torchrun has exited; resume the run with --resume"):
         waiting.result(60)
-    with pytest.raises(BackendUnavailable, match="has ended"):
+    with pytest.raises(BackendUnavailable, match="has exited"):
         client.double.remote(1).result(60)

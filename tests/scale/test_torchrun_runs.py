@@ -4,18 +4,19 @@ import json
 import os
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 from safetensors.torch import load_file
+
+from tests.scale.jobs import measure_distance
+from tests.scale.processes import MARK, list_marked, wait_for_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def torchrun(project, *arguments, size=2):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MARK_OF_TEST": str(project.folder)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(project.folder)}
     return subprocess.Popen(
         [*command, "-m", "reinforge", *arguments],
         env=environment,
@@ -31,27 +32,12 @@ def finish(process):
     return output
 
 
-def list_processes(project):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MARK_OF_TEST") == str(project.folder):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def read_rows(project):
     return [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
 
 
 def load_checkpoints(project):
     return [load_file(each / "model.safetensors") for each in sorted((project.run / "checkpoints").glob("step-*"))]
-
-
-def measure_distance(a, b):
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize("sharding", ["replicate", "full"])
@@ -64,14 +50,14 @@ def test_a_run_of_two_processes_needs_no_other_file(project, sharding):
     assert [row["epoch"] for row in read_rows(project)] == [0, 1]
     first, *_, last = load_checkpoints(project)
     assert measure_distance(first, last) > 1e-4
-    assert list_processes(project) == []
+    assert list_marked(project.folder) == []
 
 
 def test_a_command_that_trains_nothing_ends_in_every_process(project):
     project.write_files()
     output = finish(torchrun(project, "finetune", "run.yml", "--dry_run"))
     assert output.count("is valid") == 1, "the first process alone speaks"
-    assert list_processes(project) == []
+    assert list_marked(project.folder) == []
 
 
 @pytest.mark.fault
@@ -80,16 +66,12 @@ def test_when_a_process_dies_all_end_and_one_process_resumes_the_divided_run(pro
     project.set("trainer_adapters.adapter.sharding", "full")
     project.write_files()
     process = torchrun(project, "finetune", "run.yml", "--run_name", "r")
-    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 150
-    while not metrics.exists() or not metrics.read_text().strip():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    others = [each for each in list_processes(project) if each.environ().get("RANK") == "1"]
+    wait_for_metrics(project, process)
+    others = [each for each in list_marked(project.folder) if each.environ().get("RANK") == "1"]
     others[0].kill()
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0, output
-    assert list_processes(project) == []
+    assert list_marked(project.folder) == []
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--resume", "r"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -143,8 +125,8 @@ def test_a_script_with_a_loss_of_its_own_trains_in_every_process(project):
     project.write("own_algorithm.py", ALGORITHM)
     project.write("script.py", SCRIPT.replace("MODEL", str(project.model)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MARK_OF_TEST": str(project.folder)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(project.folder)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("trained completed") == 1, done.stdout + done.stderr
-    assert list_processes(project) == []
+    assert list_marked(project.folder) == []

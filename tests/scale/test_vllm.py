@@ -133,7 +133,7 @@ async def test_a_server_elsewhere_that_lets_everybody_send_weights_is_refused(mo
         await connect(server)
         assert "answers without a key" in caplog.text
         monkeypatch.setattr("reinforge.scale.vllm.process.LOOPBACK", frozenset())
-        with pytest.raises(ConfigError, match="answers without a key, so whoever") as error:
+        with pytest.raises(ConfigError, match="answers without a key, so anyone") as error:
             await connect(server)
         assert "KeyGuard" in error.value.problems[0].fix
 

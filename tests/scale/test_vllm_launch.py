@@ -17,7 +17,8 @@ from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.vllm import process as vllm_process
-from tests.scale.vllm_jobs import build_run_config, sample_group, train
+from tests.scale.jobs import build_run_config, sample_group, train
+from tests.scale.processes import MARK, list_marked, runs, wait_for_metrics, wait_for_none
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 15.0
@@ -35,7 +36,7 @@ def python(tmp_path):
 
 
 def build_adapter(python, **environment):
-    paths = os.pathsep.join([str(ROOT / "tests" / "vllm_standin"), str(ROOT)])
+    paths = os.pathsep.join([str(ROOT / "tests" / "scale" / "vllm_standin"), str(ROOT)])
     launch = {"python": str(python), "environment": {"PYTHONPATH": paths, **environment}}
     return LocalAdapter(LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch}), GRPO(GRPOConfig()))
 
@@ -55,13 +56,6 @@ def wait_until_gone(processes):
             return alive
         time.sleep(0.05)
     return []
-
-
-def runs(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_model_dir):
@@ -86,9 +80,7 @@ async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_m
 
 async def test_a_server_that_cannot_start_is_an_error_with_its_log(python, tiny_model_dir):
     adapter = build_adapter(python, STANDIN_FAILS="ValueError: no such head size: 8")
-    with pytest.raises(
-        BackendUnavailable, match=r"the vLLM server ended with exit code 1; .*\nValueError: no such head"
-    ):
+    with pytest.raises(BackendUnavailable, match=r"the vLLM server exited with code 1; .*\nValueError: no such head"):
         await adapter.initialize(build_run_config(tiny_model_dir))
     assert adapter.engine is None
 
@@ -101,7 +93,7 @@ async def test_a_server_that_dies_takes_its_processes_along_and_is_an_error(pyth
         watcher, server, engine = find_processes(adapter)
         server.kill()
         assert not wait_until_gone([watcher, engine])
-        with pytest.raises(BackendUnavailable, match="the vLLM server ended with exit code 137; the end of its"):
+        with pytest.raises(BackendUnavailable, match="the vLLM server exited with code 137; the end of its"):
             await sample_group(adapter.policy(), 1)
     finally:
         await adapter.cleanup()
@@ -111,7 +103,7 @@ RUN = """
 import asyncio, json, sys
 sys.path.insert(0, {root!r})
 from tests.scale import test_vllm_launch as own
-from tests.scale.vllm_jobs import build_run_config
+from tests.scale.jobs import build_run_config
 
 async def main():
     adapter = own.build_adapter({python!r})
@@ -171,43 +163,24 @@ def test_the_servers_environment_has_no_key_of_ours(monkeypatch, python, tmp_pat
     process.folder.rmdir()
 
 
-def list_marked(mark):
-    """Returns the processes that carry a mark in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MARK_OF_TEST") == mark and runs(process):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python, monkeypatch):
     """The whole command: killed in its second epoch, nothing is left of the server, and a new one goes on."""
     mark = str(project.folder)
-    paths = os.pathsep.join([str(ROOT / "tests" / "vllm_standin"), str(ROOT)])
-    launch = {"python": str(python), "environment": {"PYTHONPATH": paths, "MARK_OF_TEST": mark}}
+    paths = os.pathsep.join([str(ROOT / "tests" / "scale" / "vllm_standin"), str(ROOT)])
+    launch = {"python": str(python), "environment": {"PYTHONPATH": paths, MARK: mark}}
     project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
     project.set("finetuning.num_epochs", 3).set("trajectory_builders.builder.examples_per_epoch", 4)
     project.rows = project.rows[:16]
     project.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml"]
     run = subprocess.Popen([*command, "--run_name", "r"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + 120
-    while not metrics.exists() or not metrics.read_text().strip():
-        assert run.poll() is None, run.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    metrics = wait_for_metrics(project, run)
     assert len(list_marked(mark)) >= 2, "the server and what it started"
     run.kill()
     run.communicate()
-    killed = time.monotonic()
-    while left := list_marked(mark):
-        assert time.monotonic() - killed < GONE_S, left
-        time.sleep(0.1)
+    wait_for_none(mark, GONE_S)
     done = subprocess.run([*command, "--resume", "r"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]

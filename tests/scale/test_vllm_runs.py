@@ -5,6 +5,7 @@ The server is the stand-in of tests/scale/vllm_server.py; `make vllm` runs tests
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
-from tests.scale.vllm_jobs import build_run_config, collect, sample_group, train
+from tests.scale.jobs import build_run_config, collect, sample_group, train
 from tests.scale.vllm_server import VLLMServer
 
 KEY = "k-1234567890"
@@ -34,17 +35,20 @@ def server(model):
         yield server
 
 
+@asynccontextmanager
 async def start(server, model, **policy):
     config = LocalAdapterConfig(sampler={"_type": "vllm", "url": server.url, "api_key": KEY, "max_retries": 0})
     adapter = LocalAdapter(config, GRPO(GRPOConfig()))
     await adapter.initialize(build_run_config(model, **policy))
-    return adapter
+    try:
+        yield adapter
+    finally:
+        await adapter.cleanup()
 
 
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
 async def test_every_job_is_served_under_its_version(server, model, lora):
-    adapter = await start(server, model, **lora)
-    try:
+    async with start(server, model, **lora) as adapter:
         policy, seen = adapter.policy(), []
         for job in range(3):
             groups = [await sample_group(policy, number, job) for number in range(3)]
@@ -59,8 +63,6 @@ async def test_every_job_is_served_under_its_version(server, model, lora):
             assert status.metadata["num_updates"] > 0
         assert len(set(seen)) == 3, "each job moved what the server samples"
         assert policy.version == 3
-    finally:
-        await adapter.cleanup()
     kind = "/v1/load_lora_adapter" if lora else "/collective_rpc"
     paths = [path for path, _ in server.calls if path != "/inference/v1/generate"]
     sent = ["/pause", kind, "/reset_prefix_cache", "/update_weight_version", "/resume"]
@@ -73,8 +75,7 @@ async def train_and_publish(adapter, job=0):
 
 
 async def test_an_output_layer_that_keeps_older_weights_is_found(server, model):
-    adapter = await start(server, model)
-    try:
+    async with start(server, model) as adapter:
         server.keeps_output_layer = True
         if not server.served.is_tied:
             await train_and_publish(adapter)  # its layer is in the files, so the server loads it
@@ -83,78 +84,60 @@ async def test_an_output_layer_that_keeps_older_weights_is_found(server, model):
             await train_and_publish(adapter)
         with pytest.raises(BackendError, match="does not have the newest weights"):
             await adapter.policy().sample(ModelRequest([{"role": "user", "content": "hi"}]))
-    finally:
-        await adapter.cleanup()
 
 
 async def test_without_our_extension_a_tied_output_layer_would_be_old(server, model, monkeypatch):
     """The mutation: vLLM's own reload in the place of the extension's."""
     monkeypatch.setattr("reinforge.scale.vllm.client.RELOAD_METHOD", "reload_weights")
-    adapter = await start(server, model)
-    try:
+    async with start(server, model) as adapter:
         if server.served.is_tied:
             with pytest.raises(JobFailed, match="a layer kept older weights"):
                 await train_and_publish(adapter)
         else:
             await train_and_publish(adapter)
-    finally:
-        await adapter.cleanup()
 
 
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
 async def test_a_prefix_cache_that_keeps_older_keys_is_found(server, model, lora):
-    adapter = await start(server, model, **lora)
-    try:
+    async with start(server, model, **lora) as adapter:
         server.keeps_prefix_cache = True
         with pytest.raises(JobFailed, match="prefix cache still holds keys of older weights"):
             await train_and_publish(adapter)
-    finally:
-        await adapter.cleanup()
 
 
 async def test_the_cache_is_found_by_the_long_probe_alone(server, model, monkeypatch):
     """The mutation: short probes, as the run's own canary has them, never reach a block of the cache."""
     monkeypatch.setattr("reinforge.scale.vllm.sampler.build_probe", lambda policy: (5, 6, 7))
     monkeypatch.setattr("reinforge.scale.vllm.policy.NUM_LONGEST", 0)
-    adapter = await start(server, model)
-    try:
+    async with start(server, model) as adapter:
         server.keeps_prefix_cache = True
         await train_and_publish(adapter)
         stale = await sample_group(adapter.policy(), 2)
         tokens = stale[0].episode[1].logprobs
         row = (await adapter.policy().score([[*tokens.prompt_token_ids, *tokens.token_ids]]))[0]
         assert abs(row[-len(tokens.token_ids) :] - tokens.logprobs).max() > 0.01, "what would have been trained on"
-    finally:
-        await adapter.cleanup()
 
 
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
 async def test_weights_that_the_server_does_not_take_are_found(server, model, lora):
-    adapter = await start(server, model, **lora)
-    try:
+    async with start(server, model, **lora) as adapter:
         server.ignores_weights = True
         with pytest.raises(JobFailed, match="does not serve the weights of version 1"):
             await train_and_publish(adapter)
-    finally:
-        await adapter.cleanup()
 
 
 async def test_a_reply_of_weights_with_another_label_is_refused(server, model):
-    adapter = await start(server, model)
-    try:
+    async with start(server, model) as adapter:
         label, server.label = server.label, "another run's"
         with pytest.raises(BackendError, match=r"from other weights .*another run's instead of reinforge-"):
             await sample_group(adapter.policy(), 1)
         server.label = label
         await sample_group(adapter.policy(), 1)
-    finally:
-        await adapter.cleanup()
 
 
 async def test_no_reply_spans_two_versions(server, model):
     """Requests that wait while the weights change get the new ones; those in flight end first."""
-    adapter = await start(server, model)
-    try:
+    async with start(server, model) as adapter:
         policy = adapter.policy()
         groups = [await sample_group(policy, number) for number in range(3)]
         ref = await adapter.submit(collect(groups, 0))
@@ -170,16 +153,13 @@ async def test_no_reply_spans_two_versions(server, model):
         await publishing
         assert [reply.version for reply in replies] == [0, 0, 0, 1, 1, 1]
         assert replies[0].tokens.logprobs != replies[3].tokens.logprobs
-    finally:
-        await adapter.cleanup()
 
 
 async def test_what_differs_is_corrected_by_importance_weights(server, model, monkeypatch):
     """A server rounds log-probs differently: the old ones are the learner's own, and the weight of a token says so."""
     weights = []
     for corrects in (True, False):  # False: the mutation, as if this engine had sampled
-        adapter = await start(server, model)
-        try:
+        async with start(server, model) as adapter:
             policy = adapter.policy()
             adapter.engine.samples_elsewhere = corrects
             groups = [await sample_group(policy, number) for number in range(3)]
@@ -188,15 +168,12 @@ async def test_what_differs_is_corrected_by_importance_weights(server, model, mo
                 rounded = tuple(logprob + 0.2 for logprob in reply.logprobs.logprobs)
                 reply.logprobs = replace(reply.logprobs, logprobs=rounded)
             weights.append((await train(adapter, groups, 0)).metadata.get("tis_weight"))
-        finally:
-            await adapter.cleanup()
     assert weights[0] == pytest.approx(0.8187, abs=1e-3), "exp(-0.2)"
     assert weights[1] in (None, 1.0)
 
 
 async def test_the_server_goes_on_with_the_older_version_while_a_job_trains(server, model):
-    adapter = await start(server, model)
-    try:
+    async with start(server, model) as adapter:
         policy, trains, may_end = adapter.policy(), threading.Event(), threading.Event()
         update = adapter.engine.update
 
@@ -214,14 +191,12 @@ async def test_the_server_goes_on_with_the_older_version_while_a_job_trains(serv
         assert (await adapter.wait_until_complete(ref)).status == "completed"
         await policy.publish(1)
         assert (await sample_group(policy, 1))[0].episode[1].logprobs.policy_version == 1
-    finally:
-        await adapter.cleanup()
 
 
 async def test_a_server_without_our_extension_says_how_to_start_it(model):
     with VLLMServer(model, key=KEY, extension=False) as server:
         with pytest.raises(BackendError, match="--worker-extension-cls reinforge_vllm.WeightReloader") as error:
-            await start(server, model)
+            await start(server, model).__aenter__()
         assert "VLLM_SERVER_DEV_MODE=1" in str(error.value)
         assert KEY not in str(error.value)
 
@@ -232,7 +207,7 @@ async def test_a_server_that_cannot_serve_the_policy_is_refused(model, version, 
         VLLMServer(model, key=KEY, version=version, max_model_len=context) as server,
         pytest.raises(ConfigError) as error,
     ):
-        await start(server, model)
+        await start(server, model).__aenter__()
     expected = (
         "vLLM 0.31.2, which cannot be sent weights" if context == 256 else "context has 64 tokens, but the policy"
     )

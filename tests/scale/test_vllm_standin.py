@@ -10,7 +10,7 @@ from tests.models import make_tiny_model
 from tests.scale.vllm_answers import ANSWERS, call_server
 from tests.scale.vllm_server import VLLMServer
 
-RECORDED = json.loads(ANSWERS.read_text()) if ANSWERS.is_file() else {}
+RECORDED = json.loads(ANSWERS.read_text())
 OURS_TO_CHOOSE = {"permission", "metrics", "usage.prompt_tokens_details"}
 
 

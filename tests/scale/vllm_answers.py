@@ -8,7 +8,7 @@ from typing import Any
 
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
 
-ANSWERS = Path(__file__).parent / "data" / "vllm_answers.json"
+ANSWERS = Path(__file__).parents[1] / "data" / "vllm_answers.json"
 SETTINGS = {"temperature": 1.0, "seed": 1, "max_tokens": 3, "stop_token_ids": [1], "logprobs": 2, "detokenize": False}
 
 

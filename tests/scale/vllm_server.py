@@ -27,6 +27,8 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
 
+from tests.loop_thread import LoopThread
+
 VERSION = "0.32.0"
 BLOCK = 16
 FLOOR = -9999.0
@@ -96,19 +98,16 @@ class VLLMServer:
         self._cache: dict[Any, Any] = {}
         self._paused = threading.Event()
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread = LoopThread()
 
     def __enter__(self) -> VLLMServer:
-        self._thread.start()
-        self._runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
+        self._thread.__enter__()
+        self._runner = self._thread.call(self._start())
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._thread.call(self._runner.cleanup())
+        self._thread.__exit__(*exc_info)
 
     async def _start(self) -> web.AppRunner:
         runner = web.AppRunner(self.build_app())

@@ -13,7 +13,7 @@ from reinforge.errors import ConfigError, EngineError
 from reinforge.serving.loading import LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
 from reinforge.types.request import ModelRequest, SamplingParams
-from tests.serving.serving import async_openai, says, serve
+from tests.serving.serving import says
 
 ASK = ModelRequest(says("the quick brown"), SamplingParams(temperature=0, max_tokens=12))
 
@@ -178,18 +178,6 @@ async def test_a_name_is_served_once(loader, tiny_model_dir):
         await loader.open(str(tiny_model_dir))
     with pytest.raises(ConfigError, match='no run and no folder "nothing"'):
         await loader.open("nothing")
-
-
-async def test_a_client_asks_each_by_its_name(loader, tiny_model_dir, adapters):
-    (name,) = await loader.open(str(tiny_model_dir))
-    await loader.load("ft:one", adapters / "one", name)
-    policies = {model.name: model.policy for model in loader._models}
-    async with serve(policies) as app, async_openai(app) as client:
-        ask = {"messages": says("the quick brown"), "temperature": 0, "max_tokens": 12}
-        texts = [
-            (await client.chat.completions.create(model=each, **ask)).choices[0].message.content for each in policies
-        ]
-    assert texts[0] != texts[1]
 
 
 async def test_an_engine_that_an_adapter_is_joining_is_not_closed(tiny_model_dir, adapters, monkeypatch):

@@ -9,7 +9,6 @@ SIZES = {"train": 60, "select": 20, "confirm": 30}
 
 
 async def load(name, sizes=SIZES, **settings):
-    """Returns the loader that the registry makes of the class."""
     component = REGISTRY.get("dataset", name)
     config = component.config_type(**{f"num_{split}": size for split, size in sizes.items()}, **settings)
     [loader] = [each async for each in component.factory(config, None)]

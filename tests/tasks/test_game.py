@@ -1,7 +1,6 @@
 """The rules, and a board as text."""
 
 import random
-from functools import cache
 
 import pytest
 
@@ -88,20 +87,3 @@ def test_random_positions_are_unfinished_and_alternate():
     positions = [random_position(rng) for _ in range(300)]
     assert all(not is_over(p) and p.count("X") - p.count("O") in (0, 1) for p in positions)
     assert {9 - p.count(None) for p in positions} == set(range(9))
-
-
-@cache
-def win_rate(board, side, best):
-    """Returns the probability that `side` wins against a random opponent; without `best` it is random too."""
-    if is_over(board):
-        return float(winner(board) == side)
-    player = side_to_move(board)
-    rates = [win_rate(place(board, square, player), side, best) for square in legal_moves(board)]
-    return max(rates) if best and player == side else sum(rates) / len(rates)
-
-
-def test_win_rates_of_best_and_random_play():
-    best = (win_rate(EMPTY_BOARD, "X", best=True) + win_rate(EMPTY_BOARD, "O", best=True)) / 2
-    chance = (win_rate(EMPTY_BOARD, "X", best=False) + win_rate(EMPTY_BOARD, "O", best=False)) / 2
-    assert best == pytest.approx(0.967, abs=0.001)
-    assert chance == pytest.approx(0.437, abs=0.001)

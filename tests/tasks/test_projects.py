@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -20,20 +21,19 @@ from reinforge.tasks.projects import SHARED, TEMPLATES, write_project
 from reinforge.tasks.projects.command import KINDS
 from reinforge.tasks.shop import questions
 from reinforge.tasks.word_problems.agent import build_messages
+from tests.doubles import ScriptedChat
 
 LINT = ["check", "--select", "E,F,I,B,UP,SIM,PT"]
 
 
 @pytest.fixture(params=TEMPLATES)
 def written(request, tmp_path):
-    """A project of each kind."""
     template = TEMPLATES[request.param]
     write_project(template, tmp_path / "my_project")
     return template, tmp_path / "my_project"
 
 
 def load(path):
-    """Returns a module of a project."""
     spec = spec_from_file_location(f"project_{path.stem}", path)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -105,25 +105,9 @@ def test_the_rows_are_distinct_and_their_ids_too(written):
 
 async def test_the_function_asks_its_tiny_model_what_it_was_trained_on(tmp_path):
     write_project(TEMPLATES["function"], tmp_path)
-    asked = []
-
-    class Model:
-        @property
-        def chat(self):
-            return self
-
-        completions = chat
-
-        async def create(self, **request):
-            asked.append(request["messages"])
-            raise LookupError
-
-    class Item:
-        input_obj = "12 and 5?"
-
-    with pytest.raises(LookupError):
-        await load(tmp_path / "agent.py").agent(Item(), Model(), None)
-    assert asked == [build_messages("12 and 5?")]
+    llm = ScriptedChat("17")
+    await load(tmp_path / "agent.py").agent(SimpleNamespace(input_obj="12 and 5?"), llm, None)
+    assert llm.requests[0]["messages"] == build_messages("12 and 5?")
 
 
 def test_the_tools_are_those_that_the_tiny_model_knows(tmp_path):

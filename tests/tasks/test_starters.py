@@ -22,7 +22,7 @@ def build_toy():
 @pytest.fixture
 def num_built(caplog):
     """Returns how many starters have been announced so far."""
-    announced = "making the bundled model toy, which takes about a minute, once"
+    announced = "creating the bundled model toy (once; it takes about a minute)"
     return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"].count(announced)
 
 

@@ -7,14 +7,7 @@ import pytest
 from reinforge.errors import ConfigError
 from reinforge.traces import store
 from reinforge.traces.importer import ImportOptions, import_traces
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def bot(text, **more):
-    return {"role": "assistant", "content": text, **more}
+from tests.traces.test_trace_formats import bot, user
 
 
 def chat(*texts, **more):

@@ -15,7 +15,6 @@ from reinforge.runs.run_folder import read_runs
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.view import server as server_module
 from reinforge.view.documents import build_run_path
-from reinforge.view.library import RunLibrary
 from reinforge.view.server import choose_port
 from tests.doubles import examples
 from tests.view.view_browser import Browser
@@ -159,13 +158,6 @@ async def test_it_is_read_only_and_listens_on_the_loopback(made):
 async def test_only_runs_of_the_folder_are_found(made, name):
     async with Browser(made) as browser:
         assert "There is no such run" in await browser.ask(f"/runs/{name}/version", 404)
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "../plain", "a/b"])
-def test_a_name_is_never_a_path(made, name):
-    assert RunLibrary(made).find_folder(name) is None
-    assert RunLibrary(made / "plain").find_folder("../plain") is None
-    assert RunLibrary(made).find_folder("plain") == made / "plain"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class DescribedPolicy(PolicyServer):
         return self._facts.history
 
     def note_version(self, reply: ModelReply) -> ModelReply:
-        """Returns a reply; a request after a job opens admission by itself, so its version may be new."""
+        """Returns a reply; a request after a job opens admission, so its version may be new."""
         if reply.version is not None:
             self._version = max(self._version, reply.version)
         return reply

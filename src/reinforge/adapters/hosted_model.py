@@ -27,7 +27,7 @@ class HostedModel:
         with boundary(StorageError, f"cannot read {folder / HOSTED_MODEL}"):
             hosted = cls(**read_json_file(folder / HOSTED_MODEL))
             if not all(isinstance(value, str) and value for value in asdict(hosted).values()):
-                raise ValueError(f"expected texts, found {json.dumps(asdict(hosted))[:200]}")
+                raise ValueError(f"expected strings, found {json.dumps(asdict(hosted))[:200]}")
             return hosted
 
     def write(self, folder: Path) -> None:

@@ -60,7 +60,7 @@ def check_teachers(algorithm: Algorithm, run_config: FinetuneConfig, policy: Pol
             own, other = read_vocabulary(policy), read_vocabulary(theirs)
             difference = find_token_difference(own, other) if own is not None and other is not None else None
             if difference is not None:
-                message = f"the teacher {teacher.model_name} has another tokenizer than the policy: {difference}"
+                message = f"the teacher {teacher.model_name} has a different tokenizer than the policy: {difference}"
                 problems.append(Problem(path, message, FAMILY))
     return problems
 
@@ -113,7 +113,7 @@ class LocalAdapter(TrainerAdapter):
         """Calls a function at the end of each job from now on, before a reply can be sampled from the new weights.
 
         Args:
-            function: Gets the trained engine, in a thread of its own; if it raises, the job fails and the weights are
+            function: Gets the trained engine, in its own thread; if it raises, the job fails and the weights are
                 those from before it. None: nothing is called.
         """
         self._runner.before_end = function
@@ -350,14 +350,14 @@ class LocalAdapter(TrainerAdapter):
 def check_sharding(
     sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str
 ) -> list[Problem]:
-    """Returns why a model cannot be divided among processes, if it shall be."""
+    """Returns why a model cannot be sharded, if it should be."""
     if sharding != "full":
         return []
     found = []
     if len(adapters) > 1:
-        found.append(f"{len(adapters)} adapters are trained apart ({', '.join(adapters)})")
+        found.append(f"{len(adapters)} adapters are trained separately ({', '.join(adapters)})")
     if run_config.policy.quantization is not None:
-        found.append(f"weights in {run_config.policy.quantization} cannot be divided (finetuning.policy.quantization)")
+        found.append(f"weights in {run_config.policy.quantization} cannot be sharded (finetuning.policy.quantization)")
     if run_config.limits.max_staleness > 0:
         found.append("replies are sampled while a job trains (finetuning.limits.max_staleness)")
     fix = "set it to replicate, or remove that"

@@ -26,7 +26,7 @@ Scalar = bool | int | float | str
 
 
 class VLLMLaunchConfig(Block):
-    """A vLLM server that starts and ends with the run."""
+    """A vLLM server that starts and exits with the run."""
 
     python: Path = Field(
         description="The Python interpreter of the environment in which vLLM is installed, such as "
@@ -34,12 +34,12 @@ class VLLMLaunchConfig(Block):
     )
     arguments: dict[str, Scalar] = Field(
         default_factory=dict,
-        description="Further arguments of `vllm serve`, such as gpu_memory_utilization: 0.5 or enforce_eager: true.",
+        description="Additional arguments of `vllm serve`, such as gpu_memory_utilization: 0.5 or enforce_eager: true.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="Further environment variables of the server, such as CUDA_VISIBLE_DEVICES; of this process's it "
-        "gets those that programs need, and those of vLLM, CUDA and OpenMP.",
+        description="Additional environment variables of the server, such as CUDA_VISIBLE_DEVICES. From this "
+        "process it inherits only those that programs need, and those of vLLM, CUDA and OpenMP.",
     )
     ready_s: float = Field(default=600.0, gt=0, description="Seconds to wait until the server has loaded the model.")
 
@@ -62,20 +62,20 @@ class VLLMSamplerConfig(Block):
 
     kind: Literal["vllm"] = Field(alias="_type", default="vllm", description="The program that samples.")
     launch: VLLMLaunchConfig | None = Field(
-        default=None, description="Start a server on this machine that ends with the run; or set `url`."
+        default=None, description="Start a server on this machine that exits with the run; or set `url`."
     )
     url: str | None = Field(
         default=None,
-        description="Address of a server that is running, such as http://127.0.0.1:8000; or set `launch`.",
+        description="URL of a running server, such as http://127.0.0.1:8000; or set `launch`.",
     )
     api_key: SecretStr | None = Field(
         default=None,
-        description="Key of the server at `url`, which must demand it. Write ${VLLM_API_KEY}, not the key itself.",
+        description="Key of the server at `url`, which must require it. Write ${VLLM_API_KEY}, not the key itself.",
     )
     folder: Path | None = Field(
         default=None,
-        description="Existing folder for the weights on their way to the server, which must read it at the same path. "
-        "Null: a temporary one, so that the server must be on this machine.",
+        description="Existing folder through which weights reach the server; both machines must see it at the same "
+        "path. Null: a temporary one; the server must then be on this machine.",
     )
     timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one reply in seconds.")
     max_retries: int = Field(default=2, ge=0, description="Retries after lost connections and 5xx.")
@@ -100,7 +100,7 @@ class VLLMSamplerConfig(Block):
     def _check_server(self) -> Self:
         if (self.url is None) == (self.launch is None):
             raise ValueError(
-                "set either launch (a server that starts and ends with the run) or url (one that is running), not "
+                "set either launch (a server that starts and exits with the run) or url (one that is running), not "
                 f"{'both' if self.url else 'neither'}"
             )
         if self.url is not None and self.api_key is None:
@@ -109,7 +109,7 @@ class VLLMSamplerConfig(Block):
                 "weights; start the server with the same variable"
             )
         if self.launch is not None and self.api_key is not None:
-            raise ValueError("api_key belongs to a server at `url`; a launched one is reached by a private socket")
+            raise ValueError("api_key belongs to a server at `url`; a launched one is reached over a private socket")
         return self
 
     def build_endpoint_config(self) -> EndpointConfig:
@@ -139,12 +139,12 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     sharding: Sharding = Field(
         default="auto",
         description="How several processes (of torchrun, or of `_type: ray`) hold the model while they train. "
-        "replicate: each a whole copy. full: weights, gradients and optimizer state are divided among them. auto: full "
-        "only if one of them has too little memory for the whole.",
+        "replicate: each holds a whole copy. full: weights, gradients and optimizer state are sharded across them. "
+        "auto: full only if one of them has too little memory for a whole copy.",
     )
     peer_timeout_s: float = Field(
         default=600.0,
         gt=0,
-        description="How long one of several processes waits for the others before it takes them as gone; longer than "
-        "the slowest needs for its part of an optimizer step.",
+        description="Seconds that a process waits for the others before it considers them dead; must be longer than "
+        "the slowest one needs for its part of an optimizer step.",
     )

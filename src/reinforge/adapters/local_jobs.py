@@ -38,7 +38,7 @@ class LocalJob:
 
 
 class JobQueue:
-    """Runs jobs one after the other, each in a task of its own; a job key is never run twice."""
+    """Runs jobs one after the other, each in its own task; a job key is never run twice."""
 
     def __init__(self, backend: str):
         self._backend = backend

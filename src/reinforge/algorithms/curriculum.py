@@ -79,7 +79,7 @@ def split_by_share(
 ) -> tuple[list[TrajectoryGroup], list[TrajectoryGroup]]:
     """Returns (included, outside): the first `share` of the groups by mean reward, at least one.
 
-    `num_skipped` groups were not collected because they would be outside; they count towards the total.
+    `num_skipped` groups were not collected because they would be outside; they count toward the total.
     """
     ordered = sorted(groups, key=lambda group: group.mean_reward, reverse=not hardest_first)
     count = _num_included(share, len(ordered) + num_skipped)

@@ -2,7 +2,7 @@
 
 Four changes to GRPO: the clip range is wider above than below (`clip_high`), the loss averages over all tokens, groups
 with equal rewards are replaced (the loop drops them, and `limits.min_groups` and `max_refills` collect others), and
-answers near the length limit are penalised:
+answers near the length limit are penalized:
 
     R                                                       for n <= max_length - length_buffer
     R - (n - max_length + length_buffer) / length_buffer    up to n = max_length
@@ -72,7 +72,7 @@ class DAPO(PolicyGradient):
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
         """Returns the samples of all groups, with the penalty taken off rewards and weight 0 for filtered ones."""
-        groups = [self._penalise(group) for group in groups] if self.config.max_length else groups
+        groups = [self._penalize(group) for group in groups] if self.config.max_length else groups
         samples = super().build_samples(groups)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for sample in samples:
@@ -83,7 +83,7 @@ class DAPO(PolicyGradient):
     def _is_filtered(self, trajectory: Trajectory) -> bool:
         return self.config.overlong_filtering and trajectory.outcome is Outcome.OVERLONG
 
-    def _penalise(self, group: TrajectoryGroup) -> TrajectoryGroup:
+    def _penalize(self, group: TrajectoryGroup) -> TrajectoryGroup:
         limit, buffer = self.config.max_length or 0, self.config.length_buffer
         rewarded = [
             trajectory.model_copy(

@@ -57,7 +57,7 @@ class DistillConfig(AlgorithmConfig, name="distill"):
 
 
 class Distill(Algorithm):
-    """Moves the policy towards a teacher on what the policy itself says; every episode counts, whatever its reward."""
+    """Moves the policy toward a teacher on what the policy itself says; every episode counts, whatever its reward."""
 
     def __init__(self, config: DistillConfig, teacher: Teacher):
         self.config, self.teacher = config, teacher

@@ -23,6 +23,6 @@ class DrGRPOConfig(ClippedConfig, name="dr_grpo"):
 
 @register_algorithm(config_type=DrGRPOConfig)
 class DrGRPO(PolicyGradient):
-    """Centred group-relative advantages, clipped policy gradient, sums divided by a constant."""
+    """Centered group-relative advantages, clipped policy gradient, sums divided by a constant."""
 
     config_type = DrGRPOConfig

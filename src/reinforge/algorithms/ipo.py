@@ -2,7 +2,7 @@
 
     loss = (h - 1 / (2 beta))^2,    h as in DPO
 
-DPO drives the margin of a consistently ranked pair towards infinity, whatever its beta. IPO does not.
+DPO drives the margin of a consistently ranked pair toward infinity, whatever its beta. IPO does not.
 
 Differs from the paper: pairs, temperature and reference are as in `dpo`; the paper's tau is called beta.
 """

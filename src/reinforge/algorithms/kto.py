@@ -38,7 +38,7 @@ class KTOConfig(AlgorithmConfig, name="kto"):
     """Settings of KTO."""
 
     beta: float = Field(
-        default=0.1, gt=0, description="Strength of the pull towards the reference model; 0.01 to 0.5 is usual."
+        default=0.1, gt=0, description="Strength of the pull toward the reference model; 0.01 to 0.5 is usual."
     )
     desirable_weight: float = Field(default=1.0, gt=0, description="Weight of each desirable reply's loss.")
     undesirable_weight: float = Field(default=1.0, gt=0, description="Weight of each undesirable reply's loss.")

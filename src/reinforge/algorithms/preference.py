@@ -39,7 +39,7 @@ class PreferenceConfig(PairConfig):
     beta: float = Field(
         default=0.1,
         gt=0,
-        description="Strength of the pull towards the reference model; 0.01 to 0.5 is usual with sums over tokens.",
+        description="Strength of the pull toward the reference model; 0.01 to 0.5 is usual with sums over tokens.",
     )
     length_normalized: bool = Field(
         default=False, description="Compare means over tokens instead of sums; use beta 2 to 10 then."

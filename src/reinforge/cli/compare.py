@@ -58,7 +58,7 @@ def _print_comparison(found: RunComparison) -> None:
         rows = [("metric", *(run.folder.name for run in runs), "difference, 95 % interval", "p-value")]
         for row in found.metrics:
             means = (format_interval(each.mean, each.ci_low, each.ci_high) for each in (row.first, row.second))
-            rows.append((row.metric, *means, str(row.difference), row.difference.format_p_value()))
+            rows.append((row.metric, *means, *row.describe_difference()))
         say_table(rows)
     say(found.conclude())
     if found.examples:

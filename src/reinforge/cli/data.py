@@ -55,7 +55,7 @@ def command() -> None:
 @ROWS
 @JSON
 def validate_command(file: Path, as_json: bool) -> None:
-    """Check that a run can use the rows of a file, and list the algorithms that can train on them as they are.
+    """Check that a run can use the rows of a file, and list the algorithms that can train on them.
 
     \b
     Example:

@@ -64,7 +64,7 @@ FLAG_PATHS = {
     "project_root",
     metavar="FOLDER",
     group=RUN,
-    help="With --resume of a run that was not made here: the folder of its Python files, which you trust.",
+    help="With --resume of a run from elsewhere: the folder of its Python files, if you trust them.",
 )
 @option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
 @option("dry_run", is_flag=True, group=RUN, help="Only validate, and write the resolved configuration.")

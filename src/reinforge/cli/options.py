@@ -108,13 +108,13 @@ ENDPOINT_PATHS = {
     name: f"finetuning.run_configuration.{name}" for name in ("endpoint", "endpoint_timeout", "result_json_path")
 }
 """The configuration path of each flag about a deployed agent."""
-ENDPOINT = option(
-    "endpoint", metavar="URL", group=DATA, help="Deployed agent to run in the place of `workflow`; it calls the model."
-)
+ENDPOINT = option("endpoint", metavar="URL", group=DATA, help="URL of a deployed agent to run instead of `workflow`.")
 ENDPOINT_TIMEOUT = option(
-    "endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of its episodes."
+    "endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of one of its episodes."
 )
-RESULT_JSON_PATH = option("result_json_path", metavar="PATH", group=DATA, help="JSONPath of the output in its answer.")
+RESULT_JSON_PATH = option(
+    "result_json_path", metavar="PATH", group=DATA, help="JSONPath of the output in the agent's response."
+)
 COMPAT = option(
     "compat",
     type=click.Choice(["nat"]),

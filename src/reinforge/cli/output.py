@@ -1,4 +1,4 @@
-"""What the command line writes. Every command writes through here, so that no text of others controls the terminal."""
+"""What the command line writes. Every command writes through here, so that no untrusted text controls the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`reinforge report`: writes the page of a run."""
+"""`reinforge report`: writes the HTML report of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command
 
 
-@click.command("report", cls=Command, short_help="Write the page of a run: curves, verdict, episodes, settings.")
+@click.command("report", cls=Command, short_help="Write the HTML report of a run: curves, verdict, episodes, settings.")
 @click.argument("run", metavar="RUN|last")
 @option(
     "output",
@@ -22,9 +22,9 @@ from reinforge.cli.report import Command
 @OUTPUT_DIR
 @JSON
 def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> None:
-    """Write the page of a run: one HTML file that opens in a browser and can be sent to a colleague.
+    """Write the HTML report of a run: one file that opens in a browser and can be sent to a colleague.
 
-    Every run writes its page when it ends; this command writes it again, or while the run is in progress.
+    Every run writes its report when it ends; this command regenerates it, also while the run is training.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`reinforge preflight FILE`: whether training can help, what it will take, and what to do."""
+"""`reinforge preflight FILE`: whether training can help, how long it takes, and what to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ PRICES = "Prices"
 @option(
     "examples", metavar="N", type=click.IntRange(min=2), default=20, group=DATA, help="Training examples to sample."
 )
-@option("samples", metavar="N", type=click.IntRange(min=2), default=4, group=DATA, help="Replies to each of them.")
+@option(
+    "samples", metavar="N", type=click.IntRange(min=2), default=4, group=DATA, help="Replies to sample per example."
+)
 @ENDPOINT
 @ENDPOINT_TIMEOUT
 @RESULT_JSON_PATH
@@ -76,7 +78,7 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Sample a few training examples and say whether training can help, what it will take, and what to do.
+    """Sample a few training examples, and predict whether training can help and how long it takes.
 
     Runs the agent of the file, scores some answers twice, and trains a little on weights that are thrown away. Prints
     the base rate with its interval, the share of groups with training signal, the noise of the evaluators, lengths,

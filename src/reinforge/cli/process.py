@@ -1,4 +1,4 @@
-"""The command line as a process: output that cannot be written, and an end that nothing can delay."""
+"""The command line as a process: output that cannot be written, and an exit that nothing can delay."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from reinforge.errors import StorageError
 from reinforge.safe_text import to_printable
 
 LEAVE_S = 5.0
-"""Seconds that threads of an agent may keep the process from ending."""
+"""Seconds that threads of an agent may keep the process from exiting."""
 
 OUTPUT, ERRORS = 1, 2
 
 
 class TolerantFile(io.FileIO):
-    """A file that drops what cannot be written, so that a full disk or a closed pipe does not end the work."""
+    """A file that drops what cannot be written, so that a full disk or a closed pipe does not stop the work."""
 
     failure: OSError | None = None
 
@@ -39,7 +39,7 @@ class TolerantFile(io.FileIO):
 
 
 def run_process(work: Callable[[], Any], *, keeps_results: bool) -> NoReturn:
-    """Runs a command, and ends the process with its exit code and without the processes that it has started.
+    """Runs a command, kills the processes that it has started, and exits with its exit code.
 
     Args:
         keeps_results: True if the results are in files too, so that losing the output is not a failure.
@@ -117,7 +117,7 @@ def print_error(text: str) -> None:
 
 
 def leave(code: int, *, at_once: bool = False) -> NoReturn:
-    """Ends the process: kills what it has started, and does not wait for threads that do not end."""
+    """Exits: kills what the process has started, and does not wait for threads that do not finish."""
     from reinforge.rollout.isolation.processes import kill_descendants
 
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""How a command ends: the summary of a run, the error message, and the exit code."""
+"""How a command exits: the summary of a run, the error message, and the exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_and_exit(
     require_improvement: bool = False,
     at_end: AtEnd = lambda summary: [],
 ) -> RunSummary:
-    """Runs something, prints and returns its summary, or ends the process with the exit code of the failure.
+    """Runs something, prints and returns its summary, or exits with the exit code of the failure.
 
     Args:
         require_improvement: Exit with code 3 if the model was not promoted.
@@ -96,7 +96,7 @@ def run_work(work: Coroutine[Any, Any, T], loaded: LoadedConfig) -> T:
 
 
 class Command(GroupedCommand):
-    """A command with `--debug`; an error in it ends the process with a message and an exit code."""
+    """A command with `--debug`; an error in it exits with a message and an exit code."""
 
     def __init__(self, name: str | None, *, params: Sequence[click.Parameter], **attributes: Any):
         super().__init__(name, params=[*params, DEBUG_OPTION], **attributes)

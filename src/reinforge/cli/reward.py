@@ -1,4 +1,4 @@
-"""`reinforge reward test FILE`: what a file's evaluators let through."""
+"""`reinforge reward test FILE`: attacks a file's evaluators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ATTACKED = "Attacks"
 
 @click.group("reward")
 def command() -> None:
-    """Test what the evaluators of a file let through.
+    """Attack the evaluators of a file with answers that deserve no reward.
 
     \b
     Example:

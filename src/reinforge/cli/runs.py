@@ -12,14 +12,14 @@ import click
 from reinforge.cli.compare import compare_command
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
 from reinforge.cli.output import say, say_json, say_table
-from reinforge.cli.report import Command, exit_on_error
+from reinforge.cli.report import Command, exit_on_error, run_and_exit
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import to_json
 from reinforge.runs import run_folder
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.removal import ensure_removable, find_partial_removals, remove_run
 from reinforge.runs.run_folder import RunOverview, RunRecord, find_run, format_local_time, format_size, read_overview
-from reinforge.runs.summary import summarize_killed_run
+from reinforge.runs.summary import RunSummary, summarize_killed_run
 
 if TYPE_CHECKING:
     from reinforge.runs.journal.verify import Verification
@@ -40,6 +40,36 @@ def command() -> None:
 
 
 command.add_command(compare_command)
+
+
+@command.command("verdict", cls=Command)
+@click.argument("run_name", metavar="RUN|last")
+@option("project_root", metavar="FOLDER", help="Of a run that was not made here: its Python files, which you trust.")
+@OUTPUT_DIR
+@JSON
+def verdict_command(run_name: str, project_root: str | None, output_dir: str, as_json: bool) -> None:
+    """Judge a run that stopped before its verdict, without training any further.
+
+    The base model and the best checkpoint so far run on the held-out examples, as at the end of a run. The run is then
+    complete; -o finetuning.num_epochs N with finetune --resume adds epochs to it.
+
+    \b
+    Example:
+      reinforge runs verdict last
+    """
+
+    def judge() -> RunSummary:
+        from reinforge.runs.progress import SilentProgress, default_progress
+        from reinforge.trainer.options import RunOptions
+        from reinforge.trainer.resume import load_for_verdict
+        from reinforge.trainer.run import run_config
+
+        folder = find_run(run_name, Path(output_dir))
+        progress = SilentProgress() if as_json else default_progress()
+        loaded = load_for_verdict(folder, Path(project_root) if project_root else None)
+        return run_config(loaded, RunOptions(progress=progress, resume=folder, judge_only=True))
+
+    run_and_exit(judge, as_json=as_json)
 
 
 @command.command("list", cls=Command)

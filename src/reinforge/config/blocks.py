@@ -199,9 +199,28 @@ class MismatchGuard(GuardLimits):
     warn_after: int = Field(default=2, ge=1, description="Warn after this many epochs in a row beyond the limit.")
 
 
+class CollapseGuard(GuardLimits):
+    """Training has destroyed what the model could do."""
+
+    limit: float | None = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Largest share of the mean reward before training that may be lost, at the near ends of both 95 % "
+        "intervals: on the select examples at each validation, on the training examples in other epochs. null: off. "
+        "Not measured where that reward is not above 0.",
+    )
+    halt_after: int | None = Field(
+        default=2,
+        ge=1,
+        description="Stop the run, so that it can be resumed, after this many of them; null: only warn.",
+    )
+
+
 class GuardsConfig(Block):
     """What is watched while a run trains; every guard warns, and stops the run if its `halt_after` is set."""
 
+    collapse: CollapseGuard = Field(default_factory=CollapseGuard)
     train_select_gap: TrainSelectGapGuard = Field(default_factory=TrainSelectGapGuard)
     held_out_drop: HeldOutDropGuard = Field(default_factory=HeldOutDropGuard)
     length_growth: LengthGrowthGuard = Field(default_factory=LengthGrowthGuard)

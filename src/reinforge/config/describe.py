@@ -66,11 +66,11 @@ OR_NULL = " or null"
 _TYPE_NAMES = {
     int: "whole number",
     float: "number",
-    str: "text",
+    str: "string",
     bool: "true or false",
     Path: "path",
     Any: "any",
-    SecretStr: "secret text",
+    SecretStr: "secret string",
 }
 
 

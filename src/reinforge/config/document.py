@@ -16,15 +16,17 @@ the schema asks for a number.
 from __future__ import annotations
 
 import re
+from bisect import insort
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import yaml
 
-from reinforge.bounded import encode_any, find_surrogate, join_surrogates, replace_surrogates
+from reinforge.bounded import encode_any, find_surrogate, join_surrogates
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.limits import get_limits
+from reinforge.safe_text import is_secret_variable
 
 KeyPath = tuple[str | int, ...]
 Mark = tuple[int, int] | str
@@ -70,7 +72,11 @@ class Document:
     data: Any
     name: str = ""
     marks: dict[KeyPath, Mark] = field(default_factory=dict)
-    _problems: list[tuple[tuple[int, int, int], Problem]] = field(default_factory=list)
+    placeholders: dict[KeyPath, str] = field(default_factory=dict)
+    """Text with `${VAR}` as it was written, by path."""
+    problems: list[Problem] = field(default_factory=list)
+    """Every problem found so far, in the order of the file's lines."""
+    _order: dict[Problem, tuple[int, int, int]] = field(default_factory=dict)
 
     def report(self, path: KeyPath, message: str, fix: str = "", *, at: KeyPath | None = None) -> None:
         """Adds a problem at `path`; its position is that of `at` if the key is absent."""
@@ -81,10 +87,9 @@ class Document:
             order, location = (0, *mark), f"{self.name}:{mark[0]}:{mark[1]}"
         else:
             order, location = (1, 0, 0), "-o" if mark == f"-o {problem.path}" else mark or self.name
-        self._problems.append((order, Problem(problem.path, problem.message, problem.fix, location)))
-
-    def has_problem(self, path: KeyPath) -> bool:
-        return any(problem.path == format_path(path) for _, problem in self._problems)
+        problem = replace(problem, location=location)
+        self._order[problem] = order
+        insort(self.problems, problem, key=self._order.__getitem__)
 
     def mark(self, path: KeyPath) -> Mark | None:
         """Returns the position of a path, or of the nearest path above it that has one."""
@@ -100,25 +105,37 @@ class Document:
             value = get_child(value, key)
         return None if value is ABSENT else value
 
-    @property
-    def problems(self) -> list[Problem]:
-        """Every problem found so far, in the order of the file's lines."""
-        return [problem for _, problem in sorted(self._problems, key=lambda pair: pair[0])]
+    def get_block(self, path: KeyPath) -> dict[str, Any]:
+        """Returns the mapping at a path, empty if there is none."""
+        value = self.data
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value if isinstance(value, dict) else {}
 
-    def raise_problems(self) -> None:
-        if self._problems:
-            raise ConfigError(self.problems)
+    def has_problem(self, path: KeyPath) -> bool:
+        return any(problem.path == format_path(path) for problem in self.problems)
+
+    def move(self, path: KeyPath, new_path: KeyPath | None) -> None:
+        """Moves what is known of a path and of those below it; None: removes it."""
+        tables: tuple[dict[KeyPath, Any], ...] = (self.marks, self.placeholders)
+        for table in tables:
+            for known in [known for known in table if known[: len(path)] == path]:
+                entry = table.pop(known)
+                if new_path is not None:
+                    table[(*new_path, *known[len(path) :])] = entry
 
 
-def parse_yaml(text: str, name: str = "") -> Document:
+def parse_yaml(content: str | bytes, name: str = "") -> Document:
     """Returns the data of one YAML document; a `ConfigError` lists as many problems as possible."""
     document = Document(None, name)
-    if len(encode_any(text)) > (most := get_limits().config_bytes):
+    size = len(content if isinstance(content, bytes) else encode_any(content))
+    if size > (most := get_limits().config_bytes):
         message = f"found more than {most:,} bytes of YAML, the limit for a configuration"
         document.report((), message, "move the examples to a dataset file")
-        document.raise_problems()
-    loader = None
+        raise ConfigError(document.problems)
+    text, loader = "", None
     try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is not None:
@@ -129,10 +146,14 @@ def parse_yaml(text: str, name: str = "") -> Document:
         line = text.count("\n", 0, error.position) + 1
         message = f"the character {chr(error.character)!r} is not allowed in YAML"
         document.report_at((line, 1), Problem("", message, "remove it"))
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        document.report_at(f"{name}:{line}", Problem("", "the file is not UTF-8", "save it as UTF-8"))
     except (ValueError, OverflowError):  # "\\U0FFFFFFF" names a character that Unicode does not have
         mark = _to_mark(loader.get_mark()) if loader is not None else None
         document.report_at(mark, Problem("", "not valid YAML: an escape names no character", "remove it"))
-    document.raise_problems()
+    if document.problems:
+        raise ConfigError(document.problems)
     return document
 
 
@@ -162,10 +183,8 @@ class _Loader(yaml.SafeLoader):
     """Parses nodes with YAML 1.2 scalars, and limits depth and aliases."""
 
     yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
-
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.depth = self.num_aliases = 0
+    depth = 0
+    num_aliases = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
@@ -193,17 +212,13 @@ SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _is_merge(key: yaml.Node) -> bool:
-    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
-
-
+@dataclass
 class _Reader:
     """Turns nodes into plain data and records the position of each key."""
 
-    def __init__(self, document: Document):
-        self.document = document
-        self.num_nodes = 0
-        self.open: list[yaml.Node] = []
+    document: Document
+    num_nodes: int = 0
+    open: list[yaml.Node] = field(default_factory=list)
 
     def read(self, node: yaml.Node, path: KeyPath) -> Any:
         """Returns the plain data of a node; an alias is read again wherever it is used."""
@@ -217,82 +232,131 @@ class _Reader:
             raise _UnboundedYAML(problem=f"nested deeper than {most} levels", problem_mark=mark)
         self.document.marks.setdefault(path, (mark.line + 1, mark.column + 1))
         self.open.append(node)
-        value = self._value(node, path)
+        value: Any = None
+        if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
+            value = self._read_mapping(node, path)
+        elif isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
+            value = [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
+        else:
+            try:
+                value = _read_scalar(node)
+            except _Unreadable as error:
+                self.document.report_at(_to_mark(mark), Problem(format_path(path), *error.args))
         self.open.pop()
         return value
 
-    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
-        if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
-            return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode) and node.tag in SCALARS:
-            try:
-                return SCALARS[node.tag](self._read_text(node, path))
-            except (ValueError, KeyError):
-                self.document.report(path, f'"{node.value[:40]}" is not a valid !!{node.tag.removeprefix(TAG)}')
-                return None
-        tag = f"!!{node.tag.removeprefix(TAG)}" if node.tag.startswith(TAG) else node.tag
-        message = f"the tag {tag} is not allowed: a configuration holds plain data, not objects"
-        self.document.report_at(_to_mark(node.start_mark), Problem(format_path(path), message, "remove the tag"))
-        return None
-
-    def _read_text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
-        """Returns the text of a scalar; joins the halves of a character, as JSON writes it, and reports a lone half."""
-        text = join_surrogates(str(node.value))
-        if (half := find_surrogate(text)) is not None:
-            message = f"{text[half]!a} is half of a character, not text"
-            problem = Problem(format_path(path), message, "write the character itself, or remove it")
-            self.document.report_at(_to_mark(node.start_mark), problem)
-        return replace_surrogates(text)
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+    def _read_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
-        for key, value in sorted(
-            node.value, key=lambda pair: not _is_merge(pair[0])
-        ):  # merges first, so that a mapping's own keys keep their marks
-            mark = _to_mark(key.start_mark)
-            if not isinstance(key, yaml.ScalarNode):
-                self.document.report_at(
-                    mark, Problem(format_path(path), "keys must be text, but this one is a mapping or a list")
-                )
-            elif _is_merge(key):
-                merged = {**self._read_merge(value, path), **merged}
-            elif (name := self._read_text(key, path)) in own:
-                first = self.document.marks[(*path, name)]
-                message = f'duplicate key "{name}"; it is already set on line {first[0]}'
-                self.document.report_at(mark, Problem(format_path((*path, name)), message, "remove one of them"))
+        for key, value in sorted(node.value, key=lambda pair: not _is_merge(pair[0])):
+            # merges come first, so that a mapping's own keys keep their marks
+            mark, problem = _to_mark(key.start_mark), None
+            try:
+                name = _read_key(key)
+            except _Unreadable as error:
+                problem = Problem(format_path(path), *error.args)
             else:
-                self.document.marks[(*path, name)] = mark or ""
-                own[name] = self.read(value, (*path, name))
+                if _is_merge(key):
+                    merged = {**self._read_merge(value, path), **merged}
+                elif name in own:
+                    line = self.document.marks[(*path, name)][0]
+                    message = f'duplicate key "{name}"; it is already set on line {line}'
+                    problem = Problem(format_path((*path, name)), message, "remove one of them")
+                else:
+                    self.document.marks[(*path, name)] = mark or ""
+                    own[name] = self.read(value, (*path, name))
+            if problem is not None:
+                self.document.report_at(mark, problem)
         return {**merged, **own}
 
     def _read_merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
         """Returns the mapping that `<<` adds; if there are several, earlier ones win."""
         merged: dict[str, Any] = {}
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            if not isinstance(part, yaml.MappingNode):
-                self.document.report_at(
-                    _to_mark(part.start_mark), Problem(format_path(path), "<< takes a mapping or a list of mappings")
-                )
-                continue
-            merged = {**self.read(part, path), **merged}
+            if isinstance(part, yaml.MappingNode):
+                merged = {**self.read(part, path), **merged}
+            else:
+                problem = Problem(format_path(path), "<< takes a mapping or a list of mappings")
+                self.document.report_at(_to_mark(part.start_mark), problem)
         return merged
 
 
+class _Unreadable(ValueError):
+    """A scalar or a key that is not plain data; its arguments are the message and the fix."""
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
+
+
+def _read_key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _Unreadable("keys must be strings, but this one is a mapping or a list")
+    return _join_halves(node.value)
+
+
+def _read_scalar(node: yaml.Node) -> Any:
+    """Returns the value of a scalar; any node with a tag of something else is refused."""
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in SCALARS:
+        tag = f"!!{node.tag.removeprefix(TAG)}" if node.tag.startswith(TAG) else node.tag
+        message = f"the tag {tag} is not allowed: a configuration holds plain data, not objects"
+        raise _Unreadable(message, "remove the tag")
+    text = _join_halves(node.value)
+    try:
+        return SCALARS[node.tag](text)
+    except (ValueError, KeyError):
+        raise _Unreadable(f'"{text[:40]}" is not a valid !!{node.tag.removeprefix(TAG)}') from None
+
+
+def _join_halves(text: str) -> str:
+    """Returns text with the halves of a character joined, as JSON writes it; a lone half is refused."""
+    joined = join_surrogates(text)
+    if (half := find_surrogate(joined)) is not None:
+        raise _Unreadable(f"{joined[half]!a} is an unpaired surrogate", "write the character itself, or remove it")
+    return joined
+
+
+def apply_override(document: Document, path_text: str, value_text: str) -> None:
+    """Sets the value at `a.b.0` (keys and indices) to a YAML value; the schema check finds unknown paths."""
+    mark = f"-o {path_text}"
+    keys: list[str | int] = list(path_text.split("."))
+    if not all(keys):
+        fix = "join the keys with single dots, for example: -o finetuning.num_epochs 5"
+        document.report_at(mark, Problem("", f'"{path_text}" is not a path', fix))
+        return
+    try:
+        value = parse_yaml(value_text).data
+    except ConfigError as error:
+        for problem in error.problems:
+            fix = "quote the value twice, for the shell and for YAML: -o PATH '\"text\"'"
+            document.report_at(mark, Problem(path_text, problem.message, fix))
+        return
+    container: Any = document.data
+    for depth, key in enumerate(keys):
+        above: KeyPath = tuple(keys[:depth])
+        if isinstance(container, list):
+            if not str(key).isdigit() or int(key) >= len(container):
+                allowed = f"0 to {len(container) - 1}" if container else "none, since the list is empty"
+                message = f'"{key}" is not an index of this list; allowed: {allowed}'
+                document.report_at(mark, Problem(path_text, message))
+                return
+            key = keys[depth] = int(key)
+        elif not isinstance(container, dict):
+            message = f"{format_path(above)} is a single value and has no keys"
+            document.report_at(mark, Problem(path_text, message))
+            return
+        if depth == len(keys) - 1:
+            container[key] = value
+            break
+        if isinstance(container, dict) and container.get(str(key)) is None:
+            container[key] = {}
+            document.marks[*above, key] = mark
+        container = container[key]
+    document.move(tuple(keys), None)
+    document.marks[tuple(keys)] = mark
+
+
 PLACEHOLDER = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}|\$\{")
-
-
-def expand(document: Document, environ: Mapping[str, str]) -> dict[KeyPath, str]:
-    """Expands the variables in a document; returns the original text of each value that had one, by path.
-
-    Example: `{"key": "${KEY:-none}"}` without KEY becomes `{"key": "none"}` and returns
-    `{("key",): "${KEY:-none}"}`. A variable that is unset and has no default is reported as a problem.
-    """
-    raw: dict[KeyPath, str] = {}
-    document.data = _expand(document.data, (), document, environ, raw)
-    return raw
 
 
 def escape(text: str) -> str:
@@ -300,31 +364,42 @@ def escape(text: str) -> str:
     return text.replace("${", "$${")
 
 
-def _expand(value: Any, path: KeyPath, document: Document, environ: Mapping[str, str], raw: dict[KeyPath, str]) -> Any:
+def expand(document: Document, environ: Mapping[str, str], value: Any, path: KeyPath = ()) -> Any:
+    """Returns part of a document with its variables expanded; the document keeps the text that had one, by path.
+
+    Example: `{"key": "${KEY:-none}"}` without KEY becomes `{"key": "none"}`, and the document's `placeholders`
+    `{("key",): "${KEY:-none}"}`. A variable that is unset and has no default is reported as a problem, and a secret in
+    a URL: that ends up in logs, and in those of the server.
+    """
     if isinstance(value, dict):
-        return {key: _expand(item, (*path, key), document, environ, raw) for key, item in value.items()}
+        return {key: expand(document, environ, item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item, (*path, index), document, environ, raw) for index, item in enumerate(value)]
+        return [expand(document, environ, item, (*path, index)) for index, item in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
+    secrets = []
 
-    def replace(match: re.Match[str]) -> str:
+    def substitute(match: re.Match[str]) -> str:
         name = match["name"]
         if match[0] == "$${":
             return "${"
-        raw[path] = value
+        document.placeholders[path] = value
         if name is None:
             excerpt = value[match.start() : match.start() + 20]
-            document.report(
-                path, f'"{excerpt}" is not a variable', "write ${NAME} or ${NAME:-default}; $${ is a literal ${"
-            )
-        elif match["default"] is not None:
+            fix = "write ${NAME} or ${NAME:-default}; $${ is a literal ${"
+            document.report(path, f'"{excerpt}" is not a variable', fix)
+            return ""
+        if is_secret_variable(name):
+            secrets.append(name)
+        if match["default"] is not None:
             return environ.get(name) or match["default"]
-        elif name in environ:
-            return environ[name]
-        else:
+        if name not in environ:
             message = f"the environment variable {name} is not set{did_you_mean(name, environ)}"
             document.report(path, message, f"export {name}=..., or write ${{{name}:-default}}")
-        return ""
+        return environ.get(name, "")
 
-    return PLACEHOLDER.sub(replace, value)
+    expanded = PLACEHOLDER.sub(substitute, value)
+    for name in secrets if "://" in expanded else ():
+        message = f"the secret {name} is part of a URL, which would end up in logs"
+        document.report(path, message, f"use api_key: ${{{name}}}, which is sent as a header")
+    return expanded

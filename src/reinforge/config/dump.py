@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from pydantic import AliasChoices, BaseModel, Secret, SecretBytes, SecretStr
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from reinforge.config.document import (
     ABSENT,
-    PLACEHOLDER,
     RESOLVERS,
     TAG,
     Document,
@@ -26,8 +24,8 @@ from reinforge.config.document import (
     format_path,
     get_child,
 )
-from reinforge.config.fields import find_field
-from reinforge.config.loaded_config import LoadedConfig, iterate_values
+from reinforge.config.fields import find_field, find_key
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config
 from reinforge.config.sections import find_component
 from reinforge.files import to_json
@@ -35,10 +33,8 @@ from reinforge.registry import REGISTRY
 from reinforge.safe_text import (
     escape_controls,
     is_secret_name,
-    is_secret_variable,
     is_stand_in,
     is_token,
-    remember_secret,
 )
 
 
@@ -49,7 +45,10 @@ def dump_config(loaded: LoadedConfig) -> str:
     form, becomes a variable named after its path (`${LLMS_GPT_API_KEY}`): loading the YAML then asks for that variable
     instead of using asterisks as the key. A Python object becomes text that names it, `<python agent:reward>`.
     """
-    data, _ = _convert(loaded)
+    converter = _PlainConverter(loaded)
+    data = converter.convert_model(loaded.config, ())
+    if moved := converter.find_moved():  # a validator moved text with ${VAR} to another key: keep the variable there
+        data = _PlainConverter(loaded, moved).convert_model(loaded.config, ())
     return dump_data(data)
 
 
@@ -58,37 +57,21 @@ def dump_data(data: Any) -> str:
     return escape_controls(text)  # in double quotes, where `_represent` puts them, these are YAML's own escapes
 
 
-def find_literal_secrets(loaded: LoadedConfig) -> dict[KeyPath, str]:
-    """Returns the secrets that are written in a configuration instead of `${VAR}`, by path."""
-    return _convert(loaded)[1].literals
-
-
 def name_stand_in(path: KeyPath) -> str:
     """Returns the variable that stands for a secret: `("llms", "a-b", "api_key")` -> `LLMS_A_B_API_KEY`."""
     name = "_".join(map(str, path)).upper()
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def _convert(loaded: LoadedConfig) -> tuple[dict[str, Any], _PlainConverter]:
-    converter = _PlainConverter(loaded)
-    data = converter.convert_model(loaded.config, ())
-    if moved := converter.find_moved():  # a validator moved text with ${VAR} to another key: keep the variable there
-        converter = _PlainConverter(loaded, moved)
-        data = converter.convert_model(loaded.config, ())
-    return data, converter
-
-
 class _PlainConverter:
     """Turns a configuration into plain data.
 
-    `moved` maps expanded values to their text with `${VAR}`, where a validator moved them to another key; `literals`
-    are the secrets that were written in the configuration, by path.
+    `moved` maps expanded values to their text with `${VAR}`, where a validator moved them to another key.
     """
 
     def __init__(self, loaded: LoadedConfig, moved: dict[str, str] | None = None):
         self.loaded, self.moved = loaded, moved or {}
         self.seen: set[KeyPath] = set()
-        self.literals: dict[KeyPath, str] = {}
 
     def find_moved(self) -> dict[str, str]:
         """Returns the texts with `${VAR}` whose key was not converted, by their expanded value."""
@@ -98,7 +81,7 @@ class _PlainConverter:
 
     def convert(self, value: Any, path: KeyPath) -> Any:
         raw = self.loaded.placeholders.get(path)
-        if raw is not None:  # also if a validator turned the text into a list or an object
+        if raw is not None:  # even if a validator turned the text into a list or an object
             self.seen.add(path)
             return _Raw(raw)
         if isinstance(value, enum.Enum):
@@ -126,13 +109,11 @@ class _PlainConverter:
 
     def convert_model(self, model: BaseModel, path: KeyPath) -> dict[str, Any]:
         """Returns a model's fields under the keys that a file uses; the `_type` of a component comes first."""
-        name = self.loaded.types.get(path)
-        plain: dict[str, Any] = {"_type": name} if name else {}
-        for field_name, field in type(model).model_fields.items():
-            alias = field.validation_alias or field.alias
-            choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            key = next((choice for choice in choices if isinstance(choice, str)), field_name)
-            plain[key] = self.convert(getattr(model, field_name), (*path, key))
+        type_name = self.loaded.types.get(path)
+        plain: dict[str, Any] = {"_type": type_name} if type_name else {}
+        for name, field in type(model).model_fields.items():
+            key = find_key(name, field)
+            plain[key] = self.convert(getattr(model, name), (*path, key))
         for key, value in (model.__pydantic_extra__ or {}).items():
             plain[key] = self.convert(value, (*path, key))
         return plain
@@ -142,7 +123,6 @@ class _PlainConverter:
             return _Raw(self.moved[str(value)])
         if is_stand_in(str(value)):
             return value
-        self.literals[path] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         return _Raw(f"${{{name_stand_in(path)}}}")
 
     def _convert_object(self, value: Any, path: KeyPath) -> Any:
@@ -192,31 +172,6 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 _ConfigDumper.add_representer(str, _represent)
 _ConfigDumper.add_representer(_Raw, _represent)
-
-
-logger = logging.getLogger(__name__)
-
-
-def report_secrets_in_urls(document: Document, placeholders: Mapping[KeyPath, str]) -> None:
-    """Reports each URL that contains a secret variable: a URL ends up in logs, and in those of the server."""
-    for path, raw in placeholders.items():
-        value = document.get(path)
-        for match in PLACEHOLDER.finditer(raw):
-            if match["name"] and is_secret_variable(match["name"]) and isinstance(value, str) and "://" in value:
-                message = f"the secret {match['name']} is part of a URL, which would end up in logs"
-                document.report(path, message, f"use api_key: ${{{match['name']}}}, which is sent as a header")
-
-
-def protect_secrets(loaded: LoadedConfig) -> None:
-    """Keeps the secrets of a configuration out of messages and logs, and warns about those written in the file."""
-    literals = find_literal_secrets(loaded)
-    for path in literals:
-        where = f"{loaded.locate(format_path(path))} {format_path(path)}".strip()
-        logger.warning("%s is written in the configuration; use ${VAR} and set the variable", where)
-    for path, value in iterate_values(loaded.config):
-        text = value.get_secret_value() if hasattr(value, "get_secret_value") else value
-        if hasattr(value, "get_secret_value") or path in literals or is_literal_secret(path, text):
-            remember_secret(text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))
 
 
 DEFAULT = "default"

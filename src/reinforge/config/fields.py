@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, RootModel
 from pydantic.fields import FieldInfo
@@ -20,20 +21,27 @@ from reinforge.registry import TypedConfig
 from reinforge.types.key_aliases import ConfigModel
 
 _BASE_VALIDATORS = TypedConfig.__pydantic_decorators__.model_validators.keys()
-"""Validators of every configuration class; they change only the spelling of keys, or take out the `_type`."""
+"""Validators of every component; they only take out the `_type`."""
 
 
 def allowed_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Returns the keys that a mapping for this model may have: a field's aliases, or else its name."""
     by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
     keys: dict[str, FieldInfo] = {}
-    for name, field in model.model_fields.items():
-        alias = field.validation_alias or field.alias
+    for name, each in model.model_fields.items():
+        alias = each.validation_alias or each.alias
         names = alias.choices if isinstance(alias, AliasChoices) else [alias or name]
-        keys.update({key: field for key in names if isinstance(key, str)})
+        keys.update({key: each for key in names if isinstance(key, str)})
         if by_name:
-            keys[name] = field
+            keys[name] = each
     return keys
+
+
+def find_key(name: str, field: FieldInfo) -> str:
+    """Returns the key of a field in a file: its alias, or else its name."""
+    alias = field.validation_alias or field.alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    return next((choice for choice in choices if isinstance(choice, str)), name)
 
 
 def settable_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -45,39 +53,90 @@ def settable_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     }
 
 
-def find_unknown_keys(annotation: Any, value: Any, path: KeyPath = ()) -> list[tuple[KeyPath, list[str]]]:
-    """Returns the paths of keys that no field accepts, each with the keys allowed there.
+class Keys(NamedTuple):
+    """The keys of some data that are not those of its fields.
+
+    Attributes:
+        unknown: The path of each key that no field accepts, with the keys allowed there.
+        aliases: The path of each key that is spelled by an alias, with its class; nested keys come first.
+    """
+
+    unknown: list[tuple[KeyPath, list[str]]]
+    aliases: dict[KeyPath, type[ConfigModel]]
+
+
+def find_keys(annotation: Any, value: Any, path: KeyPath = ()) -> Keys:
+    """Returns the unknown keys and the aliases of data for an annotation.
 
     Keys of a model that allows extra ones are accepted, and so are those of a model with a "before" validator, which
-    may accept keys that are not fields. For a union, the member with the fewest unknown keys counts.
+    may accept keys that are not fields. For a union, the member with the fewest unknown keys counts, and one whose
+    `Literal` keys have other values only if there is no better one.
     """
-    candidates = [
-        keys for variant in _iterate_variants(annotation) if (keys := _find_unknown(variant, value, path)) is not None
-    ]
-    return min(candidates, key=len, default=[])
-
-
-def find_aliases(annotation: Any, value: Any, path: KeyPath = ()) -> dict[KeyPath, type[ConfigModel]]:
-    """Returns the path of each key that is spelled by an alias, with its class; nested keys come first."""
-    keys: dict[KeyPath, type[ConfigModel]] = {}
+    if annotation is Any or not isinstance(value, dict | list):
+        return Keys([], {})
+    candidates: list[tuple[bool, list[tuple[KeyPath, list[str]]]]] = []
+    aliases: dict[KeyPath, type[ConfigModel]] = {}
+    items: Mapping[Any, Any] = value if isinstance(value, dict) else dict(enumerate(value))
     for variant in _iterate_variants(annotation):
-        children: dict[Any, Any] = {}
-        if isinstance(value, dict) and _is_model(variant):
-            fields = allowed_keys(variant)
-            spellings = dict(variant.key_aliases) if issubclass(variant, ConfigModel) else {}
-            for name in value:
-                if (key := spellings.get(name, name)) in fields:
-                    children[name] = fields[key].annotation
-        elif isinstance(value, dict) and get_origin(variant) in (dict, Mapping) and len(get_args(variant)) == 2:
-            spellings, children = {}, dict.fromkeys(value, get_args(variant)[1])
-        elif isinstance(value, list) and get_args(variant):
-            spellings, children = {}, dict.fromkeys(range(len(value)), get_args(variant)[0])
-        else:
+        shape = _find_shape(variant, is_list=isinstance(value, list))
+        if shape is None:
             continue
-        for key, below in children.items():
-            keys |= find_aliases(below, value[key], (*path, key))
-        keys |= {(*path, name): variant for name in children if name in spellings}
-    return keys
+        is_other = any(key in items and items[key] not in allowed for key, allowed in shape.choices.items())
+        unknown: list[tuple[KeyPath, list[str]]] = []
+        for key, item in items.items():
+            if key not in shape.fields and shape.other is None:
+                unknown.append(((*path, key), shape.allowed))
+                continue
+            below = find_keys(shape.fields.get(key, shape.other), item, (*path, key))
+            unknown += below.unknown
+            aliases |= below.aliases
+        aliases |= {(*path, key): variant for key in items if key in shape.aliases}
+        candidates.append((is_other, unknown))
+    _, best = min(candidates, key=lambda each: (each[0], len(each[1])), default=(False, []))
+    return Keys(best, aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What one member of a union accepts in a mapping or a list."""
+
+    fields: Mapping[Any, Any] = field(default_factory=dict)  # annotation of each key, or of each index
+    other: Any = None  # annotation of all other keys; None: there are no others
+    allowed: list[str] = field(default_factory=list)
+    aliases: Collection[str] = ()
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of a key that tells the members apart
+
+
+def _find_shape(variant: Any, *, is_list: bool) -> _Shape | None:
+    """Returns what a member of a union accepts; None: not a mapping, or not a list."""
+    args, origin = get_args(variant), get_origin(variant)
+    if variant in (Any, object, list if is_list else dict):
+        return _Shape(other=Any)
+    if is_list:
+        if not (isinstance(origin, type) and issubclass(origin, Sequence | set | frozenset)):
+            return None
+        if origin is tuple and Ellipsis not in args:
+            return _Shape(dict(enumerate(args)), other=Any)
+        return _Shape(other=args[0] if args else Any)
+    if origin in (dict, Mapping) and len(args) == 2:
+        return _Shape(other=args[1])
+    if _is_model(variant):
+        return _find_model_shape(variant)
+    if dataclasses.is_dataclass(variant) or is_typeddict(variant):
+        hints = get_type_hints(variant)
+        return _Shape(hints, allowed=list(hints))
+    return None
+
+
+def _find_model_shape(model: type[BaseModel]) -> _Shape:
+    fields = {key: field.annotation for key, field in allowed_keys(model).items()}
+    choices = {key: get_args(each) for key, each in fields.items() if get_origin(each) is Literal}
+    aliases = model.key_aliases if issubclass(model, ConfigModel) else {}
+    fields |= {alias: fields[key] for alias, key in aliases.items() if key in fields}
+    validators = model.__pydantic_decorators__.model_validators
+    rewrites = any(v.info.mode != "after" for name, v in validators.items() if name not in _BASE_VALIDATORS)
+    other = Any if model.model_config.get("extra") == "allow" or rewrites else None
+    return _Shape(fields, other, list(settable_keys(model)), aliases, choices)
 
 
 def find_field(annotation: Any, path: KeyPath) -> FieldInfo | None:
@@ -110,6 +169,8 @@ def _iterate_variants(annotation: Any) -> Iterator[Any]:
     elif get_origin(annotation) in (Union, types.UnionType):
         for variant in get_args(annotation):
             yield from _iterate_variants(variant)
+    elif _is_model(annotation) and issubclass(annotation, RootModel):
+        yield from _iterate_variants(annotation.model_fields["root"].annotation)
     else:
         yield annotation
 
@@ -118,44 +179,37 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _find_unknown(variant: Any, value: Any, path: KeyPath) -> list[tuple[KeyPath, list[str]]] | None:
-    """Returns the unknown keys below one member of a union, or None if the value does not fit that member."""
-    args, origin = get_args(variant), get_origin(variant)
-    if _is_model(variant) and issubclass(variant, RootModel):
-        return find_unknown_keys(variant.model_fields["root"].annotation, value, path)
-    if isinstance(value, dict):
-        if _is_model(variant):
-            return _find_unknown_in_model(variant, value, path)
-        if dataclasses.is_dataclass(variant) or is_typeddict(variant):
-            hints = get_type_hints(variant)
-            return _find_below(hints, value, path) + [((*path, key), list(hints)) for key in value if key not in hints]
-        if origin in (dict, Mapping) and len(args) == 2:
-            return _find_below(dict.fromkeys(value, args[1]), value, path)
-    elif isinstance(value, list) and isinstance(origin, type) and issubclass(origin, Sequence | set | frozenset):
-        items = args if origin is tuple and Ellipsis not in args else [args[0] if args else Any] * len(value)
-        return _find_below(dict(enumerate(items)), dict(enumerate(value)), path)
-    return [] if variant in (Any, object, dict, list) or not isinstance(value, dict | list) else None
+def iterate_values(
+    value: Any, path: KeyPath = (), *, without: Collection[KeyPath] = ()
+) -> Iterator[tuple[KeyPath, Any]]:
+    """Yields the path and the value of everything that has no keys or items, except below `without`."""
+    if path in without:
+        return
+    if isinstance(value, BaseModel):
+        fields = [(find_key(name, field), getattr(value, name)) for name, field in type(value).model_fields.items()]
+        items: list[tuple[Any, Any]] = [*fields, *(value.__pydantic_extra__ or {}).items()]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif isinstance(value, dict):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        items = list(enumerate(value))
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from iterate_values(item, (*path, key), without=without)
 
 
-def _find_unknown_in_model(model: type[BaseModel], value: dict[str, Any], path: KeyPath) -> list[Any] | None:
-    keys = allowed_keys(model)
-    for key, field in keys.items():
-        if get_origin(field.annotation) is Literal and key in value and value[key] not in get_args(field.annotation):
-            return None  # the discriminator rules this member of a union out
-    unknown = _find_below({key: field.annotation for key, field in keys.items()}, value, path)
-    validators = model.__pydantic_decorators__.model_validators
-    rewrites = any(v.info.mode != "after" for name, v in validators.items() if name not in _BASE_VALIDATORS)
-    if model.model_config.get("extra") == "allow" or rewrites:
-        return unknown
-    return unknown + [((*path, key), list(settable_keys(model))) for key in value if key not in keys]
-
-
-def _find_below(
-    annotations: Mapping[Any, Any], value: Mapping[Any, Any], path: KeyPath
-) -> list[tuple[KeyPath, list[str]]]:
-    return [
-        unknown
-        for key, annotation in annotations.items()
-        if key in value
-        for unknown in find_unknown_keys(annotation, value[key], (*path, key))
-    ]
+def iterate_models(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, BaseModel]]:
+    """Yields the path and the instance of every block and component."""
+    if isinstance(value, BaseModel):
+        yield path, value
+        for name, field in type(value).model_fields.items():
+            yield from iterate_models(getattr(value, name), (*path, find_key(name, field)))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from iterate_models(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from iterate_models(item, (*path, index))

@@ -1,13 +1,14 @@
 """A YAML file, environment variables and `-o` overrides -> one validated `Config`, or every problem at once.
 
-    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► aliases of keys
-        ─► components by `_type`, blocks ─► references
+    finetune.yml ─► document (plain data, positions) ─► overrides ─► ${VAR} ─► components by `_type` ─► blocks
+        ─► references
 
 Each component's block becomes an instance of the class that is registered for its `_type`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,66 +17,23 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from reinforge.config.document import Document, KeyPath, expand, format_path, parse_yaml
-from reinforge.config.dump import dump_config as dump_config
-from reinforge.config.dump import protect_secrets, report_secrets_in_urls
-from reinforge.config.fields import find_aliases
+from reinforge.config.document import Document, KeyPath, apply_override, expand, format_path, parse_yaml
+from reinforge.config.dump import is_literal_secret
+from reinforge.config.fields import find_keys, iterate_values
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import fill_in_stages
 from reinforge.config.problems import Validator
-from reinforge.config.schema import Block, Config
-from reinforge.config.sections import BLOCKS, SECTIONS, check_references, iterate_components
+from reinforge.config.schema import Block, Config, FinetuneRunConfig
+from reinforge.config.sections import BLOCKS, SECTIONS, STAGES, check_references, iterate_components
 from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.limits import get_limits
 from reinforge.registry import REGISTRY, Registry
-from reinforge.types.key_aliases import ConfigModel, describe_conflict
+from reinforge.safe_text import is_stand_in, remember_secret
 
+logger = logging.getLogger(__name__)
 
-def apply_override(document: Document, path_text: str, value_text: str) -> None:
-    """Sets the value at `a.b.0` (keys and indices) to a YAML value; the schema check finds unknown paths."""
-    mark = f"-o {path_text}"
-    keys: list[str | int] = list(path_text.split("."))
-    if not all(keys):
-        fix = "join the keys with single dots, for example: -o finetuning.num_epochs 5"
-        document.report_at(mark, Problem("", f'"{path_text}" is not a path', fix))
-        return
-    try:
-        value = parse_yaml(value_text).data
-    except ConfigError as error:
-        for problem in error.problems:
-            fix = "quote the value twice, for the shell and for YAML: -o PATH '\"text\"'"
-            document.report_at(mark, Problem(path_text, problem.message, fix))
-        return
-    container: Any = document.data
-    for depth, key in enumerate(keys):
-        above: KeyPath = tuple(keys[:depth])
-        if isinstance(container, list):
-            if not str(key).isdigit() or int(key) >= len(container):
-                allowed = f"0 to {len(container) - 1}" if container else "none, since the list is empty"
-                document.report_at(
-                    mark, Problem(path_text, f'"{key}" is not an index of this list; allowed: {allowed}')
-                )
-                return
-            key = keys[depth] = int(key)
-        elif not isinstance(container, dict):
-            where = ".".join(map(str, above))
-            document.report_at(mark, Problem(path_text, f"{where} is a single value and has no keys"))
-            return
-        if depth == len(keys) - 1:
-            container[key] = value
-            break
-        if isinstance(container, dict) and container.get(str(key)) is None:
-            container[key] = {}
-            document.marks[*above, key] = mark
-        container = container[key]
-    _mark_value(document, tuple(keys), mark)
-
-
-def _mark_value(document: Document, path: KeyPath, mark: str) -> None:
-    for known in [known for known in document.marks if known[: len(path)] == path]:
-        del document.marks[known]
-    document.marks[path] = mark
+DEFAULT_ALGORITHM = "grpo"
 
 
 def load_config(
@@ -101,19 +59,25 @@ def load_config(
             is not YAML, or nothing is left of it.
     """
     path = Path(path)
-    document = parse_yaml(_read(path), str(path))
+    try:
+        with path.open("rb") as file:
+            document = parse_yaml(file.read(get_limits().config_bytes + 1), str(path))
+    except FileNotFoundError:
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        message = f"there is no file {path}{did_you_mean(path.name, beside)}"
+        raise ConfigError(Problem("", message, f"check the path; it resolves to {path.absolute()}")) from None
+    except OSError as error:
+        raise ConfigError(Problem("", f"{path} cannot be read: {error.strerror}")) from error
     if document.data is None:
         document.data = {}
     if not isinstance(document.data, dict):
         found = "a list" if isinstance(document.data, list) else "a single value"
         document.report((), f"expected a mapping of sections (llms, workflow, eval, finetuning, ...), found {found}")
-        document.raise_problems()
+        raise ConfigError(document.problems)
     for override in overrides:
         apply_override(document, *override)
-    placeholders = expand(document, os.environ if environ is None else environ)
-    report_secrets_in_urls(document, placeholders)
-    loaded = _validate(document, placeholders, registry or REGISTRY, path, keep_going=keep_going)
-    protect_secrets(loaded)
+    document.data = expand(document, os.environ if environ is None else environ, document.data)
+    loaded = _validate(document, registry or REGISTRY, path, keep_going=keep_going)
     return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
@@ -130,37 +94,23 @@ def build_config(
     `_type`, and functions may replace `module:name`. `keep_going` is that of `load_config`.
     """
     document = Document(_copy_data(data))
-    sections = Document({name: document.data[name] for name in expanded_sections if name in document.data})
-    placeholders = expand(sections, os.environ)
-    sections.raise_problems()
-    document.data.update(sections.data)
-    loaded = _validate(document, placeholders, registry or REGISTRY, None, keep_going=keep_going)
-    protect_secrets(loaded)
-    return loaded
+    for name in expanded_sections:
+        if name in document.data:
+            document.data[name] = expand(document, os.environ, document.data[name], (name,))
+    return _validate(document, registry or REGISTRY, None, keep_going=keep_going)
 
 
 def resolve_aliases(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a configuration, or part of one, with every key under its own name."""
     document = Document(_copy_data(data))
-    _rename_aliases(document, REGISTRY, {})
-    document.raise_problems()
+    validator = Validator(document, REGISTRY)
+    for path, kind, value in iterate_components(document):
+        if (component := REGISTRY.find(kind, _find_type(REGISTRY, kind, value))) is not None:
+            validator.rename_aliases(find_keys(component.config_type, value, path).aliases)
+    validator.rename_aliases(find_keys(Config, document.data).aliases)
+    if document.problems:
+        raise ConfigError(document.problems)
     return dict(document.data)
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(get_limits().config_bytes + 1)
-        return content.decode("utf-8-sig")
-    except FileNotFoundError:
-        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        message = f"there is no file {path}{did_you_mean(path.name, beside)}"
-        raise ConfigError(Problem("", message, f"check the path; it resolves to {path.absolute()}")) from None
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(Problem("", "the file is not UTF-8", "save it as UTF-8", f"{path}:{line}")) from None
-    except OSError as error:
-        raise ConfigError(Problem("", f"{path} cannot be read: {error.strerror}")) from error
 
 
 def _copy_data(value: Any) -> Any:
@@ -171,133 +121,104 @@ def _copy_data(value: Any) -> Any:
     return [_copy_data(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _validate(
-    document: Document,
-    placeholders: dict[KeyPath, str],
-    registry: Registry,
-    path: Path | None,
-    *,
-    keep_going: bool,
-) -> LoadedConfig:
-    for block in BLOCKS:
-        above = document.get(block[:-1])
-        if isinstance(above, dict) and block[-1] in above and above[block[-1]] is None:
-            del above[block[-1]]
-    _rename_aliases(document, registry, placeholders)
-    fill_in_stages(document, placeholders)
-    validator = Validator(document, placeholders, registry)
-    blocks = _copy_data(document.data)
+def _validate(document: Document, registry: Registry, path: Path | None, *, keep_going: bool) -> LoadedConfig:
+    for *above, name in BLOCKS:
+        block = document.get_block(tuple(above))
+        if name in block and block[name] is None:
+            del block[name]
+    if document.get_block(STAGES):
+        fill_in_stages(document)
+    validator = Validator(document, registry)
     types: dict[KeyPath, str] = {}
+    components: dict[KeyPath, BaseModel] = {}
     for key_path, kind, value in iterate_components(document):
-        name, instance = _validate_component(validator, registry, key_path, kind, value)
-        types[key_path] = name
-        _put(blocks, key_path, instance)
-    config = validator.validate(Config, blocks, ())
+        types[key_path] = name = _find_type(registry, kind, value)
+        component = registry.find(kind, name) if name else None
+        if component is None:
+            _report_type(validator, key_path, kind, value)
+        elif isinstance(value, BaseModel):
+            components[key_path] = value
+        elif (valid := validator.validate(component.config_type, key_path)) is not None:
+            components[key_path] = valid
+    config = validator.validate(Config, ())
     check_references(document)
     invalid = frozenset[KeyPath]()
-    left = None
     if keep_going and document.problems:
         from reinforge.config.partial import build_partial  # for a file with problems alone
 
-        left = build_partial(document, blocks, registry)
-    if left is not None:
-        config, invalid = left
+        config, invalid = build_partial(document, components, registry)
+    elif config is not None and not document.problems:
+        for (*above, last), instance in components.items():
+            fields: dict[Any, Any] = vars(config)
+            for key in above:
+                fields = fields[key] if isinstance(fields[key], dict) else vars(fields[key])
+            fields[last] = instance
     else:
-        document.raise_problems()
-    if config is None:
-        raise ConfigError("the configuration could not be validated")
+        raise ConfigError(document.problems or "the configuration could not be validated")
+    if (finetuning := config.finetuning).enabled:  # what a run uses is written into its resolved configuration
+        finetuning.run_configuration = finetuning.run_configuration or FinetuneRunConfig()
+        default = registry.find("algorithm", DEFAULT_ALGORITHM)
+        if finetuning.algorithm is None and default is not None:
+            finetuning.algorithm = default.config_type()
+            types["finetuning", "algorithm"] = DEFAULT_ALGORITHM
     root = path.parent.resolve() if path else Path.cwd()
-    data, marks = document.data, document.marks
-    return LoadedConfig(config, path, root, data, placeholders, types, marks, document.problems, invalid)
+    data, placeholders, marks = document.data, document.placeholders, document.marks
+    loaded = LoadedConfig(config, path, root, data, placeholders, types, marks, document.problems, invalid)
+    _protect_secrets(loaded)
+    return loaded
 
 
-def _rename_aliases(document: Document, registry: Registry, raw: dict[KeyPath, str]) -> None:
-    """Renames the keys of a document that are spelled by an alias, with their marks and their text with `${VAR}`.
-
-    An override takes precedence over another spelling of its key in the file. Two spellings of a key that are both in
-    the file, or both set by `-o`, are reported as a problem.
-    """
-    aliases: dict[KeyPath, type[ConfigModel]] = {}
-    for path, kind, value in iterate_components(document):
-        name = value.get("_type") if isinstance(value, dict) else None
-        component = registry.find(kind, name) if isinstance(name, str) else None
-        if component is not None:
-            aliases |= find_aliases(component.config_type, value, path)
-    aliases |= find_aliases(Config, document.data)
-    for path, config_type in aliases.items():
-        block, name = document.get(path[:-1]), str(path[-1])
-        key = config_type.key_aliases[name]
-        new_path = (*path[:-1], key)
-        if key in block:
-            overrides, is_overridden = (isinstance(document.mark(each), str) for each in (path, new_path))
-            if overrides == is_overridden:
-                document.report(path, describe_conflict(name, key, key), f'remove "{name}"')
-            alias_wins = overrides and not is_overridden
-            _drop(document, new_path if alias_wins else path, raw)
-            if not alias_wins:
-                continue
-        items = [(key if each == name else each, value) for each, value in block.items()]
-        block.clear()
-        block.update(items)
-        tables: tuple[dict[KeyPath, Any], ...] = (document.marks, raw)
-        for table in tables:
-            for known in [known for known in table if known[: len(path)] == path]:
-                table[(*new_path, *known[len(path) :])] = table.pop(known)
-
-
-def _drop(document: Document, path: KeyPath, raw: dict[KeyPath, str]) -> None:
-    del document.get(path[:-1])[path[-1]]
-    for table in (document.marks, raw):
-        for known in [known for known in table if known[: len(path)] == path]:
-            del table[known]
-
-
-def _put(blocks: Any, key_path: KeyPath, instance: Any) -> None:
-    for key in key_path[:-1]:
-        blocks = blocks[key]
-    blocks[key_path[-1]] = instance
-
-
-def _validate_component(
-    validator: Validator, registry: Registry, key_path: KeyPath, kind: str, value: Any
-) -> tuple[str, BaseModel | None]:
-    """Returns the `_type` of a component and its validated configuration, or None if problems were reported."""
-    document = validator.document
+def _find_type(registry: Registry, kind: str, value: Any) -> str:
+    """Returns the `_type` of a component, empty if it has none."""
     if isinstance(value, BaseModel):
-        return _find_type_name(document, registry, key_path, kind, value), value
-    if not isinstance(value, dict):
+        return registry.find_type_name(kind, type(value)) or ""
+    name = value.get("_type") if isinstance(value, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _protect_secrets(loaded: LoadedConfig) -> None:
+    """Keeps the secrets of a configuration out of messages and logs, and warns about those written in the file."""
+    for path, value in iterate_values(loaded.config):
+        is_typed = hasattr(value, "get_secret_value")
+        secret = value.get_secret_value() if is_typed else value
+        if is_typed or is_literal_secret(path, secret):
+            text = secret.decode("utf-8", "replace") if isinstance(secret, bytes) else str(secret)
+            remember_secret(text)
+            if path not in loaded.placeholders and not is_stand_in(text) and not _is_expanded(loaded, text):
+                where = f"{loaded.locate(format_path(path))} {format_path(path)}".strip()
+                logger.warning("%s is written in the configuration; use ${VAR} and set the variable", where)
+
+
+def _is_expanded(loaded: LoadedConfig, text: str) -> bool:
+    """Returns True for the value of a variable, which a validator may have moved to another key."""
+    document = Document(loaded.data)
+    return any(str(document.get(path)) == text for path in loaded.placeholders)
+
+
+def _report_type(validator: Validator, key_path: KeyPath, kind: str, value: Any) -> None:
+    """Reports why a component has no type that is registered."""
+    document, registry = validator.document, validator.registry
+    type_path = (*key_path, "_type")
+    name = value.get("_type") if isinstance(value, dict) else None
+    if isinstance(value, BaseModel):
+        message = f"{type(value).__name__} is not the configuration of a registered {kind.replace('_', ' ')}"
+        fix = f"use the configuration class of one of: {', '.join(registry.names(kind))}"
+        document.report(key_path, message, fix)
+    elif not isinstance(value, dict):
         message = f"expected a mapping with a `_type`, found {validator.format_value(key_path, value)}"
         document.report(key_path, message, f"write `_type: NAME`, with one of: {', '.join(registry.names(kind))}")
-        return "", None
-    name = value.get("_type")
-    if name is None:
+    elif name is None:
         _report_untyped(document, registry, key_path, kind, value)
-        return "", None
-    if not isinstance(name, str):
-        document.report(
-            (*key_path, "_type"), f"expected a name, found {validator.format_value((*key_path, '_type'), name)}"
-        )
-        return "", None
-    if registry.find(kind, name) is None and (problem := find_toolkit_type(kind, name, key_path)) is not None:
-        document.report_at(document.mark((*key_path, "_type")), problem)
-        return name, None
-    try:
-        component = registry.get(kind, name, format_path(key_path))
-    except ConfigError as error:
-        for problem in error.problems:
-            document.report_at(document.mark((*key_path, "_type")), problem)
-        return name, None
-    settings = {key: item for key, item in value.items() if key != "_type"}
-    return name, validator.validate(component.config_type, settings, key_path)
-
-
-def _find_type_name(document: Document, registry: Registry, key_path: KeyPath, kind: str, value: BaseModel) -> str:
-    if (name := registry.find_type_name(kind, type(value))) is not None:
-        return name
-    message = f"{type(value).__name__} is not the configuration of a registered {kind.replace('_', ' ')}"
-    fix = f"use the configuration class of one of: {', '.join(registry.names(kind))}"
-    document.report(key_path, message, fix)
-    return ""
+    elif not isinstance(name, str):
+        document.report(type_path, f"expected a name, found {validator.format_value(type_path, name)}")
+    elif (problem := find_toolkit_type(kind, name, key_path)) is not None:
+        document.report_at(document.mark(type_path), problem)
+    else:
+        try:
+            registry.get(kind, name, format_path(key_path))
+        except ConfigError as error:
+            for problem in error.problems:
+                document.report_at(document.mark(type_path), problem)
 
 
 def _report_untyped(

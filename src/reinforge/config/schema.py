@@ -140,18 +140,19 @@ class SplitsConfig(Block):
     key: str | None = Field(
         default=None,
         description="Field of the rows that holds train, select or confirm; replaces the shares. Or the field with the "
-        "id: each id is then an example of its own, also where rows differ in nothing else (the environment of an "
-        "example is seeded by its id).",
+        "id: each id is then a separate example, even if rows differ in nothing else (the environment of an example "
+        "is seeded by its id).",
     )
     group_key: str | None = Field(
         default="conversation",
-        description="Column whose equal values keep rows in one split, such as the conversation, the user or the "
-        "document that they come from; rows without it stand alone. Null: none.",
+        description="Column whose equal values keep rows in one split and count once in every interval, such as the "
+        "conversation, the user, the document or the template that they come from; rows without it stand alone. Null: "
+        "none.",
     )
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",
         description="What to do about questions of select or confirm that nearly repeat one of train: warn; group: put "
-        "them into one split; refuse to run; allow.",
+        "them into one split; refuse: do not run; allow.",
     )
     near_duplicate_similarity: float = Field(
         default=0.8,
@@ -249,19 +250,16 @@ class FinetuneConfig(Block):
     seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
     deterministic: bool = Field(
         default=False,
-        description="Bit-identical results on one machine, also after a resume; slower: one thread, and one prompt per "
+        description="Bit-identical results on one machine, even after a resume; slower: one thread, and one prompt per "
         "prefill.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="Device of the policy.")
 
     @model_validator(mode="after")
-    def _count_epochs(self) -> FinetuneConfig:
+    def _complete(self, info: ValidationInfo) -> FinetuneConfig:
+        """Counts the epochs of a pipeline; raises if something that fine-tuning needs is missing."""
         if self.pipeline:
             self.num_epochs = sum(stage.num_epochs for stage in self.pipeline.values())
-        return self
-
-    @model_validator(mode="after")
-    def _check_enabled(self, info: ValidationInfo) -> FinetuneConfig:
         if self.enabled and PARTIAL not in (info.context or {}):
             names = ("trainer", "trajectory_builder", "trainer_adapter", "reward_function")
             missing = [name for name in names if getattr(self, name) is None]

@@ -38,17 +38,15 @@ BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("fine
 def iterate_components(document: Document) -> Iterator[tuple[KeyPath, str, Any]]:
     """Yields the path, the kind and the value of each component in a document."""
     for section, kind in SECTIONS.items():
-        entries = document.get(section)
-        if isinstance(entries, dict):
-            for name, value in entries.items():
-                yield (*section, name), kind, value
-    for path, kind in SINGLES.items():
-        value = document.get(path)
+        for name, value in document.get_block(section).items():
+            yield (*section, name), kind, value
+    for (*above, key), kind in SINGLES.items():
+        value = document.get_block(tuple(above)).get(str(key))
         if value is not None:
-            yield path, kind, value
-    stages = document.get(STAGES)
-    for name, stage in stages.items() if isinstance(stages, dict) else ():
-        for key, kind in STAGE_COMPONENTS.items() if isinstance(stage, dict) else ():
+            yield (*above, key), kind, value
+    for name in document.get_block(STAGES):
+        stage = document.get_block((*STAGES, name))
+        for key, kind in STAGE_COMPONENTS.items():
             if stage.get(key) is not None:
                 yield (*STAGES, name, key), kind, stage[key]
 
@@ -70,14 +68,26 @@ def find_component(document: Document, path: KeyPath, registry: Registry) -> tup
     return (), None
 
 
-FINETUNING = "finetuning"
-EVALUATORS = ("eval", "evaluators")
-REQUIRED = {
-    ("trainer",): "an entry of trainers",
-    ("trajectory_builder",): "an entry of trajectory_builders",
-    ("trainer_adapter",): "an entry of trainer_adapters",
-    ("reward_function",): "a block whose `name` is an entry of eval.evaluators",
+EVALUATORS: KeyPath = ("eval", "evaluators")
+GUARDS: KeyPath = ("finetuning", "gate", "guard_metrics")
+REFERENCES: dict[KeyPath, KeyPath] = {
+    ("finetuning", "trainer"): ("trainers",),
+    ("finetuning", "trajectory_builder"): ("trajectory_builders",),
+    ("finetuning", "trainer_adapter"): ("trainer_adapters",),
+    ("finetuning", "reward_function", "name"): EVALUATORS,
+    ("finetuning", "gate", "metric"): EVALUATORS,
 }
+"""Keys whose value is the name of an entry, with the section that has it."""
+
+REQUIRED: dict[KeyPath, str] = {
+    ("finetuning", "trainer"): 'add "trainer": an entry of trainers',
+    ("finetuning", "trajectory_builder"): 'add "trajectory_builder": an entry of trajectory_builders',
+    ("finetuning", "trainer_adapter"): 'add "trainer_adapter": an entry of trainer_adapters',
+    ("finetuning", "reward_function"): 'add "reward_function": a block whose `name` is an entry of eval.evaluators',
+    ("workflow",): "add workflow with a `_type`: the agent",
+    ("eval", "general", "dataset"): "add eval.general.dataset with a `_type`: the examples",
+}
+"""What a run needs, with the fix."""
 
 
 def check_references(document: Document) -> None:
@@ -85,41 +95,26 @@ def check_references(document: Document) -> None:
 
     Works on the data as written, so that these problems appear together with those of the schema.
     """
-    for path, name, section in _references(document):
-        entries = _entries(document, section)
-        if name not in entries:
+    finetuning = document.get_block(("finetuning",))
+    of_stages = {(*STAGES, name, "trajectory_builder"): ("trajectory_builders",) for name in document.get_block(STAGES)}
+    for path, section in {**REFERENCES, **of_stages}.items():
+        name, entries = document.get_block(path[:-1]).get(str(path[-1])), document.get_block(section)
+        if isinstance(name, str) and name not in entries:
             _report_missing(document, path, name, format_path(section), list(entries))
-    target = document.get((FINETUNING, "target_model"))
-    llms = _entries(document, ("llms",))
-    if isinstance(target, str):
-        models = [entry.get("model_name") for entry in llms.values() if isinstance(entry, dict)]
-        if target not in llms and target not in models:
-            allowed = [*llms, *(model for model in models if isinstance(model, str))]
-            _report_missing(document, (FINETUNING, "target_model"), target, "llms", allowed)
-    if str(document.get((FINETUNING, "enabled"))).lower() in ("true", "1", "yes", "on"):
-        _check_enabled(document)
-
-
-def _references(document: Document) -> Iterator[tuple[KeyPath, str, KeyPath]]:
-    """Yields each reference: its path, the name, and the section that must have an entry of that name."""
-    candidates: list[tuple[KeyPath, KeyPath]] = [
-        ((FINETUNING, "trainer"), ("trainers",)),
-        ((FINETUNING, "trajectory_builder"), ("trajectory_builders",)),
-        ((FINETUNING, "trainer_adapter"), ("trainer_adapters",)),
-        ((FINETUNING, "reward_function", "name"), EVALUATORS),
-        ((FINETUNING, "gate", "metric"), EVALUATORS),
-    ]
-    for path, section in candidates:
-        name = document.get(path)
-        if isinstance(name, str):
-            yield path, name, section
-    for stage in _entries(document, STAGES):
-        name = document.get((*STAGES, stage, "trajectory_builder"))
-        if isinstance(name, str):
-            yield (*STAGES, stage, "trajectory_builder"), name, ("trajectory_builders",)
-    guards = (FINETUNING, "gate", "guard_metrics")
-    for name in _entries(document, guards):
-        yield (*guards, name), name, EVALUATORS
+    evaluators = document.get_block(EVALUATORS)
+    for name in document.get_block(GUARDS):
+        if name not in evaluators:
+            _report_missing(document, (*GUARDS, name), name, format_path(EVALUATORS), list(evaluators))
+    target, llms = finetuning.get("target_model"), document.get_block(("llms",))
+    models = [entry.get("model_name") for entry in llms.values() if isinstance(entry, dict)]
+    if isinstance(target, str) and target not in llms and target not in models:
+        allowed = [*llms, *(model for model in models if isinstance(model, str))]
+        _report_missing(document, ("finetuning", "target_model"), target, "llms", allowed)
+    if str(finetuning.get("enabled")).lower() in ("true", "1", "yes", "on"):
+        for path, fix in REQUIRED.items():
+            if document.get_block(path[:-1]).get(str(path[-1])) is None:
+                message = f'the required key "{path[-1]}" is missing, since finetuning is enabled'
+                document.report(path, message, fix, at=path[:-1])
 
 
 def _report_missing(document: Document, path: KeyPath, name: str, section: str, allowed: list[str]) -> None:
@@ -127,20 +122,3 @@ def _report_missing(document: Document, path: KeyPath, name: str, section: str, 
     hint = did_you_mean(name, allowed)
     fix = f"add {name} to {section}" + (", or use one of these" if allowed else "")
     document.report(path, f'{section} has no entry "{name}"{hint or ";"} {have}', fix)
-
-
-def _check_enabled(document: Document) -> None:
-    for path, value in REQUIRED.items():
-        if document.get((FINETUNING, *path)) is None:
-            message = f'the required key "{path[0]}" is missing, since finetuning is enabled'
-            document.report((FINETUNING, *path), message, f'add "{path[0]}": {value}', at=(FINETUNING,))
-    for needed, meaning in ((("workflow",), "the agent"), (("eval", "general", "dataset"), "the examples")):
-        if document.get(needed) is None:
-            message = f'the required key "{needed[-1]}" is missing, since finetuning is enabled'
-            fix = f"add {format_path(needed)} with a `_type`: {meaning}"
-            document.report(needed, message, fix, at=needed[:-1])
-
-
-def _entries(document: Document, section: KeyPath) -> dict[str, Any]:
-    value = document.get(section)
-    return value if isinstance(value, dict) else {}

@@ -74,7 +74,7 @@ SECTIONS: dict[KeyPath, str] = {
     ("object_stores",): "open the store in the agent's own code",
     ("authentication",): "write keys as ${VAR} where they are used",
     ("middleware",): "put it into the agent's own code",
-    ("optimizer",): "finetuning trains the model; the toolkit's optimizer of prompts and parameters has no counterpart",
+    ("optimizer",): "finetuning trains the model; the toolkit's prompt and parameter optimizer has no counterpart",
     ("ttc_strategies",): _BRANCH,
     ("eval", "general", "output"): "use eval.general.output_dir; nothing in it is removed",
     ("eval", "general", "profiler"): _SPEED,

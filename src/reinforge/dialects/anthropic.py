@@ -25,8 +25,8 @@ _IGNORED = {"service_tier", "cache_control", "inference_geo", "speed", "betas", 
 _REFUSED = {
     "mcp_servers": "there is no server to connect from; connect to MCP servers in the agent and pass their tools",
     "container": "there is no container; run the code in the agent",
-    "context_management": "the conversation is used as it is sent; leave it out",
-    "fallbacks": "one model answers; leave it out",
+    "context_management": "the conversation is used unchanged; leave it out",
+    "fallbacks": "a single model answers; leave it out",
 }
 _TOOL_FIELDS = {"type", "name", "description", "input_schema", "cache_control", "strict", "defer_loading",
                 "input_examples", "eager_input_streaming", "allowed_callers"}  # fmt: skip
@@ -110,7 +110,7 @@ def _read_format(fields: Fields | None, name: str) -> dict[str, Any] | None:
 
 
 INVALID_JSON = "INVALID_JSON"
-"""Key under which arguments of a tool that are no JSON object are passed on, as Anthropic recommends."""
+"""Key under which arguments of a tool that are not a JSON object are passed on, as Anthropic recommends."""
 _TEXT_ONLY = "the model takes text only"
 
 
@@ -141,7 +141,7 @@ def _read_text(fields: Fields, name: str) -> Any:
 def _read_text_block(block: Fields) -> str:
     kind = block.require("type", block.text("type"))
     if kind != "text":
-        raise block.bad("type", f"blocks of the type {describe(kind)} are not known here: {_TEXT_ONLY}")
+        raise block.bad("type", f"blocks of the type {describe(kind)} are not supported: {_TEXT_ONLY}")
     return block.require("text", block.text("text"))
 
 
@@ -221,7 +221,7 @@ def build_message(completion: Mapping[str, Any], stop_sequences: Sequence[str]) 
 
 
 def _find_stop(choice: Mapping[str, Any], stop_sequences: Sequence[str]) -> str | None:
-    """Returns the stop text that the sampled tokens end with and the reply's text does not; None: none, or unknown."""
+    """Returns the stop string that the sampled tokens end with and the reply's text does not; None: none or unknown."""
     tokens = read_tokens(choice) if stop_sequences else None
     sampled = "".join(tokens.texts) if tokens is not None else ""
     content = choice["message"].get("content") or ""

@@ -73,7 +73,7 @@ def _read_prompt(fields: Fields) -> str | list[int]:
     prompt = fields.require("prompt", fields.value.get("prompt"))
     if isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt):
         if len(prompt) > 1:
-            raise fields.bad("prompt", f"{len(prompt)} prompts in one call; send each in a call of its own")
+            raise fields.bad("prompt", f"{len(prompt)} prompts in one call; send each in a separate call")
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt

@@ -43,7 +43,7 @@ class Fields:
         return BadRequest(f"{path}: {message}", path)
 
     def text(self, name: str) -> str | None:
-        return self._read(name, str, "text")
+        return self._read(name, str, "a string")
 
     def nested(self, name: str) -> Fields | None:
         found = self._read(name, dict, "an object")
@@ -128,7 +128,7 @@ def keep_given(**arguments: Any) -> dict[str, Any]:
 
 
 def read_stop(fields: Fields, name: str) -> list[str] | None:
-    """Returns the stop texts of a field that is a string or a list of strings."""
+    """Returns the stop strings of a field that is a string or a list of strings."""
     found = fields.value.get(name)
     if found is None:
         return None

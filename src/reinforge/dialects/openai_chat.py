@@ -41,7 +41,7 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
         "tokens_as_ids": bool(fields.flag("return_tokens_as_token_ids")),
     }
     if given["tokens_as_ids"] and arguments.get("top_logprobs"):
-        raise fields.bad("return_tokens_as_token_ids", "top_logprobs are texts: leave one of the two out")
+        raise fields.bad("return_tokens_as_token_ids", "top_logprobs have strings, not ids: leave one of the two out")
     return ChatCall(arguments, fields.text("model") or "", stream=bool(fields.flag("stream")), options=given)
 
 
@@ -65,7 +65,7 @@ def _check_message(message: Fields) -> None:
     if isinstance(content, list):
         message.objects("content")
     elif content is not None and not isinstance(content, str):
-        raise message.bad("content", f"expected text, a list of parts, or null; found {describe(content)}")
+        raise message.bad("content", f"expected a string, a list of parts, or null; found {describe(content)}")
     message.text("tool_call_id")
     message.text("reasoning_content")
     for call in message.objects("tool_calls"):
@@ -86,7 +86,7 @@ def _check_tool(tool: Fields) -> None:
         raise tool.bad("type", f'expected "function"; found {describe(kind)}, which only OpenAI itself runs')
     function = tool.require("function", tool.nested("function"))
     if not function.require("name", function.text("name")):
-        raise function.bad("name", "expected the name of a function, found an empty text")
+        raise function.bad("name", "expected the name of a function, found an empty string")
     function.text("description")
     read_schema(function, "parameters")
 
@@ -110,7 +110,7 @@ _READERS: dict[str, Callable[[Fields, str], Any]] = {
     **dict.fromkeys(("logprobs", "parallel_tool_calls", "store"), Fields.flag),
     **dict.fromkeys(("logit_bias", "chat_template_kwargs", "response_format", "metadata"), _read_object),
 }
-"""How each field is read; other fields are passed on as they are."""
+"""How each field is read; other fields are passed on unchanged."""
 
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:

@@ -23,13 +23,13 @@ _READ = {"model", "input", "instructions", "tools", "tool_choice", "text", "temp
          "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "stream", "metadata"}  # fmt: skip
 _IGNORED = {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
             "prompt_cache_options", "stream_options", "max_tool_calls", "truncation"}  # fmt: skip
-_WHOLE = "send the whole conversation in input, as a client does that stores nothing"
+_WHOLE = "send the whole conversation in input"
 _REFUSED = {
     "previous_response_id": f"responses are not stored; {_WHOLE}",
     "conversation": f"conversations are not stored; {_WHOLE}",
     "background": "a response is answered at once; leave it out",
     "prompt": "there are no stored prompts; send instructions and input",
-    "context_management": "the conversation is used as it is sent; leave it out",
+    "context_management": "the conversation is used unchanged; leave it out",
     "moderation": "there is no moderation; leave it out",
 }
 _INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
@@ -75,15 +75,15 @@ def _read_include(fields: Fields) -> list[str]:
     include = fields.items("include") or []
     for each in include:
         if each not in _INCLUDED:
-            raise fields.bad("include", f"{each!r} is not known here; allowed: {', '.join(sorted(_INCLUDED))}")
+            raise fields.bad("include", f"{each!r} is not supported; allowed: {', '.join(sorted(_INCLUDED))}")
     return include
 
 
 def _read_tool(tool: Fields) -> dict[str, Any]:
     kind = tool.require("type", tool.text("type"))
     if kind != "function":
-        message = f'expected "function", found "{kind[:40]}": tools that run on OpenAI\'s servers are not there'
-        raise tool.bad("type", f"{message}; give the agent a function of its own")
+        message = f'expected "function", found "{kind[:40]}": tools that run on OpenAI\'s servers are not available'
+        raise tool.bad("type", f"{message}; give the agent a function instead")
     tool.check_names(_TOOL_FIELDS)
     return read_function(tool, "parameters")
 
@@ -94,7 +94,7 @@ def _read_tool_choice(fields: Fields) -> str | dict[str, Any] | None:
         return fields.choice("tool_choice", ("auto", "none", "required"))
     choice = Fields(found, fields.at("tool_choice"))
     if choice.value.get("type") != "function":
-        raise choice.bad("type", 'only {"type": "function", "name": ...}, "auto", "none" and "required" are known here')
+        raise choice.bad("type", 'only {"type": "function", "name": ...}, "auto", "none" and "required" are supported')
     return {"type": "function", "function": {"name": choice.require("name", choice.text("name"))}}
 
 
@@ -154,7 +154,7 @@ class _Conversation:
                 raise item.bad("type", "items are not stored; send the item itself")
             case other:
                 known = "message, reasoning, function_call, function_call_output"
-                raise item.bad("type", f"items of the type {describe(other)} are not known here; allowed: {known}")
+                raise item.bad("type", f"items of the type {describe(other)} are not supported; allowed: {known}")
 
     def finish(self) -> list[Message]:
         self._end_reply()
@@ -211,7 +211,7 @@ def read_text(item: Fields, name: str) -> str | list[dict[str, Any]]:
 def _read_part(part: Fields) -> str:
     kind = part.text("type") or "input_text"
     if (field := _TEXTS.get(kind)) is None:
-        raise part.bad("type", f"{describe(kind)} is not known here; the model takes text only")
+        raise part.bad("type", f"{describe(kind)} is not supported; the model takes text only")
     return part.require(field, part.text(field))
 
 

@@ -196,7 +196,7 @@ class Engine:
             loss: The loss of the jobs, for the default learning rate.
             stages: Stages of a pipeline by name: the policy with the optimizer, schedule and batches of each, and its
                 loss.
-            frozen: Leave torch's global generator as it is: dropout of another engine draws from it, at a position that
+            frozen: Leave torch's global generator alone: dropout of another engine draws from it, at a position that
                 a resumed run has restored.
             replica: Number of this engine among those that hold the same weights; each has its own random stream for
                 requests without a seed.
@@ -241,19 +241,19 @@ class Engine:
         Args:
             peers: The processes; None: this one trains alone.
             sharding: `replicate`: each trains the whole model; `full`: weights, gradients and optimizer state are
-                divided among them while they train; `auto`: so only if one of them has too little memory otherwise.
+                sharded across them while they train; `auto`: so only if one of them has too little memory otherwise.
             processes_here: Processes that share this machine's memory.
 
         Returns:
             What was chosen of `replicate` and `full`.
 
         Raises:
-            BackendUnavailable: The model is divided among other processes already.
-            EngineError: The model cannot be divided.
+            BackendUnavailable: The model is sharded across other processes already.
+            EngineError: The model cannot be sharded.
         """
         if self.is_sharded:
             raise BackendUnavailable(
-                "the model is divided among the processes that it began with, and a part of its optimizer state ends "
+                "the model is sharded across the processes that it began with, and part of its optimizer state is lost "
                 "with each of them; resume the run from its last checkpoint with --resume"
             )
         for learner in self._learners.values():
@@ -282,15 +282,15 @@ class Engine:
 
     def _find_sharding_obstacle(self) -> str:
         if len(self._learners) > 1:
-            return f"{len(self._learners)} adapters are trained apart, and only one set of weights can be divided"
+            return f"{len(self._learners)} adapters are trained separately, and only one set of weights can be sharded"
         if self.config.quantization is not None:
-            return f"weights in {self.config.quantization} (finetuning.policy.quantization) cannot be divided by rows"
+            return f"weights in {self.config.quantization} (finetuning.policy.quantization) cannot be sharded by rows"
         if self._served is not None:
-            return "replies are sampled while a job trains (max_staleness), from weights that would be divided"
+            return "replies are sampled while a job trains (max_staleness), from weights that would be sharded"
         return ""
 
     def gather_state(self, adapter: str | None = None) -> None:
-        """Takes part in a checkpoint that another process writes, where the optimizer's state is divided."""
+        """Takes part in a checkpoint that another process writes, where the optimizer's state is sharded."""
         name = self._jobs.resolve_adapter(adapter)
         if self.is_sharded:
             self._call(lambda: self._learners[name].gather_state(), name)
@@ -501,7 +501,7 @@ class Engine:
         self._call(self._learners[name].clear_gradients, name)
 
     def make_adapter(self, *, rank: int, seed: int, alpha: float = 32.0) -> AdapterWeights:
-        """Returns the first weights of an adapter of this rank, which leave the model as it is; see `put_adapter`."""
+        """Returns the first weights of an adapter of this rank, which leave the model unchanged; see `put_adapter`."""
         name = self.policy.adapter
         return self._call(lambda: make_adapter_weights(self.model, name, rank=rank, seed=seed, alpha=alpha), name)
 
@@ -661,7 +661,7 @@ class Engine:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
 
         The optimizer state comes from the checkpoint; a plain model starts with a fresh one. Inside an open job, the
-        job stays open. Otherwise this is a job of its own: afterwards `publish`, or else the first request, opens
+        job stays open. Otherwise this is a separate job: afterwards `publish`, or else the first request, opens
         admission with the checkpoint's version.
 
         Args:

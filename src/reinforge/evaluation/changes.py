@@ -71,23 +71,22 @@ def summarize_arm(
     """Returns one model's mean over the examples that both models have a score on."""
     own, others = (each.summaries.get(metric) for each in (report, other))
     reason = (own.unscored_reason if own else None) or (others.unscored_reason if others else None)
-    return summarize(metric, scores, max(report.num_examples, other.num_examples), reason)
+    return summarize(metric, scores, max(report.num_examples, other.num_examples), reason, report.clusters)
 
 
 def compare_reports(
     base: EvaluationReport,
     tuned: EvaluationReport,
     weights: Mapping[str, float],
-    clusters: Mapping[str, str] | None = None,
 ) -> list[MetricChange]:
     """Returns every evaluator before and after, over the examples that both models have a score on.
 
-    `weights` are those of the parts of the reward, if it is `weighted`; `clusters` maps examples to conversations.
+    `weights` are those of the parts of the reward, if it is `weighted`.
     """
     changes = []
     for metric in dict.fromkeys([*base.scores, *tuned.scores]):
         before, after = select_scored_in_both(metric, base, tuned)
-        difference = compute_paired_difference(before, after, clusters=clusters) if len(before) > 1 else None
+        difference = compute_paired_difference(before, after, clusters=base.clusters) if len(before) > 1 else None
         arms = summarize_arm(metric, base, before, tuned), summarize_arm(metric, tuned, after, base)
         changes.append(MetricChange(metric, tuned.split, *arms, difference, weights.get(metric)))
     return changes

@@ -192,6 +192,40 @@ def group_near_duplicates(items: Sequence[EvalInputItem], threshold: float = THR
     return [group for group in groups.values() if len(group) > 1]
 
 
+def find_equal_questions(items: Sequence[EvalInputItem]) -> list[list[str]]:
+    """Returns the ids of examples with the same question: equal but for case, spacing and punctuation.
+
+    The one rule of a game, which many examples share, is not a question: what else the row holds makes the example.
+    Where rows are equal in all but their id, it is.
+    """
+    id_key = find_id_key(items)
+    by_question: dict[Any, list[EvalInputItem]] = defaultdict(list)
+    for item in items:
+        text = read_question(item.input_obj)
+        by_question[split_runs(text) or text].append(item)
+    limit = max(MAX_COPIES, SHARED_SHARE * len(items))
+    found = []
+    for same in by_question.values():
+        if len(same) <= limit:
+            found.append([str(item.id) for item in same])
+            continue
+        by_row: dict[str, list[str]] = defaultdict(list)
+        for item in same:
+            row = item.full_dataset_entry
+            rest = {key: value for key, value in row.items() if key != id_key} if isinstance(row, Mapping) else row
+            by_row[repr((rest, item.expected_output_obj))].append(str(item.id))
+        found += by_row.values()
+    return found
+
+
+def find_id_key(items: Sequence[EvalInputItem]) -> str | None:
+    """Returns the column with the id of each example, `id` if several are equal to it; None: the rows have none."""
+    rows = [(str(item.id), item.full_dataset_entry) for item in items]
+    first = rows[0][1] if rows else None
+    names = ["id", *first] if isinstance(first, Mapping) else []
+    return next((n for n in names if all(isinstance(row, Mapping) and str(row.get(n)) == i for i, row in rows)), None)
+
+
 def read_runs(items: Sequence[EvalInputItem]) -> list[Runs]:
     """Returns the runs of each example's question, without the template; none of one that many examples share."""
     runs = [split_runs(read_question(item.input_obj)) for item in items]

@@ -5,7 +5,7 @@
     validate 3      compared with the answer of validate -1 to the same example
     confirm_tuned   compared with the answer of confirm_base to the same example and with the same sample number
 
-What failed by the policy's own fault is not compared, since it earns its penalty. Where the base model failed or a
+What failed because of the policy is not compared, since it earns its penalty. Where the base model failed or a
 sibling is left alone, an answer scores 0.5: with that, base and trained model have the same expected score if they are
 equally good, whatever the penalty is.
 """

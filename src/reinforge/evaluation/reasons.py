@@ -1,4 +1,4 @@
-"""The commonest reason why episodes or scores are missing, to print beside their count.
+"""The most common reason why episodes or scores are missing, to print beside their count.
 
 reasons ["tool_error: no row 3", "tool_error: no row 8", "timeout: ..."]  =>  "tool_error: no row 3 (2 of 3)"
 
@@ -38,7 +38,7 @@ class ReasonCounts:
         self._first.setdefault(kind, text)
 
     def find_commonest(self) -> str | None:
-        """Returns the commonest reason in one short line, with its share if there are others; None: there are none."""
+        """Returns the most common reason in one short line, with its share if there are others; None: no reason."""
         if not self._counts:
             return None
         total, kind = sum(self._counts.values()), max(self._counts, key=self._counts.__getitem__)
@@ -55,7 +55,7 @@ def without_numbers(reason: str) -> str:
 
 
 def find_commonest_reason(reasons: Iterable[str]) -> str | None:
-    """Returns the commonest of several reasons in one line, with its share if there are others; None: no reason."""
+    """Returns the most common of several reasons in one line, with its share if there are others; None: no reason."""
     counts = ReasonCounts()
     for reason in reasons:
         counts.add(reason)
@@ -68,12 +68,12 @@ def describe_failure(record: EpisodeRecord) -> str:
 
 
 def find_missing_reason(records: Sequence[EpisodeRecord]) -> str | None:
-    """Returns the commonest reason among the episodes that the environment failed; None: none is missing."""
+    """Returns the most common reason among the episodes that the environment failed; None: none is missing."""
     return find_commonest_reason(describe_failure(record) for record in records if record.outcome.is_missing)
 
 
 def find_unscored_reason(records: Sequence[EpisodeRecord], metric: str) -> str | None:
-    """Returns the commonest reason why one evaluator has no score of an episode; None: it has scored all."""
+    """Returns the most common reason why one evaluator has no score of an episode; None: it has scored all."""
     reasons = []
     for record in records:
         output = record.scores.get(metric)

@@ -83,7 +83,7 @@ def any_replies(loaded: LoadedRows) -> bool:
 
 @dataclass
 class RowStatistics:
-    """Figures of a dataset."""
+    """Statistics of a dataset."""
 
     shape: str
     num_rows: int

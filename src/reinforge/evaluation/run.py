@@ -46,6 +46,7 @@ class DatasetEvaluation(EvaluationRunner):
 
     Args:
         held_out_evaluators: Evaluators for `select` and `confirm`, including `reward_metric`; None: the same ones.
+        clusters: Example id -> its cluster (`find_clusters`), of examples that share one; intervals count clusters.
         compute_reward: The trajectory builder's method that turns the reward metric's score of a collected episode into
             its reward, given `epoch` and `round`. None: the score is the reward.
         listener: Called once for every finished episode (journal, progress).
@@ -67,6 +68,7 @@ class DatasetEvaluation(EvaluationRunner):
         listener: Listener = lambda record: None,
         num_samples: Mapping[str, int] | None = None,
         held_out_evaluators: Mapping[str, Evaluator] | None = None,
+        clusters: Mapping[str, str] | None = None,
         recall: Recall = lambda key, item: None,
         load_episodes: EpochLoader = lambda epoch, items, phase: [],
         note: Callable[[str], None] = lambda text: None,
@@ -74,7 +76,7 @@ class DatasetEvaluation(EvaluationRunner):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
         self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
         self.outcomes, self.listener, self.num_samples = outcomes, listener, dict(num_samples or {})
-        self.compute_reward = compute_reward
+        self.compute_reward, self.clusters = compute_reward, dict(clusters or {})
         self.recall, self.load_episodes = recall, load_episodes
         self.splits = {name: list(items) for name, items in splits.items()}
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
@@ -238,7 +240,7 @@ class DatasetEvaluation(EvaluationRunner):
         scores = {name: {id_: statistics.fmean(v) for id_, v in by_id.items()} for name, by_id in samples.items()}
         num_examples = len({record.key.example_id for record in records})
         summaries = {
-            name: summarize(name, by_id, num_examples, find_unscored_reason(records, name))
+            name: summarize(name, by_id, num_examples, find_unscored_reason(records, name), self.clusters)
             for name, by_id in scores.items()
         }
         error = None if scores[self.reward_metric] else describe_missing(records)
@@ -251,6 +253,7 @@ class DatasetEvaluation(EvaluationRunner):
             reward_metric=self.reward_metric,
             error=error,
             summaries=summaries,
+            clusters=self.clusters,
         )
 
     async def run_eval(self) -> EvaluationRunOutput:
@@ -314,5 +317,5 @@ def check_missing_share(records: Sequence[EpisodeRecord], allowed: float, what: 
 
 def describe_too_many(what: str, unscored: str, allowed: float, reason: str) -> str:
     """Returns the message for a share of missing scores that `outcomes.max_missing` does not allow."""
-    because = f"; the commonest reason: {reason}" if reason else ""
+    because = f"; the most common reason: {reason}" if reason else ""
     return f"{what}: {unscored} have no score, more than outcomes.max_missing ({allowed:.0%}) allows{because}"

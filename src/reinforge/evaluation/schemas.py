@@ -252,7 +252,7 @@ def _check_unique_items(validator: Any, wanted: Any, answer: Any, schema: Any) -
     for item in answer:
         key = _make_key(item)
         if key in seen:
-            yield _build_error(f"{_shorten(item)} is there more than once")
+            yield _build_error(f"{_shorten(item)} is a duplicate")
             return
         seen.add(key)
 

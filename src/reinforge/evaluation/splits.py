@@ -27,7 +27,7 @@ from typing import Any
 from reinforge.bounded import encode_any
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
-from reinforge.evaluation.contamination import group_near_duplicates
+from reinforge.evaluation.contamination import find_equal_questions, find_id_key, group_near_duplicates
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
@@ -101,13 +101,15 @@ def group_by_column(items: Sequence[EvalInputItem], key: str | None) -> dict[str
     return groups
 
 
-def find_clusters(items: Sequence[EvalInputItem], group_key: str | None) -> dict[str, str]:
-    """Returns id -> its cluster, the first id, of examples of one conversation or with replies to one prompt."""
-    by_prompt: dict[str, list[str]] = defaultdict(list)
-    for item in items:
-        if isinstance(item.full_dataset_entry, Mapping) and _has_reply(item.full_dataset_entry):
-            by_prompt[_hash_content([item.input_obj])].append(str(item.id))
-    related = [*by_prompt.values(), *group_by_column(items, group_key).values()]
+def find_clusters(items: Sequence[EvalInputItem], config: SplitsConfig) -> dict[str, str]:
+    """Returns id -> its cluster, the first id, of examples that depend on each other: intervals count clusters.
+
+    Examples of one conversation (`group_key`) do, and those with the same question (`find_equal_questions`), unless the
+    id makes the example (`key` names the column with the id).
+    """
+    id_makes_example = config.key is not None and config.key == find_id_key(items)
+    related = [] if id_makes_example else find_equal_questions(items)
+    related += group_by_column(items, config.group_key).values()
     groups = merge_groups([[str(item.id)] for item in items], related)
     return {id_: group[0] for group in groups if len(group) > 1 for id_ in group}
 
@@ -126,7 +128,7 @@ def suggest_id(groups: list[list[str]], id_key: str) -> str:
     """Returns how to say that rows which differ only in their id are examples of their own, if there are such rows."""
     if all(len(group) == 1 for group in groups):
         return ""
-    return f"; or, if the id alone makes an example (it seeds the environment), set {PATH}.key: {id_key}"
+    return f"; or, if the id alone defines an example (it seeds the environment), set {PATH}.key: {id_key}"
 
 
 def _check_unique_ids(items: Sequence[EvalInputItem]) -> None:

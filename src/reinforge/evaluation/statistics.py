@@ -7,7 +7,8 @@
     compute_half_width          number of examples     -> half the width of the interval of an improvement
 
 The unit is the example: several samples of one example are averaged before they get here, so they never count as
-several examples. Where a bound of an interval is unknown it is None, never a number.
+several examples. Examples that share a prompt or a conversation are not independent; they form a cluster, and every
+interval and test below counts clusters. Where a bound of an interval is unknown it is None, never a number.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Improvement:
     p_value: float
     num_pairs: int
     method: str
+    num_clusters: int | None = None  # clusters that the pairs are of; None: not known
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,37 +61,63 @@ class Improvement:
         return "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.3f}"
 
 
-def compute_mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
+def compute_mean_interval(
+    values: Sequence[float], level: float = 0.95, names: Sequence[str] | None = None
+) -> tuple[float, float | None, float | None]:
     """Returns the mean and the lower and upper bound of its confidence interval.
 
     If every value is 0 or 1: the Wilson score interval (Wilson 1927), which stays inside [0, 1] and has a width even
-    when all values are equal. Otherwise Student's t: `mean +- t * s / sqrt(n)`; with one value, or with values that are
-    all equal, the spread is unknown and both bounds are None (an interval of width 0 would claim certainty).
+    when all values are equal. Otherwise Student's t: `mean +- t * standard error` (`compute_clustered_error`); with one
+    cluster, or with clusters of equal means, the spread is unknown and both bounds are None (an interval of width 0
+    would claim certainty).
+
+    Where values of 0 and 1 share clusters, Wilson's n is the effective number of values `mean (1 - mean) / se^2`, times
+    `(z / t)^2` for the degrees of freedom (Korn and Graubard 1998, with Wilson's interval instead of Clopper and
+    Pearson's), at most the number of values; where the clusters have equal means, that of `count_independent`.
 
     Example: [1, 1, 1, 0] -> (0.75, 0.301, 0.954); [0.5] -> (0.5, None, None).
+
+    Args:
+        names: The cluster of each value; None: each is its own.
     """
     array = _to_finite_array(values)
-    mean = float(array.mean())
+    mean, size = float(array.mean()), array.size
+    names = names if names is not None else [str(index) for index in range(size)]
+    has_spread = len(set(names)) > 1 and not _are_equal(sum_clusters(array - mean, names), array)
+    error, df = compute_clustered_error(array - mean, names) if has_spread else (0.0, 1.0)
     if _is_binary(array):
-        return mean, *_wilson_interval(int(array.sum()), array.size, level)
-    if array.size < 2 or np.ptp(array) == 0:
+        effective = count_independent(names)
+        if has_spread and effective < size:
+            z_over_t = NormalDist().inv_cdf((1 + level) / 2) / t_quantile(df, level)
+            effective = min(size, mean * (1 - mean) / error**2 * z_over_t**2)
+        return mean, *_wilson_interval(mean, effective, level)
+    if not has_spread:
         return mean, None, None
-    half = _t_half_width(array, level)
+    half = t_quantile(df, level) * error
     return mean, mean - half, mean + half
 
 
 def summarize(
-    metric: str, scores: dict[str, float], num_examples: int, unscored_reason: str | None = None
+    metric: str,
+    scores: Mapping[str, float],
+    num_examples: int,
+    unscored_reason: str | None = None,
+    clusters: Mapping[str, str] | None = None,
 ) -> MetricSummary:
-    """Returns the mean, interval and counts of one metric; examples without a score are left out of `scores`."""
+    """Returns the mean, interval and counts of one metric; examples without a score are left out of `scores`.
+
+    Args:
+        clusters: Example id -> its cluster; an example without one is its own.
+    """
     num_unscored = num_examples - len(scores)
     if num_unscored < 0:
         raise ValueError(f"{metric}: {len(scores)} scores for {num_examples} examples")
     reason = unscored_reason if num_unscored else None
     if not scores:
         return MetricSummary(metric, None, None, None, 0, num_unscored, reason)
-    mean, low, high = compute_mean_interval(list(scores.values()))
-    return MetricSummary(metric, mean, low, high, len(scores), num_unscored, reason)
+    names = list_names(scores, clusters)
+    mean, low, high = compute_mean_interval(list(scores.values()), names=names)
+    return MetricSummary(metric, mean, low, high, len(scores), num_unscored, reason, len(set(names)))
 
 
 def compute_paired_difference(
@@ -121,8 +149,8 @@ def compute_paired_difference(
         margin: Difference that the p-value tests against.
         level: Coverage of the interval.
         clusters: Example id -> its cluster, such as the conversation; an example without one is its own. Examples of
-            one cluster are not independent: the standard error is that of the sums of the clusters (`sum_clusters`),
-            and the test flips the sign of a whole cluster.
+            one cluster are not independent: the standard error is that of the sums of the clusters
+            (`compute_clustered_error`), and the test flips the sign of a whole cluster.
 
     Raises:
         ValueError: No example has a score from both models.
@@ -130,26 +158,61 @@ def compute_paired_difference(
     ids = sorted(base.keys() & tuned.keys())
     if not ids:
         raise ValueError("no example has a score from both models")
-    names = [(clusters or {}).get(i, f"example {i}") for i in ids]
+    names = list_names(ids, clusters)
     base_scores, tuned_scores = _to_finite_array(base[i] for i in ids), _to_finite_array(tuned[i] for i in ids)
     differences = tuned_scores - base_scores
     mean = float(differences.mean())
     p_value, p_method = _sign_flip_test(sum_clusters(differences - margin, names))
     num_clusters = len(set(names))
-    residuals = sum_clusters(differences - mean, names)
-    rounding = 1e-12 * max(1.0, float(np.abs(differences).max()))
     low: float | None
     high: float | None
     if num_clusters == 1 < len(ids):
         low, high, method = None, None, "one cluster has no interval"
-    elif np.ptp(residuals) > rounding:
-        half = _t_half_width(residuals * (num_clusters / len(ids)), level)
-        low, high, method = mean - half, mean + half, "paired t interval"
-    else:
+    elif _are_equal(sum_clusters(differences - mean, names), differences):
         low, high = _equal_differences_interval(mean, np.concatenate([base_scores, tuned_scores]), num_clusters, level)
         method = "exact bound for equal differences"
+    else:
+        error, df = compute_clustered_error(differences - mean, names)
+        half = t_quantile(df, level) * error
+        low, high, method = mean - half, mean + half, "paired t interval"
     over = f" over {num_clusters} clusters" if num_clusters < len(ids) else ""
-    return Improvement(mean, low, high, p_value, len(ids), f"{method}{over}; {p_method}")
+    return Improvement(mean, low, high, p_value, len(ids), f"{method}{over}; {p_method}", num_clusters)
+
+
+def list_names(ids: Iterable[str], clusters: Mapping[str, str] | None) -> list[str]:
+    """Returns the cluster of each example; one without a cluster is its own."""
+    return [(clusters or {}).get(id_, f"example {id_}") for id_ in ids]
+
+
+def count_independent(names: Sequence[str]) -> float:
+    """Returns the number of independent values with the spread of values in clusters: `n^2 / sum of n_c^2` (Kish 1965).
+
+    Example: names a a b b -> 2; a a a b -> 16 / 10 = 1.6.
+    """
+    sizes = sum_clusters(np.ones(len(names)), names)
+    return float(len(names) ** 2 / (sizes**2).sum())
+
+
+def compute_clustered_error(residuals: Scores, names: Sequence[str]) -> tuple[float, float]:
+    """Returns the standard error of a mean of values in clusters, and its degrees of freedom.
+
+    With the sum `s_c` of the residuals and the size `n_c` of each cluster, of n values in all:
+
+        se^2 = sum of s_c^2 / (1 - n_c / n) / n^2
+        df   = n^2 / (sum of (d_c^2 - 2 d_c e_c / n) + (sum of e_c)^2 / n^2),  d_c = n_c / (1 - n_c / n),  e_c = n_c d_c
+
+    (Bell and McCaffrey 2002, for the model that has only a mean; the degrees of freedom are Satterthwaite's). Where
+    each value is its own cluster these are `s / sqrt(n)` and n - 1.
+
+    Example: residuals 0.5, 0.5, -0.5, -0.5 in clusters a a b c -> sums 1, -0.5, -0.5; se 0.408, df 1.8.
+    """
+    n, sums = residuals.size, sum_clusters(residuals, names)
+    sizes = sum_clusters(np.ones(n), names)
+    rest = 1 - sizes / n
+    scaled = sizes / rest
+    squares = sizes * scaled
+    spread = float((scaled**2 - 2 * scaled * squares / n).sum() + squares.sum() ** 2 / n**2)
+    return math.sqrt(float((sums**2 / rest).sum())) / n, max(1.0, n**2 / spread)
 
 
 def sum_clusters(values: Scores, names: Sequence[str]) -> Scores:
@@ -162,7 +225,9 @@ def sum_clusters(values: Scores, names: Sequence[str]) -> Scores:
     return np.asarray(np.bincount(indices, weights=values), dtype=np.float64)
 
 
-def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float]) -> Improvement:
+def compute_unpaired_difference(
+    base: Mapping[str, float], tuned: Mapping[str, float], clusters: Mapping[str, str] | None = None
+) -> Improvement:
     """Returns the difference of the means of two models that ran on different examples; `num_pairs` is 0.
 
     The interval is built from those of the two means, `[l, u]` of `compute_mean_interval` (Zou and Donner 2008; for
@@ -171,23 +236,26 @@ def compute_unpaired_difference(base: Sequence[float], tuned: Sequence[float]) -
         low  = difference - sqrt((tuned - l_tuned)^2 + (u_base - base)^2)
         high = difference + sqrt((u_tuned - tuned)^2 + (base - l_base)^2)
 
-    The p-value is that of a permutation test: if both models were equally good, each score could just as well have
-    been the other model's. It uses 10,000 random divisions with a fixed seed.
+    The p-value is that of a permutation test: if both models were equally good, each cluster of scores could just as
+    well have been the other model's. It uses 10,000 random divisions with a fixed seed.
 
-    Example: [1, 0, 0, 0] and [1, 1, 1, 0] -> difference 0.5, interval [-0.135, 0.789].
+    Example: scores 1, 0, 0, 0 and 1, 1, 1, 0 -> difference 0.5, interval [-0.135, 0.789].
     """
-    (mean_base, low_base, high_base), (mean, low, high) = map(compute_mean_interval, (base, tuned))
+    arms = [(_to_finite_array(arm.values()), list_names(arm, clusters)) for arm in (base, tuned)]
+    (mean_base, low_base, high_base), (mean, low, high) = (
+        compute_mean_interval(scores.tolist(), names=names) for scores, names in arms
+    )
     difference = mean - mean_base
     ci_low = ci_high = None
     if low is not None and high is not None and low_base is not None and high_base is not None:
         ci_low = difference - math.hypot(mean - low, high_base - mean_base)
         ci_high = difference + math.hypot(high - mean, mean_base - low_base)
-    p_value = _permutation_test(_to_finite_array(base), _to_finite_array(tuned))
     method = f"unpaired interval from those of the two means; permutation test, {NUM_RANDOM_FLIPS:,} random divisions"
-    return Improvement(difference, ci_low, ci_high, p_value, 0, method)
+    num_clusters = sum(len(set(names)) for _, names in arms)
+    return Improvement(difference, ci_low, ci_high, _permutation_test(arms), 0, method, num_clusters)
 
 
-def compute_detectable_effect(num_pairs: int, spread: float) -> float:
+def compute_detectable_effect(num_pairs: float, spread: float) -> float:
     """Returns the smallest true mean difference whose 95 % interval lies above 0 with probability 0.9.
 
     `(z_0.975 + z_0.9) * spread / sqrt(n)`, with the standard deviation `spread` of an example's difference.
@@ -198,15 +266,18 @@ def compute_detectable_effect(num_pairs: int, spread: float) -> float:
     return (normal.inv_cdf((1 + 0.95) / 2) + normal.inv_cdf(0.9)) * spread / math.sqrt(num_pairs)
 
 
-def compute_half_width(num_pairs: int, num_samples: int = 1) -> float:
+def compute_half_width(num_pairs: float, num_samples: int = 1) -> float:
     """Returns half the width that the interval of an improvement will have: a smaller improvement cannot be shown.
 
     `t_(n-1) * s / sqrt(n)` with `s = 0.5 / sqrt(num_samples) * sqrt(n / (n-1))`. Assumption: scores of 0 and 1 with a
     small improvement, where the two models score an example differently one time in four: such a difference has the
     variance 1/4, and the mean of `num_samples` of them 1/4 / num_samples. Where the models differ more often, the
     interval is wider. With 20 examples -> 0.240, 100 -> 0.100, 20 with 4 samples each -> 0.120.
+
+    Args:
+        num_pairs: The number of independent examples (`count_independent`), above 1.
     """
-    return t_quantile(num_pairs - 1, 0.95) * 0.5 / math.sqrt(num_samples * (num_pairs - 1))
+    return t_quantile(max(1.0, num_pairs - 1), 0.95) * 0.5 / math.sqrt(num_samples * (num_pairs - 1))
 
 
 def format_interval(
@@ -233,21 +304,21 @@ def _is_binary(values: Scores) -> bool:
     return bool(np.isin(values, (0.0, 1.0)).all())
 
 
-def _wilson_interval(successes: int, n: int, level: float) -> tuple[float, float]:
+def _are_equal(sums: Scores, values: Scores) -> bool:
+    """Returns True if sums of residuals differ by no more than rounding."""
+    return bool(np.ptp(sums) <= 1e-12 * max(1.0, float(np.abs(values).max())))
+
+
+def _wilson_interval(share: float, n: float, level: float) -> tuple[float, float]:
     z = NormalDist().inv_cdf((1 + level) / 2)
-    share = successes / n
     center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    low = 0.0 if successes == 0 else center - half
-    high = 1.0 if successes == n else center + half
+    low = 0.0 if share == 0 else center - half
+    high = 1.0 if share == 1 else center + half
     return low, high
 
 
-def _t_half_width(values: Scores, level: float) -> float:
-    return t_quantile(values.size - 1, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
-
-
-def t_quantile(df: int, level: float) -> float:
+def t_quantile(df: float, level: float) -> float:
     """Returns the t for which `P(|T| < t) = level`, where T follows Student's t with `df` degrees of freedom.
 
     For integer `df`, `P(|T| < t)` is a finite sum in `theta = atan(t / sqrt(df))` (Abramowitz & Stegun 1964, 26.7.3 and
@@ -260,8 +331,15 @@ def t_quantile(df: int, level: float) -> float:
     All terms are positive, so nothing cancels. The sum is concave in theta and the normal quantile is smaller than the
     t quantile, so Newton's method approaches the root from below until rounding stops it.
 
+    Between whole numbers its logarithm is interpolated over `1 / df` (within 3 %; above df 5 within 0.1 %).
+
     Example: `t_quantile(2, 0.95)` -> 4.3027.
     """
+    whole = math.floor(df + 1e-9)
+    if df - whole > 1e-9:
+        share = (1 / df - 1 / (whole + 1)) / (1 / whole - 1 / (whole + 1))
+        return float(t_quantile(whole, level) ** share * t_quantile(whole + 1, level) ** (1 - share))
+    df = whole
     odd = df % 2
     steps = np.arange(1, df // 2)
     factors = 2 * steps / (2 * steps + 1) if odd else (2 * steps - 1) / (2 * steps)
@@ -312,15 +390,19 @@ def _sign_flip_test(differences: Scores) -> tuple[float, str]:
     return (1 + num_extreme) / (1 + NUM_RANDOM_FLIPS), f"sign-flip test, {NUM_RANDOM_FLIPS:,} random flips"
 
 
-def _permutation_test(base: Scores, tuned: Scores) -> float:
-    scores = np.concatenate([base, tuned])
-    total, n = float(scores.sum()), tuned.size
-    tolerance = 1e-9 * max(1.0, float(np.abs(scores).max()))  # so that rounding cannot break a tie
-    observed = abs(float(tuned.mean()) - float(base.mean())) - tolerance
-    random, num_extreme = np.random.default_rng(0), 0
-    for _ in range(NUM_RANDOM_FLIPS):
-        chosen = float(random.permutation(scores)[:n].sum())
-        num_extreme += abs(chosen / n - (total - chosen) / base.size) >= observed
+def _permutation_test(arms: Sequence[tuple[Scores, list[str]]]) -> float:
+    sums = np.concatenate([sum_clusters(scores, names) for scores, names in arms])
+    sizes = np.concatenate([sum_clusters(np.ones(scores.size), names) for scores, names in arms])
+    total, n, first = float(sums.sum()), float(sizes.sum()), len(set(arms[0][1]))
+
+    def measure(order: NDArray[np.int64]) -> float:
+        chosen, count = float(sums[order[:first]].sum()), float(sizes[order[:first]].sum())
+        return abs(chosen / count - (total - chosen) / (n - count))
+
+    tolerance = 1e-9 * max(1.0, float(np.abs(sums / sizes).max()))  # so that rounding cannot break a tie
+    observed = measure(np.arange(sums.size)) - tolerance
+    random = np.random.default_rng(0)
+    num_extreme = sum(measure(random.permutation(sums.size)) >= observed for _ in range(NUM_RANDOM_FLIPS))
     return (1 + num_extreme) / (1 + NUM_RANDOM_FLIPS)
 
 

@@ -136,7 +136,7 @@ def export(
         dtype: Of a merged model: `float32` or `bfloat16`; None: that of the training.
         quantize: How a GGUF file stores matrices: `f32`, `f16`, `bf16`, `q8_0` or `q4_k_m`.
         base_model: Name that an adapter gives its base, such as its hub id.
-        judge: Measure the exported model: its tokens, and the agent's figure on `confirm`.
+        judge: Measure the exported model: its tokens, and the agent's score on `confirm`.
         judge_with: `transformers`, `llama.cpp`, or `auto`.
         workflow: The agent of a run that `reinforge.finetune` made; without it only the tokens are compared.
         push: Name on the Hugging Face hub to upload to.

@@ -148,7 +148,9 @@ def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, mod
     (folder / MODELFILE).write_text(format_modelfile(file.name, model.sampling, ends, blocks), encoding="utf-8")
     notes = []
     if find_context_length(module.config) < module.config.max_position_embeddings:
-        notes.append("llama.cpp attends to the whole context, so the file's ends at the model's sliding window.")
+        notes.append(
+            "llama.cpp attends to the whole context, so the file's context length is the model's sliding window."
+        )
     if blocks is None:
         notes.append("Ollama's template language cannot express the chat template: see the Modelfile.")
     return Artifact(file, storage, model.base, tuple(notes))

@@ -58,7 +58,7 @@ HUB = "Hugging Face hub"
     "project_root",
     metavar="FOLDER",
     group=JUDGE,
-    help="For a run that was not made here: the folder of its Python files, which you trust.",
+    help="For a run from elsewhere: the folder of its Python files, if you trust them.",
 )
 @option("push", metavar="OWNER/NAME", group=HUB, help="Upload the folder; HF_TOKEN or `hf auth login` has the token.")
 @option("public", is_flag=True, group=HUB, help="Make a new repository public.")
@@ -71,7 +71,7 @@ def command(run: str, public: bool, as_json: bool, debug: bool, **options: Any) 
     """Write the model of a run for other programs, with a model card, and judge it again.
 
     The folder appears complete or not at all; the run is only read. Judging runs the run's agent on its confirm
-    examples through the exported model, so that the card has the figure of what you ship.
+    examples through the exported model, so that the card has the score of what you ship.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Judges an artifact: its tokens against those of the run's model, and the agent's figure on `confirm` through it."""
+"""Judges an artifact: its tokens against those of the run's model, and the agent's score on `confirm` through it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Judgement:
     parity: Parity | None = None
     """Tokens and log-probs against the run's model; None: the run recorded no held-out prompts."""
     run_figure: MetricSummary | None = None
-    """The run's own figure on `confirm`; None: it has none."""
+    """The run's own score on `confirm`; None: it has none."""
     figure: MetricSummary | None = None
     """The artifact's; None: not measured, see `note`."""
     difference: Improvement | None = None
-    """The artifact's figure minus the run's, example by example; None: not both are known."""
+    """The artifact's score minus the run's, example by example; None: not both are known."""
     note: str = ""
     """Why a part is missing; empty if none is."""
 
@@ -138,13 +138,15 @@ async def _measure(
     report = (await evaluate(options.loaded, asked, options.registry)).report
     metric = find_metric(model)
     before, after = read_scores(reader, metric), report.scores.get(metric, {})
-    known = model.summary.confirm_tuned or (summarize(metric, before, len(before)) if before else None)
+    known = model.summary.confirm_tuned or (
+        summarize(metric, before, len(before), clusters=report.clusters) if before else None
+    )
     shared = before.keys() & after.keys()
     return replace(
         judgement,
         figure=report.summaries.get(metric),
         run_figure=known,
-        difference=compute_paired_difference(before, after) if shared else None,
+        difference=compute_paired_difference(before, after, clusters=report.clusters) if shared else None,
     )
 
 
@@ -236,7 +238,7 @@ def read_prompts(reader: JournalReader, limit: int = MAX_PROMPTS) -> list[ModelR
 
 
 def make_greedy(request: ModelRequest, max_tokens: int = MAX_TOKENS) -> ModelRequest:
-    """Returns a request with greedy decoding, without grammar and stop texts, so that tokens can be compared."""
+    """Returns a request with greedy decoding, without grammar and stop strings, so that tokens can be compared."""
     limit = min(max_tokens, request.sampling.max_tokens or max_tokens)
     own = request.sampling
     sampling = SamplingParams(

@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_merged(folder: Path) -> nn.Module:
-    """Returns a checkpoint's model in float32, with W + s B A in the place of each adapted W (arXiv:2106.09685)."""
+    """Returns a checkpoint's model in float32, with W + s B A in place of each adapted W (arXiv:2106.09685)."""
     held = find_base_source(folder, WHERE)
     with hide_progress_bars():
         if held is None:
@@ -64,7 +64,7 @@ def _refuse_shared_weights(module: nn.Module, folder: Path) -> None:
         if len(paths[key]) > 1:
             raise EngineError(
                 f"{folder} adapts {path}, whose weights another layer shares ({' and '.join(paths[key])}), so they "
-                "cannot be merged; export the adapter as it is, or train without an adapter of that layer"
+                "cannot be merged; export the adapter itself (--format peft), or train without an adapter of that layer"
             )
 
 

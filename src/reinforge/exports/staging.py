@@ -11,6 +11,7 @@ from pathlib import Path
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import MANIFEST, STAGED, commit_folder, find_damage, read_json_file, storage_boundary
+from reinforge.runs.journal.journal import is_alive
 
 MAX_LISTED = 5
 KIND = "export"
@@ -70,17 +71,8 @@ def remove_abandoned(target: Path) -> None:
     name = re.compile(rf"{re.escape(STAGED + target.name)}-(\d+)")
     for path in target.parent.glob(f"{STAGED}*"):
         match = name.fullmatch(path.name)
-        if match is not None and path.is_dir() and not path.is_symlink() and not _is_alive(int(match[1])):
+        if match is None or not path.is_dir() or path.is_symlink():
+            continue
+        pid = int(match[1])
+        if pid == os.getpid() or not is_alive(pid):  # this process has not begun yet: an earlier one had its number
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    if pid == os.getpid():  # of an earlier process with this number: this one has not begun yet
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

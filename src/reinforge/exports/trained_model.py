@@ -134,7 +134,7 @@ def _find_run(name: str, output_dir: Path) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "run.sqlite").is_file():
         message = f"{folder} is not a run folder (no run.sqlite)"
-        raise ConfigError(Problem(RUN, message, "name a run; a model's folder can be used as it is"))
+        raise ConfigError(Problem(RUN, message, "name a run; a model's folder needs no export"))
     if name.startswith("bundled:"):
         message = f"{name} is a starter that no run has trained; its folder is a model that transformers loads"
         raise ConfigError(Problem(RUN, message, "train it first, and name the run"))

@@ -321,5 +321,5 @@ async def _replace_guess(
 
 def _is_sampled_turn(turn: EpisodeItem, sampled: TokenLogprobs | ChatPrompt | None) -> bool:
     if isinstance(sampled, TokenLogprobs):
-        return turn.logprobs is sampled
-    return sampled is not None and turn.logprobs == sampled
+        return turn.tokens is sampled
+    return sampled is not None and turn.prompt == sampled

@@ -68,7 +68,7 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
         return True
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Starts a job; the same job key returns the same job, also from another process.
+        """Starts a job; the same job key returns the same job, even from another process.
 
         If there is nothing to train, nothing is sent; the job's status is failed, with the reason.
         """

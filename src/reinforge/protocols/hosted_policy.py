@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow
 from reinforge.interfaces import PolicyServer
+from reinforge.protocols.service import NOT_FOUND
 from reinforge.rollout.models.openai_client import OpenAIChat
 from reinforge.rollout.models.openai_http import RequestRejected
 from reinforge.types.request import ChatPrompt, Message, ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-NOT_FOUND = 404
 READINESS_REQUEST = ModelRequest([{"role": "user", "content": "1 2 3"}], SamplingParams(max_tokens=1))
 MAX_PAUSE_S = 10.0
 

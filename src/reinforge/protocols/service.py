@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -96,6 +96,20 @@ class HostedService(ABC):
     @abstractmethod
     async def cancel(self, id_: str) -> HostedJob:
         """Cancels a job and returns it, or one that has ended before; raises `BackendError` if it cannot."""
+
+    async def cancel_unless_ended(self, id_: str, cancel: Callable[[], Awaitable[HostedJob]]) -> HostedJob:
+        """Returns what `cancel` returns, or, if the service refuses because the job has ended, the job."""
+
+        async def cancel_or_find() -> HostedJob:
+            try:
+                return await cancel()
+            except RequestRejected:
+                job = await self.retrieve_job(id_)
+                if job.status.is_terminal:
+                    return job
+                raise
+
+        return await self.endpoint.retry(cancel_or_find)
 
     def find_fix(self, status: int, method: str, path: str) -> str | None:
         """Returns what the user can do about a rejected request; None: the service's own message has to suffice."""

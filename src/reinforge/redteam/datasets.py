@@ -2,10 +2,10 @@
 
     export REINFORGE_ASTRA_DATA=path/to/astra-rl/src/astra_rl/data
 
-    from reinforge.redteam.datasets import CONVOKIT_REDDIT_TRAIN  # a sequence of texts
+    from reinforge.redteam.datasets import CONVOKIT_REDDIT_TRAIN  # a sequence of strings
 
 Without the variable, the files of an installed package `astra_rl` are read (`pip install --no-deps astra-rl`); it is
-not imported. Prompts of your own need none of this: every sampler takes a list of texts.
+not imported. Prompts of your own need none of this: every sampler takes a list of strings.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _read_texts(path: Path) -> list[str]:
     except ValueError as cause:
         raise ConfigError(Problem(str(path), f"is not JSON: {cause}", "copy the file again")) from cause
     if not isinstance(rows, list) or not all(isinstance(row, str) and row for row in rows):
-        raise ConfigError(Problem(str(path), "expected a list of texts, none of them empty", "copy the file again"))
+        raise ConfigError(Problem(str(path), "expected a list of strings, none of them empty", "copy the file again"))
     return rows
 
 

@@ -47,7 +47,7 @@ class Capture:
     Attributes:
         seed: The episode's sampling seed, which differs between siblings.
         functions: Open function scopes, outermost first.
-        overflow: How a prompt exceeded the context, also if the agent went on; None: none did.
+        overflow: How a prompt exceeded the context, even if the agent continued; None: none did.
         bad_call: Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such
             a reply fails because of the policy.
         lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A

@@ -1,4 +1,4 @@
-"""Decides how an episode ended: its output, or whose failure it is, also if it cannot be recorded.
+"""Decides how an episode ended: its output, or whose failure it is, even if it cannot be recorded.
 
 a reply of a policy              -> policy_error      the agent's output, requests and marks   -> tool_error
 a reply of any other model       -> backend_error     an episode that had failed before        keeps its outcome

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, Literal
 
 from reinforge.rollout.handle.completion import build_completion, build_logprobs
 from reinforge.rollout.history import begins_with
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
-from reinforge.types.request import ChatPrompt, Message, TokenLogprobs
+from reinforge.types.request import ChatPrompt, Message
 from reinforge.types.steps import (
     IntermediateStep,
     IntermediateStepPayload,
@@ -20,7 +20,7 @@ from reinforge.types.steps import (
     TokenUsageBaseModel,
     UsageInfo,
 )
-from reinforge.types.trajectory import OTHER_CHOICES, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import OTHER_CHOICES, EpisodeItem, EpisodeItemRole, Trajectory
 
 WORKFLOW = "<workflow>"
 """The function scope of calls made outside any named function."""
@@ -48,6 +48,16 @@ def build_episode_item(message: Message, **fields: Any) -> EpisodeItem:
     return EpisodeItem.model_construct(role=role, content=extract_text(content), metadata=extra or None, **values)
 
 
+def build_turn(call: ModelCall, *, trained: bool) -> EpisodeItem:
+    """Returns the reply of a call as a turn, which carries its tokens, or its prompt, if it is trained."""
+    known = call.training_source if trained else None
+    item = build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False)
+    if trained and (known is None or call.reply.logprobs is not None):  # whatever the endpoint returned
+        item.logprobs = build_logprobs(call.reply)
+        item.attach(call.prompt)
+    return item
+
+
 def is_trained_call(
     call: ModelCall, target_model: str | None, target_functions: Sequence[str], policies: Collection[str]
 ) -> bool:
@@ -69,74 +79,58 @@ def build_episode_items(record: EpisodeRecord, targets: Iterable[bool]) -> list[
     for call, trained in zip(record.calls, targets, strict=True):
         messages = call.request.messages
         new = messages[len(previous) :] if previous and begins_with(messages, previous) else messages
-        items += [build_episode_item(message) for message in new]
-        known = call.training_source if trained else None
-        item = build_episode_item(call.reply.message, logprobs=known, trained=None if trained else False)
-        if trained and (known is None or call.reply.logprobs is not None):  # whatever the endpoint returned
-            item.logprobs = build_logprobs(call.reply)
-            item.bind_prompt(call.prompt)
-        items.append(item)
+        items += [*(build_episode_item(message) for message in new), build_turn(call, trained=trained)]
         previous = [*messages, call.reply.message]
     return items
 
 
-def attach_captured_tokens(collection: TrajectoryCollection, find_call: Callable[[str], ModelCall | None]) -> None:
-    """Adds the sampled tokens to turns that name their model call but have no tokens themselves.
+def attach_sources(
+    trajectories: Iterable[Trajectory],
+    find_call: Callable[[str], ModelCall | None] = lambda call_id: None,
+    *,
+    trains_on: Literal["tokens", "messages"] = "tokens",
+    is_remote: bool = False,
+) -> None:
+    """Gives the turns of a user's builder what training needs of them, where the builder has not kept it.
 
-    A user's builder may keep the log-probs in another format, or not at all; the captured call has them. If the call
-    has no tokens either (a hosted policy), the turn gets the call's prompt.
+    A turn that names its model call gets the call's tokens, or its prompt if the policy reports no tokens. For a
+    backend that trains on messages, a turn marked `trained=True` gets a prompt, the preceding messages.
+
+    Args:
+        find_call: Returns the recorded call of an id.
+        is_remote: True for a backend that serves no policy. It also trains any other turn that names its call or has
+            log-probs, and every assistant turn if the builder says nothing of that kind about any of them.
     """
-    turns = (turn for siblings in collection.trajectories for trajectory in siblings for turn in trajectory.turns)
-    for turn in turns:
-        call = find_call(turn.call_id) if not turn.is_recorded and turn.call_id is not None else None
-        match call.training_source if call is not None else None:
-            case TokenLogprobs() as tokens:
-                turn.bind_tokens(tokens)
-            case ChatPrompt() as prompt:
-                turn.bind_prompt(prompt)
+    trajectories = list(trajectories)
+    for item, before in _list_unrecorded(trajectories):
+        call = find_call(item.call_id) if item.call_id is not None else None
+        if call is not None and call.training_source is not None:
+            item.attach(call.training_source)
+        elif item.trained is False:
+            continue
+        elif call is not None and is_remote:
+            item.attach(call.prompt)
+        elif (item.trained and trains_on == "messages") or (is_remote and (item.trained or item.logprobs is not None)):
+            item.attach(_build_prompt(before))
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    if is_remote and not any(turn.is_recorded or turn.trained is False for turn in turns):
+        for item, before in _list_unrecorded(trajectories):
+            item.attach(_build_prompt(before))
 
 
-def attach_prompts(trajectory: Trajectory, tools: Sequence[dict[str, Any]] | None = None) -> None:
-    """Adds a prompt, the preceding messages, to turns marked `trained=True` that have neither tokens nor a prompt.
-
-    For backends that train on messages: a builder can make episodes from messages alone, without model calls.
-    """
-    offered = tuple(tools) if tools else None
-    for item, preceding in _iterate_unrecorded(trajectory):
-        if item.trained:
-            item.bind_prompt(ChatPrompt(preceding, offered, -1))
-
-
-def attach_remote_prompts(collection: TrajectoryCollection, find_call: Callable[[str], ModelCall | None]) -> None:
-    """Adds a prompt to every turn that a backend without a policy server trains, so that the turn counts as recorded.
-
-    These turns are: those that name their model call, have log-probs of any kind, or are marked `trained=True`. If the
-    builder says nothing of that kind about any turn, all assistant turns are.
-    """
-    trajectories = [trajectory for siblings in collection.trajectories for trajectory in siblings]
-    for trajectory in trajectories:
-        for item, preceding in _iterate_unrecorded(trajectory):
-            call = find_call(item.call_id) if item.call_id is not None else None
-            if call is not None:
-                item.bind_prompt(call.prompt)
-            elif item.trained or item.logprobs is not None:
-                item.bind_prompt(ChatPrompt(preceding, None, -1))
-    if any(turn.is_recorded or turn.trained is False for trajectory in trajectories for turn in trajectory.turns):
-        return
-    for trajectory in trajectories:
-        for item, preceding in _iterate_unrecorded(trajectory):
-            item.bind_prompt(ChatPrompt(preceding, None, -1))
+def _list_unrecorded(trajectories: Iterable[Trajectory]) -> list[tuple[EpisodeItem, list[EpisodeItem]]]:
+    """Returns the assistant turns that have neither tokens nor a prompt, each with what precedes it."""
+    episodes = ([item for item in each.episode if isinstance(item, EpisodeItem)] for each in trajectories)
+    return [
+        (item, episode[:place])
+        for episode in episodes
+        for place, item in enumerate(episode)
+        if item.role is EpisodeItemRole.ASSISTANT and not item.is_recorded
+    ]
 
 
-def _iterate_unrecorded(trajectory: Trajectory) -> Iterator[tuple[EpisodeItem, tuple[Message, ...]]]:
-    """Yields the assistant turns that may be trained and have neither tokens nor a prompt, with what precedes each."""
-    preceding: list[Message] = []
-    for item in trajectory.episode:
-        if not isinstance(item, EpisodeItem):
-            return
-        if item.role is EpisodeItemRole.ASSISTANT and item.trained is not False and not item.is_recorded:
-            yield item, tuple(preceding)
-        preceding.append(build_message(item))
+def _build_prompt(items: Iterable[EpisodeItem]) -> ChatPrompt:
+    return ChatPrompt(tuple(build_message(item) for item in items), None, -1)
 
 
 _CHAT_ROLES = {"environment": "user", "other": "user"}

@@ -11,7 +11,7 @@
         yield FunctionInfo.from_fn(answer, description="Answers a question.")
 
 Such a function gets its model before any episode starts. The client that it gets therefore looks up the episode that it
-is called in, so each call is recorded in its own episode. An episode runs in a thread with an event loop of its own: a
+is called in, so each call is recorded in its own episode. An episode runs in a thread with its own event loop: a
 client that blocks inside an `async def` holds up this episode alone.
 """
 

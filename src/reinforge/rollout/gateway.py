@@ -40,7 +40,7 @@ _http_logger = logging.getLogger(f"{__name__}.http")
 _http_logger.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 )
-"""Bytes that are no HTTP are answered with 400, and clients may hang up; a traceback would tell the user nothing."""
+"""Bytes that are not HTTP get a 400, and clients may disconnect; a traceback would tell the user nothing."""
 T = TypeVar("T")
 BODY_TIMEOUT_S = 60.0
 """Seconds in which a request's body must have arrived."""
@@ -149,7 +149,7 @@ class Gateway:
             raise BadRequest(f"the Host header must be one of {names}", status=403, code="forbidden_host")
         origin = request.headers.get("origin")
         if origin is not None and origin.lower().removeprefix("http://") not in self._hosts:
-            raise BadRequest("requests of a page in a browser are refused", status=403, code="forbidden_origin")
+            raise BadRequest("requests from web pages are refused", status=403, code="forbidden_origin")
 
     def _find_access(self, request: BaseRequest) -> tuple[GatewayAccess, str]:
         """Returns the episode's access and the path behind it."""
@@ -206,9 +206,9 @@ class EpisodeGateway:
 
 
 def _check_connected(request: BaseRequest) -> None:
-    """Raises where the client hung up while its request waited, so that nothing is sampled for it."""
+    """Raises where the client disconnected while its request waited, so that nothing is sampled for it."""
     if request.transport is None or request.transport.is_closing():
-        raise ConnectionResetError("the client has hung up")
+        raise ConnectionResetError("the client disconnected")
 
 
 def _hash_key(key: str) -> bytes:

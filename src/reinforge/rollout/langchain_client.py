@@ -1,10 +1,10 @@
 """A LangChain chat model for an entry of `llms`, whose calls are recorded in the episode that makes them.
 
 It works in `prompt | model | parser`, with `bind_tools` and `with_structured_output`, and in LangGraph. The run decides
-how a trained policy is sampled, so temperature and the like belong into the configuration. `langchain-core` is imported
+how a trained policy is sampled, so temperature and the like belong in the configuration. `langchain-core` is imported
 when an agent asks for the model.
 
-A reply keeps its reasoning and the tool calls whose arguments are no JSON object, and they are sent back with it:
+A reply keeps its reasoning and the tool calls whose arguments are not a JSON object, and they are sent back with it:
 LangChain itself leaves both out of requests, and the model would continue a conversation that it never had.
 """
 
@@ -88,7 +88,7 @@ def _build_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 def _build_generation(reply: Any, choice: Any) -> Any:
     """Returns a choice; `response_metadata` has its log-probs and the completion's id.
 
-    A call whose arguments are no JSON object is one of `invalid_tool_calls`, as with LangChain's own clients.
+    A call whose arguments are not a JSON object is one of `invalid_tool_calls`, as with LangChain's own clients.
     """
     from langchain_core.exceptions import OutputParserException
     from langchain_core.messages import AIMessage
@@ -99,7 +99,7 @@ def _build_generation(reply: Any, choice: Any) -> Any:
     calls, invalid = [], []
     for raw in sent.get("tool_calls") or ():
         try:
-            parsed, reason = parse_tool_call(raw, return_id=True), "the arguments are no JSON object"
+            parsed, reason = parse_tool_call(raw, return_id=True), "the arguments are not a JSON object"
         except OutputParserException as error:
             parsed, reason = None, str(error)
         if parsed is not None and isinstance(parsed["args"], dict):

@@ -250,7 +250,7 @@ class EpisodeBatch:
         self.runner.slots.release()
 
     async def _run_elsewhere(self, attempt: Attempt) -> None:
-        """Runs an attempt in a thread or a worker: again, with the same seeds, if a worker ends that it shares."""
+        """Runs an attempt in a thread or a worker: again, with the same seeds, if the worker that it shares dies."""
         ended = Settled[Any]()
         while True:
             try:
@@ -296,7 +296,7 @@ class Attempt(ContainedTask[Any]):
     """One attempt of an episode: the task of an async agent, or what an agent elsewhere is given.
 
     Args:
-        num_ends: How many shared workers have ended with this episode in them.
+        num_ends: How many shared workers have died with this episode in them.
     """
 
     __slots__ = ("batch", "capture", "item", "key", "num_ends", "number", "place", "seed", "started_s")
@@ -322,8 +322,8 @@ class Attempt(ContainedTask[Any]):
         return Attempt(self.batch, self.place, self.key, self.item, self.number + 1, self.num_ends)
 
     def begin_again(self, end: SharedWorkerEnded) -> None:
-        """Forgets what was recorded, since the worker has ended that the episode shared with others."""
-        logger.warning("the episode %s runs again, since its worker ended: %s", self.key, end)
+        """Forgets what was recorded, since the worker that the episode shared with others has died."""
+        logger.warning("the episode %s runs again, since its worker died: %s", self.key, end)
         self.num_ends += 1
         self._reset()
 

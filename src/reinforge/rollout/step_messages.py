@@ -1,7 +1,7 @@
 """Turns the steps of an episode into one list of chat messages.
 
 prompt [S, U1] -> A1; prompt [S, U1, A1, U2] -> A2      =>  S, U1, A1, U2, A2
-prompt [S, U1] -> A1; prompt [S, U2] -> A2              =>  S, U1, A1, U2, A2    (the agent starts each turn anew)
+prompt [S, U1] -> A1; prompt [S, U2] -> A2              =>  S, U1, A1, U2, A2    (the agent starts over in each turn)
 
 A message that equals an earlier one stays if the agent sent it again: only the part that a prompt shares with the
 messages so far is left out.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from reinforge.rollout.episode import build_episode_item, sum_step_rewards
+from reinforge.rollout.episode import build_episode_item, build_turn, sum_step_rewards
 from reinforge.types.episode import EpisodeRecord, ModelCall
 from reinforge.types.request import Message
 from reinforge.types.trajectory import Trajectory
@@ -119,7 +119,7 @@ def _build_siblings(record: EpisodeRecord, node: TreeNode, values: Sequence[floa
     group_id = f"{record.key.example_id}/{record.key.generation}/{node.name}"
     return [
         Trajectory.model_construct(
-            episode=[*path, build_episode_item(call.reply.message, logprobs=call.training_source)],
+            episode=[*path, build_turn(call, trained=True)],
             reward=value,
             shaped_rewards=None,
             metadata={"node": node.name, "depth": depth, "call_id": call.call_id},

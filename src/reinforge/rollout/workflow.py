@@ -101,7 +101,7 @@ def enter_agent(workflow: BoundWorkflow, item: EvalInputItem, llm: Any, context:
 async def call_agent(
     workflow: BoundWorkflow, item: EvalInputItem, llm: Any, context: EpisodeContext, timeout_s: float | None
 ) -> Any:
-    """Returns what the agent returns: an async one runs in a task of its own, a plain one in a daemon thread."""
+    """Returns what the agent returns: an async one runs in its own task, a plain one in a daemon thread."""
     if workflow.is_async:
         return await run_contained(lambda: enter_agent(workflow, item, llm, context), timeout_s)
     finished = False

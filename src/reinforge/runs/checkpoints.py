@@ -22,9 +22,15 @@ from reinforge.files import (
     write_folder,
 )
 from reinforge.interfaces import TrainerAdapter
+from reinforge.port_bases import SavesWeights
 
 STATE = Path("training") / "run.json"
 """The run's state when the checkpoint was written; with it a checkpoint that the journal does not list is adopted."""
+
+
+async def restore_weights(adapter: TrainerAdapter, folder: Path, version: int) -> bool:
+    """Loads the weights in a folder and serves them as `version`; False: the backend cannot."""
+    return isinstance(adapter, SavesWeights) and await adapter.restore(folder, version)
 
 
 class Checkpoints:
@@ -50,7 +56,7 @@ class Checkpoints:
         """
         target, staged = self.run / self.name(version), make_staging_path(self.folder)
         try:
-            if not await adapter.save(staged, version):
+            if not isinstance(adapter, SavesWeights) or not await adapter.save(staged, version):
                 return None
             text = to_json(state or {}) + "\n"
             with storage_boundary(target, len(text)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from reinforge.types.evaluation import MetricSummary
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
 """Settings that decide what a score means, besides the models that evaluators ask."""
+EVALUATORS = "evaluators"
+"""The fact of a run that holds evaluator -> hash of what decides its scores."""
 CLUSTERS = "clusters"
 """The fact of a run that holds example id -> its conversation or prompt, of held-out examples that share one."""
 
@@ -44,6 +46,14 @@ class ComparedMetric:
     first: MetricSummary
     second: MetricSummary
     difference: Improvement
+    is_comparable: bool = True
+    """False: the evaluator of this name is not the same in both runs."""
+
+    def describe_difference(self) -> tuple[str, str]:
+        """Returns the difference with its interval, and the p-value, for a table."""
+        if not self.is_comparable:
+            return "not comparable", ""
+        return str(self.difference), self.difference.format_p_value()
 
 
 @dataclass
@@ -57,7 +67,7 @@ class RunComparison:
         metrics: Every evaluator that both have, the verdict's first.
         examples: Every example of the first metric that both have, the most improved first; empty unless paired.
         changes: Settings that differ, from the first run to the second.
-        notes: What to know before the figures are believed, one sentence each.
+        notes: What to know before the metrics are believed, one sentence each.
     """
 
     first: RunOverview
@@ -75,6 +85,8 @@ class RunComparison:
             return "The two runs have no score in common."
         found = self.metrics[0]
         first, second, metric = self.first.folder.name, self.second.folder.name, found.metric
+        if not found.is_comparable:
+            return f"{first} and {second} were scored by different evaluators named {metric}: they cannot be compared."
         low, high = found.difference.ci_low, found.difference.ci_high
         if low is None or high is None:
             return f"The spread of {metric} is unknown, so no difference can be shown."
@@ -164,8 +176,14 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         found.changes = compare_configs(before, after)
     except (OSError, ValueError, ReinforgeError) as error:
         found.notes.append(f"The configurations cannot be compared: {error}")
-    if scoring := _find_scoring_changes(found):
-        found.notes.append(f"The two runs are scored differently: {', '.join(scoring)}.")
+    scoring = _find_scoring_changes(found)
+    changed = _find_changed_evaluators(found, scoring)
+    found.metrics = [replace(row, is_comparable=row.metric not in changed) for row in found.metrics]
+    notes = [f"The two runs are scored differently: {', '.join(scoring)}."] if scoring else []
+    if changed:
+        what = "Its code, its settings or its judge" if len(changed) == 1 else "Their code, settings or judges"
+        notes.insert(0, f"{', '.join(changed)} cannot be compared. {what} changed between the runs.")
+    found.notes = [*notes, *found.notes]
     return found
 
 
@@ -180,7 +198,7 @@ def _read_last_validation(folder: Path) -> _Arm:
         if heads := reader.episode_heads("validate", row.epoch):
             return _Arm(reader, heads)
     problem = f"{folder.name} has no evaluated episodes"
-    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` says what happened to it"))
+    raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` shows what happened to it"))
 
 
 def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, str]:
@@ -238,12 +256,13 @@ def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> 
         scores = [{example: each[example] for example in ids} for each in scores]
     if not all(scores):
         return None
-    first, second = (summarize(metric, each, len(arm.ids)) for each, arm in zip(scores, arms, strict=True))
+    clusters = _read_clusters(found)
+    first, second = (
+        summarize(metric, each, len(arm.ids), clusters=clusters) for each, arm in zip(scores, arms, strict=True)
+    )
     if found.is_paired:
-        difference = compute_paired_difference(scores[0], scores[1], clusters=_read_clusters(found))
-        return ComparedMetric(metric, first, second, difference)
-    before, after = (list(each.values()) for each in scores)
-    return ComparedMetric(metric, first, second, compute_unpaired_difference(before, after))
+        return ComparedMetric(metric, first, second, compute_paired_difference(scores[0], scores[1], clusters=clusters))
+    return ComparedMetric(metric, first, second, compute_unpaired_difference(scores[0], scores[1], clusters))
 
 
 def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample]:
@@ -273,17 +292,30 @@ def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
             total = len(arm.ids)
             if num_missing := total - len(arm.read_scores(metric)):
                 notes.append(f"{num_missing:,} of {total:,} examples have no {metric} in {name} and are left out.")
-    clusters = _read_clusters(found)
-    if not found.is_paired and any(len({clusters.get(id_, id_) for id_ in arm.ids}) < len(arm.ids) for arm in arms):
-        notes.append(
-            "Some examples share a conversation (finetuning.splits.group_key) or a prompt. An unpaired comparison "
-            "treats them as independent, so its interval is too narrow."
-        )
     if changed := _find_changed_code(found):
-        notes.append(
-            f"The code differs in {', '.join(changed)}. Scores of an evaluator that changed cannot be compared."
-        )
+        notes.append(f"The code differs in {', '.join(changed)}.")
     return notes
+
+
+def _find_changed_evaluators(found: RunComparison, scoring: Sequence[str]) -> list[str]:
+    """Returns the compared evaluators that are not the same in both runs, by their recorded hashes.
+
+    Where a run recorded none, by the settings that differ.
+    """
+    records = [
+        run.record.facts.get(EVALUATORS) if run.record is not None else None for run in (found.first, found.second)
+    ]
+    first, second = (each if isinstance(each, dict) else {} for each in records)
+    names = [row.metric for row in found.metrics]
+    return [
+        name
+        for name in names
+        if (
+            first[name] != second[name]
+            if name in first and name in second
+            else any(f"{path}.".startswith((f"eval.evaluators.{name}.", "llms.")) for path in scoring)
+        )
+    ]
 
 
 def _find_changed_code(found: RunComparison) -> list[str]:

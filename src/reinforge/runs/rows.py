@@ -189,7 +189,7 @@ class EpochMetrics:
         num_groups_outside: Groups that the curriculum left out.
         num_groups_spared: Groups that were not even collected because the curriculum would have left them out.
         num_missing: Episodes that failed for reasons outside the policy; None: the builder does not count them.
-        missing_reason: The commonest of these reasons; None: none is missing, or it is not known.
+        missing_reason: The most common of these reasons; None: none is missing, or it is not known.
         curriculum_percentile: Share of the groups that the curriculum admits, from 0 to 1.
         reward_std: Standard deviation of the rewards of all scored episodes; None: unknown.
         completion_tokens: Mean number of sampled tokens of a scored episode; None: unknown.
@@ -260,7 +260,7 @@ class ValidationRow:
         error: Why there is no reward; None: there is one.
         version: Version of the weights; None: not known.
         checkpoint: Their checkpoint, relative to the run folder; None: there is none.
-        unscored_reason: The commonest reason why examples are missing; None: none is, or it is not known.
+        unscored_reason: The most common reason why examples are missing; None: none is, or it is not known.
         extra: What else a user's own `run_validation_evaluation` returned.
     """
 

@@ -21,7 +21,7 @@ from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
 from reinforge.safe_text import to_printable
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
@@ -52,13 +52,14 @@ class RunSummary:
         config_sha256: Hash of the resolved configuration.
         evaluators: Every evaluator before and after, on `confirm`; on `select` if the verdict compared nothing.
         warnings: What to know before the new model is used, one sentence each.
-        missing_reason: The commonest reason of the episodes that the environment failed; None: none failed.
-        smoke: It was a quick test of the configuration (`--smoke`), whose figures mean nothing.
+        missing_reason: The most common reason of the episodes that the environment failed; None: none failed.
+        smoke: It was a quick test of the configuration (`--smoke`), whose metrics mean nothing.
         can_resume: False if resuming it would end in the same way.
         best_epoch: Epoch of `best`, -1 for the base model; None: unknown.
         num_jobs: Training jobs of the whole run; None: unknown.
         guards: What the guards found, in the order of the epochs.
         stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
+        evaluators_sha256: Evaluator -> hash of its code, its settings and its judge's model.
     """
 
     run_id: str
@@ -87,6 +88,7 @@ class RunSummary:
     num_jobs: int | None = None
     guards: list[GuardEvent] = field(default_factory=list)
     stages: dict[str, int] = field(default_factory=dict)
+    evaluators_sha256: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -159,6 +161,8 @@ class RunSummary:
         if self.is_incomplete:
             pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
+            if self.status == "stopped" and self.checkpoint is not None and not is_from_python(folder):
+                pairs.append(("judge now", f"reinforge runs verdict {shlex.quote(str(folder))}"))
         return pairs
 
     def _list_reports(self) -> list[str]:
@@ -193,7 +197,7 @@ class RunSummary:
         return ""
 
     def _list_smoke_results(self) -> list[tuple[str, str]]:
-        """Returns what a run of `--smoke` did, without the figures, which two examples do not support."""
+        """Returns what a run of `--smoke` did, without the metrics, which two examples do not support."""
         steps = self.num_updates
         trained = "trained" if steps is None else f"made {steps} optimizer step{'s' if steps != 1 else ''}"
         did = [
@@ -204,7 +208,7 @@ class RunSummary:
             "validated",
             "compared both models on confirm" if self.confirm_tuned is not None else "chose the base model",
         ]
-        return [("did", ", ".join(did)), ("next", "run it without --smoke; figures of two examples say nothing")]
+        return [("did", ", ".join(did)), ("next", "run it without --smoke; metrics of two examples mean nothing")]
 
     def closing_lines(self, color: bool) -> list[str]:
         tone = (
@@ -230,7 +234,8 @@ class RunSummary:
             return "unknown: no evaluation finished"
         shown = next(summary for summary in (after, before) if summary is not None)
         best = ", the best validation so far" if self.is_incomplete and after is not None and after is self.best else ""
-        where = f"{shown.metric} on {shown.num_examples} {split} examples{format_unscored(shown, before=', ')}{best}"
+        on = count_examples(shown.num_examples, shown.num_clusters).replace(" ", f" {split} ", 1)
+        where = f"{shown.metric} on {on}{format_unscored(shown, before=', ')}{best}"
         return f"{_format_mean(before)} -> {_format_mean(after)} ({where})"
 
     def describe_best(self) -> str:
@@ -322,12 +327,12 @@ def format_unscored(summary: MetricSummary, before: str = "") -> str:
 
 
 def _format_episodes(episodes: dict[str, int], reason: str | None) -> str:
-    """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the commonest reason."""
+    """Returns `1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error`, and the main reason."""
     dropped = {name: count for name, count in episodes.items() if name in MISSING and count}
     scored = {name: count for name, count in episodes.items() if name not in MISSING and count}
     text = f"{sum(episodes.values()):,}" + (f" ({_format_counts(scored)})" if scored else "")
     text = f"{text}; dropped {sum(dropped.values()):,}" + (f": {_format_counts(dropped)}" if dropped else "")
-    return f"{text}; the commonest reason: {reason}" if dropped and reason else text
+    return f"{text}; the most common reason: {reason}" if dropped and reason else text
 
 
 def _format_counts(counts: dict[str, int]) -> str:

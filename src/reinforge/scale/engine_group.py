@@ -102,7 +102,7 @@ class RoutedPolicy(DescribedPolicy):
         self._group, self.name = group, name
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        """Samples one reply; if its worker ends meanwhile, another one samples it."""
+        """Samples one reply; if its worker dies meanwhile, another one samples it."""
         key = find_conversation(request)
         reply: ModelReply = await self._group.ask(key, lambda actor: actor.sample.remote(self.name, request))
         return self.note_version(reply)

@@ -1,4 +1,4 @@
-"""One worker: an engine in a process of its own, which Ray starts and watches."""
+"""One worker: an engine in a separate process, which Ray starts and watches."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class EngineWorker:
         return node, os.getpid(), ray.util.get_node_ip_address(), list_versions()
 
     async def ping(self) -> None:
-        """Returns at once, also while the engine computes."""
+        """Returns at once, even while the engine computes."""
 
     # Sampling.
 

@@ -36,7 +36,7 @@ class RequestGuard:
         self.is_local = is_loopback(host)
         if not self.is_local and not token:
             message = f"other machines can reach {host}, and no API key is set"
-            fix = "pass --token_file FILE (made if it does not exist), or listen on 127.0.0.1"
+            fix = "pass --token_file FILE (created if it does not exist), or listen on 127.0.0.1"
             raise ConfigError(Problem("--host", message, fix))
         self.token = token or None
         named = {split_host(name) for name in allowed_hosts} | {host.strip("[]").lower()}
@@ -120,7 +120,7 @@ def read_token(name: str | None) -> str | None:
         raise ConfigError(Problem(OPTION, f"cannot read {file}: {error}")) from None
     if len(token) < LEAST_CHARACTERS or not token.isascii() or any(each.isspace() for each in token):
         message = f"{file} has no key of at least {LEAST_CHARACTERS} ASCII characters without spaces"
-        raise ConfigError(Problem(OPTION, message, "remove the file, and the server makes one with a random key"))
+        raise ConfigError(Problem(OPTION, message, "remove the file, and the server creates one with a random key"))
     return token
 
 

@@ -43,7 +43,7 @@ ABORTED_S = 1.0
 """Seconds that requests which were cut off have to clean up."""
 REQUEST_ID = "x-request-id"
 CLIENT_CLOSED = 499
-"""Counted for requests whose client hung up before the response."""
+"""Counted for requests whose client disconnected before the response."""
 
 
 STATIC = {"chat.html": "text/html", "chat.js": "text/javascript", "chat.css": "text/css"}
@@ -204,7 +204,7 @@ class ServeApp:
             return _write_error(request, _describe_status(request, error))
         except Exception as error:
             if isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError):
-                raise  # the client hung up
+                raise  # the client disconnected
             return _write_error(request, describe_failure(error, f"{request.method} {request.path[:200]}"))
 
     async def _run_abortable(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -232,7 +232,7 @@ class ServeApp:
     def _forget(self, task: asyncio.Task[web.StreamResponse]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # its client may have hung up, so nobody else looks at it
+            task.exception()  # its client may have disconnected, so nothing else retrieves its exception
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

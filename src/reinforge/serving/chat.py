@@ -210,7 +210,7 @@ def _build_head(prepared: PreparedCall, delta: ReplyDelta, model: str) -> ReplyH
 _PREFIXES = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
 _REFUSED = {
     "/v1/embeddings": "the models here write text and have no embeddings; use a server with an embedding model",
-    "/v1/messages/count_tokens": "tokens are not counted ahead; the usage of a reply has the count of its prompt",
+    "/v1/messages/count_tokens": "tokens are not counted in advance; the usage of a reply has the count of its prompt",
 }
 
 
@@ -229,7 +229,7 @@ class ChatApi(Feature):
 
     @abortable
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answers one call; sampling stops if the client hangs up."""
+        """Answers one call; sampling stops if the client disconnects."""
         dialect = find_dialect(request.path)
         assert dialect is not None  # the routes are those of the dialects
         body = await read_json(request)
@@ -248,7 +248,7 @@ class ChatApi(Feature):
         """Counts a call while it is in flight."""
         limits = self._limits
         if self.num_in_flight >= limits.max_in_flight:
-            message = f"the server answers {self.num_in_flight} calls already, which is its limit; try again later"
+            message = f"the server is answering {self.num_in_flight} requests, which is its limit; try again later"
             headers = {"retry-after": str(limits.retry_after_s)}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
         self.num_in_flight += 1

@@ -40,26 +40,32 @@ ACCESS, TRAINING = "Access", "Training"
     "token_file",
     metavar="FILE",
     group=ACCESS,
-    help="File with the key that every request must carry; made, readable by you alone, if it does not exist.",
+    help="File with the key that every request must carry; created, readable by you alone, if it does not exist.",
 )
 @option(
     "allowed_hosts",
     metavar="NAME,...",
     group=ACCESS,
-    help="Further names of this machine that clients may use in URLs, such as gpu1.example.org.",
+    help="Additional names of this machine that clients may use in URLs, such as gpu1.example.org.",
 )
-@option("versions", is_flag=True, help="Serve every checkpoint of a run, too, as RUN@VERSION, if they are adapters.")
+@option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
 @option("device", default="auto", help="auto, cpu, cuda or mps.")
 @option("dtype", type=click.Choice(["float32", "bfloat16", "auto"]), help="Data type; default: that of the run.")
-@option("max_model_len", type=click.IntRange(min=8), group=LIMITS, help="Most tokens of prompt and reply together.")
-@option("max_num_seqs", type=click.IntRange(min=1), default=64, group=LIMITS, help="Replies sampled at a time.")
-@option("max_tokens", type=click.IntRange(min=1), group=LIMITS, help="Most tokens of one reply.")
+@option("max_model_len", type=click.IntRange(min=8), group=LIMITS, help="Maximum tokens of prompt and reply together.")
+@option(
+    "max_num_seqs",
+    type=click.IntRange(min=1),
+    default=64,
+    group=LIMITS,
+    help="Maximum number of replies to sample at the same time.",
+)
+@option("max_tokens", type=click.IntRange(min=1), group=LIMITS, help="Maximum tokens of a reply.")
 @option(
     "max_in_flight",
     type=click.IntRange(min=1),
     default=512,
     group=LIMITS,
-    help="Calls at a time; further ones get 429.",
+    help="Maximum number of concurrent requests; further ones get 429.",
 )
 @option(
     "fine_tuning",
@@ -75,13 +81,18 @@ ACCESS, TRAINING = "Access", "Training"
     help="Fine-tuning, ART: rank of the adapters; 0: all weights.",
 )
 @option(
-    "max_jobs", type=click.IntRange(1, 64), default=1, group=TRAINING, help="Fine-tuning: jobs that train at a time."
+    "max_jobs",
+    type=click.IntRange(1, 64),
+    default=1,
+    group=TRAINING,
+    help="Fine-tuning: maximum number of jobs that train at the same time.",
 )
 @option(
     "allow_python_graders",
     is_flag=True,
     group=TRAINING,
-    help="Fine-tuning: run graders in Python that clients send. No boundary: only where you would run their code.",
+    help="Fine-tuning: run Python graders that clients send. Not a security boundary: only where you would run their "
+    "code.",
 )
 @option(
     "art",
@@ -106,14 +117,14 @@ ACCESS, TRAINING = "Access", "Training"
     metavar="FOLDER",
     default=".reinforge/serve",
     group=TRAINING,
-    help="Where what clients train is kept.",
+    help="Folder for everything that clients upload and train.",
 )
 @option(
     "max_models",
     type=click.IntRange(1, 64),
     default=4,
     group=TRAINING,
-    help="ART, sessions, Tinker: models trained at a time.",
+    help="ART, sessions, Tinker: maximum number of models in training.",
 )
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR

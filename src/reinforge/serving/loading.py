@@ -76,7 +76,7 @@ class ServeOptions(LoadSettings):
 
     Attributes:
         token: The server's key; None: it has none.
-        max_tokens: Most tokens of a reply; None: 1024 in reinforcement jobs.
+        max_tokens: Maximum tokens of a reply; None: 1024 in reinforcement jobs.
         lora_rank: Rank of the adapters; 0: all weights are trained.
     """
 
@@ -126,7 +126,7 @@ class ModelLoader:
                 await self._serve(name, str(folder), {}, root=base)
 
     async def unload(self, name: str) -> None:
-        """Serves a name no more; does nothing if it is not served."""
+        """Stops serving a name; does nothing if it is not served."""
         if name in self._models:
             await self._models.remove(name)
 
@@ -199,7 +199,7 @@ async def _try(work: Callable[[], T]) -> T | None:
     try:
         return await run_in_daemon_thread(work, "serve-load")
     except EngineError as error:
-        logger.warning("%s; it gets an engine of its own", error)
+        logger.warning("%s; it gets a separate engine", error)
         return None
 
 
@@ -227,7 +227,7 @@ def _list_versions(name: str, found: SavedModel) -> dict[str, str]:
         raise ConfigError(Problem("--versions", f"{name} is not a run, so it has no versions", "leave it out"))
     folders = {int(path.name.partition("-")[2]): path for path in sorted((runs[0] / "checkpoints").glob("step-*"))}
     if whole := [path for path in folders.values() if not (path / ADAPTER_CONFIG).is_file()]:
-        message = f"{whole[0]} holds all weights, and each version would need an engine of its own"
+        message = f"{whole[0]} holds all weights, and each version would need a separate engine"
         raise ConfigError(Problem("--versions", message, "name the folders that you want to serve"))
     return {f"{name}@{version}": str(path) for version, path in folders.items()}
 

@@ -25,9 +25,9 @@ from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.sample import FloatArray
 
 NAMES_SHOWN = 20
-"""Most names of models in a message."""
+"""Maximum names of models in a message."""
 WatchCall = Callable[[ModelCall, "ServedModel"], None]
-"""Is told of every finished call."""
+"""Called for every finished call."""
 FindPolicy = Callable[[str], "PolicyServer | ServedModel | None"]
 """Returns the policy of a name that no model has, or the model of which it is another name; None: it does not know the
 name either."""

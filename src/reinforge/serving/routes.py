@@ -24,9 +24,9 @@ class ServerLimits:
     Attributes:
         body_timeout_s: Seconds in which a request's body must have arrived.
         idle_timeout_s: Seconds after which a connection without a whole request line and headers is closed.
-        write_timeout_s: Seconds after which a client that does not read its stream is given up.
-        max_in_flight: Most model calls that are answered or wait at a time; further ones get 429.
-        max_tokens: Most tokens of one reply, whatever the request says; None: up to the context limit.
+        write_timeout_s: Seconds after which a client that does not read its stream is disconnected.
+        max_in_flight: Maximum model calls that are answered or wait at a time; further ones get 429.
+        max_tokens: Maximum tokens of one reply, whatever the request says; None: up to the context limit.
     """
 
     max_body_bytes: int = field(default_factory=lambda: get_limits().request_bytes)
@@ -70,7 +70,7 @@ class Feature:
     """A part of the server. Its routes are behind the server's guard: key, Host and Origin.
 
     A handler raises `ApiError`, which the client gets in OpenAI's form; other exceptions become errors as well. It runs
-    to its end even if its client hangs up, unless it is marked with `abortable`.
+    to its end even if its client disconnects, unless it is marked with `abortable`.
     """
 
     def routes(self) -> list[web.RouteDef]:
@@ -85,7 +85,7 @@ class Feature:
 
 
 def abortable(handler: T) -> T:
-    """Marks a handler that is cancelled when its client hangs up."""
+    """Marks a handler that is cancelled when its client disconnects."""
     setattr(handler, _ABORTABLE, True)
     return handler
 

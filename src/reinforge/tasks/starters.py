@@ -117,7 +117,7 @@ def ensure_built(name: str, recipe: RecipeT, make_tokenizer: MakeTokenizer, epis
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             # nothing else shows that a program has not stopped
-            logger.warning("making the bundled model %s, which takes about a minute, once", name)
+            logger.warning("creating the bundled model %s (once; it takes about a minute)", name)
             unfinished = folder.with_name(f"{folder.name}.making")
             shutil.rmtree(unfinished, ignore_errors=True)
             _build_starter(unfinished, recipe, make_tokenizer, episodes)

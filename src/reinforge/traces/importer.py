@@ -265,7 +265,7 @@ class _RowWriter:
         return masked
 
     def _mask_id(self, id_: str) -> str:
-        """Returns an id as it is, or a number in place of one with an address or a key, which stays one of its own."""
+        """Returns an id unchanged, or a number in place of one with an address or a key, which stays one of its own."""
         if id_ not in self._aliases and redact_value(id_) == id_:
             return id_
         return self._aliases.setdefault(id_, f"{redact_value(id_)}-{len(self._aliases) + 1}")

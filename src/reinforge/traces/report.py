@@ -32,7 +32,7 @@ class ReadProblems(RowProblems):
             places.append(location)
 
     def list_problems(self) -> list[Problem]:
-        """Returns the reasons as problems, the commonest first."""
+        """Returns the reasons as problems, the most common first."""
         return [
             Problem("", f"{count} × {reason}" if count > 1 else reason, "", self.places[reason][0])
             for reason, count in self.counts.most_common()
@@ -123,9 +123,9 @@ class ImportReport:
     def _format_left_out(self) -> list[str]:
         lines = [f"  ignored   {count:,} {kind}" for kind, count in self.ignored.most_common()]
         counts = {
-            "records that repeat another one to the letter": self.num_repeated,
+            "records that are identical to an earlier one": self.num_repeated,
             "rows without a label and without a reward (--rated)": self.num_unrated,
-            "ratings of nothing that was read": self.num_unused_ratings,
+            "ratings of records that were not read": self.num_unused_ratings,
         }
         lines += [f"  left out  {count:,} {what}" for what, count in counts.items() if count]
         rows = {

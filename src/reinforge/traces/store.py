@@ -202,7 +202,7 @@ class CallStore:
         return int(self._database.execute("SELECT COUNT(*) FROM ratings WHERE used = 0").fetchone()[0])
 
     def summarize_ratings(self) -> list[RatingSummary]:
-        """Returns the ratings by name, the commonest first."""
+        """Returns the ratings by name, the most common first."""
         query = """SELECT name, COUNT(*), MIN(value), MAX(value), AVG(value), MIN(value IN (-1, 0, 1))
                    FROM ratings GROUP BY name ORDER BY COUNT(*) DESC, name"""
         rows = self._database.execute(query)

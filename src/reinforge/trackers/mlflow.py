@@ -26,7 +26,7 @@ class MLflowConfig(TrackerConfig, name="mlflow"):
     tracking_uri: str | None = Field(
         default=None, description="Server, folder or database; null: that of the variable MLFLOW_TRACKING_URI."
     )
-    experiment: str = Field(default="reinforge", description="Name of the experiment; made if it does not exist.")
+    experiment: str = Field(default="reinforge", description="Name of the experiment; created if it does not exist.")
     send_config: bool = Field(default=True, description="Also send the resolved configuration, as parameters.")
 
     @property

@@ -28,7 +28,7 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
 
 
 class TensorBoardTracker(Tracker):
-    """Writes event files; a resumed run writes them anew from its record."""
+    """Writes event files; a resumed run rewrites them from its record."""
 
     def __init__(self, config: TensorBoardConfig):
         self.config = config

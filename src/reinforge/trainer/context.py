@@ -54,7 +54,6 @@ class EpisodeTally:
     """Counts the episodes of one stage as they finish."""
 
     num_scored: int = 0  # episodes with a reward
-    num_failed: int = 0  # those of them that the policy failed
     num_finished: int = 0  # episodes whose agent returned
     num_none: int = 0  # those of them that returned None
     missing: ReasonCounts = field(default_factory=ReasonCounts)
@@ -72,7 +71,6 @@ class EpisodeTally:
             self.num_scored += 1
             self._measure(record, record.reward)
             if record.outcome.is_policy_failure:
-                self.num_failed += 1
                 self.failures.add(describe_failure(record))
             elif self._first is None:
                 self._first = record
@@ -118,7 +116,7 @@ class EpisodeTally:
         reward = self.rewards[0]
         if self._first is None:
             reason = self.failures.find_commonest()
-            return f"all {self.num_scored:,} episodes failed by the policy's own fault (reward {reward:g}): {reason}"
+            return f"all {self.num_scored:,} episodes failed because of the policy (reward {reward:g}): {reason}"
         head = f"all {self.num_scored:,} episodes have the reward {reward:g}"
         if (nothing := self.describe_none_outputs(agent)) is not None:
             return f"{head}; {nothing}"
@@ -154,7 +152,7 @@ def _quote(value: object) -> str:
 
 @dataclass
 class _NoJournal:
-    """The journal of a trainer outside a run: whatever it is told, it does nothing."""
+    """The journal of a trainer outside a run: it ignores everything."""
 
     folder: Path
 

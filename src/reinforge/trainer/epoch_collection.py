@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Self
 
 from reinforge.algorithms.curriculum import ExampleFilter
@@ -14,7 +15,8 @@ from reinforge.errors import Problem
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure
 from reinforge.evaluation.run import check_missing_share
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
-from reinforge.rollout.episode import attach_captured_tokens, attach_prompts, attach_remote_prompts
+from reinforge.port_bases import DiscardsRuns, TakesNotes, find_plan
+from reinforge.rollout.episode import attach_sources
 from reinforge.trainer.context import RunContext
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -83,20 +85,26 @@ def find_last_due(epoch: int, max_staleness: int) -> int:
     return epoch + max_staleness
 
 
-def drop_stale(collection: TrajectoryCollection, oldest: int) -> tuple[TrajectoryCollection, int]:
-    """Returns the groups without a trained token of a version before `oldest`, and the number of the others."""
-    kept = [group.trajectories for group in collection.groups if not is_stale(group, oldest)]
-    if len(kept) == len(collection.trajectories):
-        return collection, 0
-    recent = TrajectoryCollection(trajectories=kept, run_id=collection.run_id, epoch=collection.epoch)
-    return recent, len(collection.trajectories) - len(kept)
-
-
 def is_stale(group: TrajectoryGroup, oldest: int) -> bool:
+    """Returns True if a version before `oldest` sampled one of the group's trained tokens."""
     return any(
         turn.is_trained and turn.tokens is not None and 0 <= turn.tokens.policy_version < oldest
         for trajectory in group.trajectories
         for turn in trajectory.turns
+    )
+
+
+def attach_calls(collection: TrajectoryCollection, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
+    """Gives the turns of a collection what the backend trains on, where the builder has kept no more than a call's id.
+
+    See `attach_sources`.
+    """
+    evaluation = builder.evaluation
+    attach_sources(
+        chain.from_iterable(collection.trajectories),
+        evaluation.find_call if evaluation is not None else lambda call_id: None,
+        trains_on=adapter.trains_on,
+        is_remote=adapter.policy() is None,
     )
 
 
@@ -155,11 +163,11 @@ class EpochCollector:
         self._example_filter.skipped = set(choice.skipped)
         return build_meta(epoch, run_id, choice)
 
-    async def collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
+    async def collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> list[TrajectoryGroup]:
         """Returns the groups of one collection, which may have begun before, and begins those that are due."""
         name = name_collection(run_id, epoch, meta.get("round", 0))
         builder = self._builder
-        plan = builder.plan(epoch)
+        plan = find_plan(builder, epoch)
         ids = meta.get("example_ids") or (plan.example_ids if plan is not None else ())
         total = len(ids) * plan.episodes_per_example if plan is not None else None
         self._context.begin_stage("COLLECT", epoch, total)
@@ -169,20 +177,21 @@ class EpochCollector:
             await builder.start_run(name, meta)
         await self._begin_early(epoch, run_id)
         collection = await builder.finalize(name, meta)
-        self._attach_tokens(collection)
-        for note in builder.take_notes():
+        attach_calls(collection, builder, self._adapter)
+        for note in builder.take_notes() if isinstance(builder, TakesNotes) else ():
             self._context.progress.note(note)
         num_missing = self._count_missing(epoch)
         self._context.end_stage({"trajectories": collection.num_trajectories, "missing": num_missing})
-        return self._drop_stale(collection)
+        return self._drop_stale(collection.groups)
 
     async def discard_early(self, run_id: str) -> None:
-        for epoch in self.early.started:
-            await self._builder.discard_run(name_collection(run_id, epoch))
+        if isinstance(builder := self._builder, DiscardsRuns):
+            for epoch in self.early.started:
+                await builder.discard_run(name_collection(run_id, epoch))
 
     def _choose_examples(self, epoch: int) -> ExampleChoice:
         """Returns the examples to collect; fewer than planned if the curriculum would leave some out anyway."""
-        plan = self._builder.plan(epoch)
+        plan = find_plan(self._builder, epoch)
         if plan is None:
             return ExampleChoice()
         ids = list(plan.example_ids)
@@ -197,17 +206,6 @@ class EpochCollector:
             name = name_collection(run_id, later)
             await self._builder.start_run(name, build_meta(later, run_id, choice))
 
-    def _attach_tokens(self, collection: TrajectoryCollection) -> None:
-        """Gives the turns what the backend trains on: captured tokens, or the prompts of a remote model."""
-        evaluation = self._builder.evaluation
-        if evaluation is not None:
-            attach_captured_tokens(collection, evaluation.find_call)
-        if self._adapter.policy() is None:
-            attach_remote_prompts(collection, evaluation.find_call if evaluation else lambda _: None)
-        elif self._adapter.trains_on == "messages":
-            for trajectory in (each for siblings in collection.trajectories for each in siblings):
-                attach_prompts(trajectory)
-
     def _count_missing(self, epoch: int) -> int:
         records = self._builder.records or []
         check_missing_share(records, self._config.outcomes.max_missing, f"epoch {epoch}")
@@ -217,17 +215,18 @@ class EpochCollector:
             self.missing_reasons.add(describe_failure(record))
         return len(missing)
 
-    def _drop_stale(self, collection: TrajectoryCollection) -> TrajectoryCollection:
+    def _drop_stale(self, groups: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
         policy, allowed = self._adapter.policy(), self._config.limits.max_staleness
         if policy is None or not allowed:
-            return collection
-        collection, num_stale = drop_stale(collection, policy.version - allowed)
-        if num_stale:
+            return groups
+        oldest = policy.version - allowed
+        kept = [group for group in groups if not is_stale(group, oldest)]
+        if num_stale := len(groups) - len(kept):
             self.num_stale += num_stale
             logger.warning(
                 "%d groups have tokens of versions before %d and are not trained (finetuning.limits.max_staleness: %d)",
                 num_stale,
-                policy.version - allowed,
+                oldest,
                 allowed,
             )
-        return collection
+        return kept

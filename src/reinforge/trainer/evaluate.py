@@ -17,12 +17,13 @@ from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
-from reinforge.evaluation.splits import SPLITS, split_examples
+from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
 from reinforge.registry import Registry
 from reinforge.rollout.models.llms import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.saved_model import SavedModel, find_model
@@ -118,7 +119,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         if adapter is not None:
             options.progress.stage(None, "LOAD", None)
             await adapter.initialize(config)
-            if model is not None and model.adapters and not await adapter.restore(Path(model.path), 0):
+            if model is not None and model.adapters and not await restore_weights(adapter, Path(model.path), 0):
                 message = f"{type(adapter).__name__} cannot load the adapters of {model.path}"
                 raise ConfigError(Problem("--model", message, "use the trainer adapter `_type: local`"))
         num_samples = config.gate.num_samples if split == "confirm" else 1
@@ -204,6 +205,7 @@ async def prepare_evaluation(
         evaluators,
         reward_metric=config.reward_function.name if config.reward_function is not None else next(iter(evaluators)),
         outcomes=config.outcomes,
+        clusters=find_clusters(items, config.splits),
         listener=lambda record: progress.episode(record.outcome.value, record.reward, record.num_completion_tokens),
         note=progress.note,
     )
@@ -270,7 +272,7 @@ class EvaluationRun:
     def __init__(self, config: EvaluationRunConfig, registry: Registry | None = None):
         self.config, self.registry = config, registry
         refused = [
-            Problem(name, f"not supported in this version: {what}", f"leave {name} out")
+            Problem(name, f"not supported: {what}", f"leave {name} out")
             for name, what in UNSUPPORTED.items()
             if getattr(config, name)
         ]

@@ -3,14 +3,14 @@
     validations on `select`, one each epoch  --choose_best_validation-->  one candidate
     base and candidate, fresh on `confirm`   --decide------->  promoted: True, False, or None for no verdict
 
-The best of many noisy figures looks better than it is. The verdict avoids that: `confirm` is used once, for one
+The best of many noisy scores looks better than it is. The verdict avoids that: `confirm` is used once, for one
 candidate, with fresh episodes of both arms. Without any effect at most 2.5 % of runs promote (the upper half of a 95 %
 interval); `tests/core/numerics/test_gate_simulation.py` checks that the whole selection stays below 5 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reinforge.config.schema import GateConfig
@@ -22,20 +22,21 @@ from reinforge.evaluation.changes import (
     select_scored_in_both,
     summarize_arm,
 )
-from reinforge.evaluation.splits import find_clusters
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,
     Improvement,
     compute_half_width,
     compute_paired_difference,
+    count_independent,
+    list_names,
 )
-from reinforge.runs.checkpoints import copy_model
+from reinforge.runs.checkpoints import copy_model, restore_weights
 from reinforge.runs.rows import ValidationRow, choose_best_validation
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.parts import Parts
-from reinforge.types.evaluation import EvaluationReport, MetricSummary
+from reinforge.types.evaluation import EvaluationReport, MetricSummary, count_examples
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
 WIDE = 0.1
@@ -73,7 +74,6 @@ def decide(
     base: EvaluationReport,
     tuned: EvaluationReport,
     weights: Mapping[str, float] | None = None,
-    clusters: Mapping[str, str] | None = None,
 ) -> Verdict:
     """Returns the verdict on the tuned model from fresh episodes of both arms on `confirm`.
 
@@ -83,24 +83,22 @@ def decide(
 
     Args:
         weights: Weight of each part of the metric; None: it is not `weighted`.
-        clusters: Example id -> its conversation or prompt (`find_clusters`); the examples of one are not independent.
     """
     metric = gate.metric or reward_metric
-    changes = compare_reports(base, tuned, weights or {}, clusters)
+    changes = compare_reports(base, tuned, weights or {})
     base_scores, tuned_scores = select_scored_in_both(metric, base, tuned)
     base_arm = summarize_arm(metric, base, base_scores, tuned)
     tuned_arm = summarize_arm(metric, tuned, tuned_scores, base)
-    if problem := _find_obstacle(gate, metric, (base, tuned), clusters):
+    if problem := _find_obstacle(gate, metric, (base, tuned)):
         improvement = (
-            compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=clusters)
+            compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=base.clusters)
             if len(base_scores) > 1
             else None
         )
         return Verdict(None, problem, improvement, base_arm, tuned_arm, changes=changes)
-    improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=clusters)
-    guards = [_judge_guard(name, loss, gate, (base, tuned), clusters) for name, loss in gate.guard_metrics.items()]
-    num_independent = _count_independent(base_scores, clusters)
-    cleared, reason = _judge_improvement(gate, improvement, num_independent, unchanged=base_scores == tuned_scores)
+    improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=base.clusters)
+    guards = [_judge_guard(name, loss, gate, (base, tuned)) for name, loss in gate.guard_metrics.items()]
+    cleared, reason = _judge_improvement(gate, improvement, unchanged=base_scores == tuned_scores)
     failed_guards = [guard for guard in guards if guard.passed is False] or [g for g in guards if g.passed is None]
     promoted: bool | None = cleared
     if cleared and failed_guards:
@@ -109,18 +107,17 @@ def decide(
     return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards, changes)
 
 
-def describe_power(gate: GateConfig, num_examples: int, num_clusters: int | None = None) -> str:
+def describe_power(gate: GateConfig, names: Sequence[str]) -> str:
     """Returns, before a run, how small an improvement its verdict can show; see `compute_half_width`.
 
     Example: 20 examples -> `20 confirm examples cannot show less than ±0.24 (for scores of 0 and 1 ...`.
 
     Args:
-        num_clusters: Number of conversations that they are of; None: each is its own.
+        names: The cluster of each confirm example (`list_names`).
     """
-    count, independent = _count_examples(num_examples).replace(" ", " confirm "), num_examples
-    if num_clusters is not None and num_clusters < num_examples:
-        count, independent = f"{count} of {num_clusters} conversations", num_clusters
-    if independent < _MIN_PAIRS:
+    num_clusters = len(set(names))
+    count, independent = count_examples(len(names), num_clusters).replace(" ", " confirm ", 1), count_independent(names)
+    if num_clusters < _MIN_PAIRS:
         return f"{count}: fewer than {_MIN_PAIRS} can never show an improvement"
     samples = f", {gate.num_samples} episodes each," if gate.num_samples > 1 else ""
     smallest = compute_half_width(independent, gate.num_samples) + max(0.0, gate.margin)
@@ -129,9 +126,7 @@ def describe_power(gate: GateConfig, num_examples: int, num_clusters: int | None
     return f"{count}{samples} cannot show less than ±{smallest:.2f} ({ASSUMPTION}{margin}){wide}"
 
 
-def _find_obstacle(
-    gate: GateConfig, metric: str, arms: tuple[EvaluationReport, EvaluationReport], clusters: Mapping[str, str] | None
-) -> str:
+def _find_obstacle(gate: GateConfig, metric: str, arms: tuple[EvaluationReport, EvaluationReport]) -> str:
     base, tuned = arms
     for arm, report in (("base", base), ("tuned", tuned)):
         if report.error:
@@ -142,12 +137,12 @@ def _find_obstacle(
     total = max(base.num_examples, tuned.num_examples)
     pairs = select_scored_in_both(metric, base, tuned)[0]
     num_pairs, why = len(pairs), summarize_arm(metric, base, pairs, tuned).unscored_reason
-    because = f"; the commonest reason: {why}" if why else ""
+    because = f"; the most common reason: {why}" if why else ""
     if num_pairs < 2:
         few = f"only {num_pairs} of {total} examples have a score of {metric} for both models; at least 2 are needed"
         return few + because
-    if _count_independent(pairs, clusters) < 2:
-        of_one = f"the {num_pairs} examples are of one conversation (finetuning.splits.group_key), or have one prompt"
+    if len(set(list_names(pairs, base.clusters))) < 2:
+        of_one = f"the {num_pairs} examples share one conversation (finetuning.splits.group_key) or prompt"
         return f"{of_one}; at least 2 are needed"
     missing = (total - num_pairs) / total
     if missing > gate.max_missing:
@@ -158,14 +153,9 @@ def _find_obstacle(
     return ""
 
 
-def _count_independent(ids: Iterable[str], clusters: Mapping[str, str] | None) -> int:
-    return len({(clusters or {}).get(id_, f"example {id_}") for id_ in ids})
-
-
-def _judge_improvement(
-    gate: GateConfig, improvement: Improvement, num_independent: int, *, unchanged: bool
-) -> tuple[bool, str]:
-    low, high, pairs = improvement.ci_low, improvement.ci_high, _count_examples(improvement.num_pairs)
+def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged: bool) -> tuple[bool, str]:
+    low, high = improvement.ci_low, improvement.ci_high
+    pairs = count_examples(improvement.num_pairs, improvement.num_clusters)
     mean = f"{improvement.mean_difference:+.3f}"
     if low is None or high is None or (unchanged and low <= gate.margin):
         return False, f"each of the {pairs} has the same score before and after"
@@ -177,8 +167,9 @@ def _judge_improvement(
             return False, f"the interval of the improvement {interval} includes 0 ({mean} on {pairs})"
         return False, f"the interval of the improvement {interval} does not lie above the margin {gate.margin:g}"
     if improvement.p_value > MAX_P_VALUE:
-        noun = "examples" if num_independent == improvement.num_pairs else "conversations"
-        few = f"; fewer than {_MIN_PAIRS} {noun} can never reach that" if num_independent < _MIN_PAIRS else ""
+        num_clusters = improvement.num_clusters or improvement.num_pairs
+        noun = "examples" if num_clusters == improvement.num_pairs else "prompts"
+        few = f"; fewer than {_MIN_PAIRS} {noun} can never reach that" if num_clusters < _MIN_PAIRS else ""
         return False, (
             f"the improvement {mean} may be due to chance: the sign-flip test over {pairs} gives "
             f"p = {improvement.p_value:.2g}, which must be at most {MAX_P_VALUE:g}{few}"
@@ -192,11 +183,10 @@ def _judge_guard(
     allowed: float,
     gate: GateConfig,
     arms: tuple[EvaluationReport, EvaluationReport],
-    clusters: Mapping[str, str] | None,
 ) -> Guard:
-    if problem := _find_obstacle(gate, metric, arms, clusters):
+    if problem := _find_obstacle(gate, metric, arms):
         return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
-    change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=clusters)
+    change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=arms[0].clusters)
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
         return Guard(metric, allowed, change, True, f"guard metric {metric} did not change on any example")
     interval = _format_ends(change.ci_low, change.ci_high)
@@ -206,7 +196,7 @@ def _judge_guard(
     if change.mean_difference < 0:
         reason = f"guard metric {metric} may have dropped by more than {allowed:g}: {of_change}"
     else:
-        few = f"{_count_examples(change.num_pairs)} are too few to rule out"
+        few = f"{count_examples(change.num_pairs, change.num_clusters)} are too few to rule out"
         reason = f"{few} that guard metric {metric} dropped by more than {allowed:g}: {of_change}"
     return Guard(metric, allowed, change, False, reason)
 
@@ -214,10 +204,6 @@ def _judge_guard(
 def _format_ends(low: float, high: float) -> str:
     digits = next((d for d in (2, 3, 4) if all(round(x, d) != 0 or x == 0 for x in (low, high))), 5)
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _count_examples(count: int) -> str:
-    return f"{count} example" if count == 1 else f"{count} examples"
 
 
 MODEL = "model"
@@ -233,11 +219,6 @@ class BaseComparison:
 
     def get_summary(self, row: ValidationRow | None) -> MetricSummary | None:
         return row.summaries.get(self._parts.gate_metric) if row is not None else None
-
-    def find_clusters(self, *splits: str) -> dict[str, str]:
-        """Returns example id -> its conversation or prompt, of those that share it with others."""
-        items = [item for split in splits for item in self._parts.splits.get(split, ())]
-        return find_clusters(items, self._parts.config.splits.group_key)
 
     def record_best_so_far(self) -> None:
         best = choose_best_validation(self._context.validations, self._gate.metric)
@@ -273,8 +254,7 @@ class BaseComparison:
             return
         before = await self._evaluate_arm(base, "confirm_base")
         after = await self._evaluate_arm(best, "confirm_tuned")
-        clusters = self.find_clusters("confirm")
-        verdict = decide(self._gate, self._parts.reward_metric, before, after, self._parts.part_weights, clusters)
+        verdict = decide(self._gate, self._parts.reward_metric, before, after, self._parts.part_weights)
         summary.evaluators = verdict.changes
         if verdict.improvement is not None and verdict.improvement.mean_difference > 0:
             warning = find_one_sided_gain(verdict.changes)
@@ -294,7 +274,7 @@ class BaseComparison:
         self._context.begin_stage(phase.upper(), None, total)
         assert row.checkpoint is not None
         assert row.version is not None
-        await self._parts.adapter.restore(self._context.checkpoints.verify(row.checkpoint), row.version)
+        await restore_weights(self._parts.adapter, self._context.checkpoints.verify(row.checkpoint), row.version)
         report = await evaluation.validate("confirm", row.epoch, phase)
         self._context.end_stage({"outcomes": report.outcomes})
         return report

@@ -165,6 +165,30 @@ Measure = Callable[[History, float], Measurement | None]
 """Returns None where its figure is not known: such an epoch neither counts nor starts the count again."""
 
 
+def measure_collapse(history: History, limit: float) -> Measurement | None:
+    """Returns the share of the mean reward that has been lost since the start of the stage; 0.25 -> 0.05 is 0.8."""
+    first, last = history.stage_epochs[0], history.last
+    base, select = history.stage_baseline, history.validation
+    measured: list[tuple[ValidationRow | EpochMetrics, ValidationRow | EpochMetrics, str]] = []
+    if base is not None and select is not None:
+        measured.append((base, select, "select"))
+    if first.curriculum_percentile == last.curriculum_percentile and not history.is_relative:
+        measured.append((first, last, "training"))
+    for before, after, examples in measured:
+        if before.avg_reward is None or after.avg_reward is None or before.avg_reward <= 0:
+            continue
+        low = before.avg_reward if before.ci_low is None else before.ci_low
+        high = after.avg_reward if after.ci_high is None else after.ci_high
+        lost = (before.avg_reward - after.avg_reward) / before.avg_reward
+        text = (
+            f"the mean reward on the {examples} examples has fallen from {before.avg_reward:.3f} to "
+            f"{after.avg_reward:.3f}: the last jobs have damaged the model. Train again with a lower {LEARNING_RATE} "
+            "(a tenth, say), or with a kl_coef in the algorithm"
+        )
+        return Measurement(lost, lost > limit and high < low, text)
+    return None
+
+
 def measure_train_select_gap(history: History, limit: float) -> Measurement | None:
     """Returns how much more the training reward has risen than that on `select`, within a stage of a pipeline.
 
@@ -210,7 +234,7 @@ def measure_held_out_drop(history: History, limit: float) -> Measurement | None:
     rises = base.avg_reward is not None and select.avg_reward is not None and select.avg_reward > base.avg_reward
     meanwhile = "the reward has risen" if rises else "the reward has not risen either"
     cause = (
-        "the model may have found answers that the reward likes and that are not good. Read the best episodes of the "
+        "the model may have found answers that score high without being good. Read the best episodes of the "
         "report, correct the reward, or make this metric a part of it (`_type: weighted`)"
         if rises
         else f"training makes the model worse. Lower {LEARNING_RATE}, or look at the training data"
@@ -279,6 +303,7 @@ def measure_mismatch(history: History, limit: float) -> Measurement | None:
 
 
 MEASURES: dict[str, Measure] = {
+    "collapse": measure_collapse,
     "train_select_gap": measure_train_select_gap,
     "held_out_drop": measure_held_out_drop,
     "length_growth": measure_length_growth,
@@ -365,6 +390,6 @@ def _describe_missing_metric(reward: str, evaluators: Sequence[str]) -> str:
     others = [name for name in evaluators if name != reward]
     choice = f"such as {others[0]}" if others else "such as a judge, or a check that the reward does not make"
     return (
-        f"no metric apart from the reward {reward} is held out, so answers that only please the reward would look like "
+        f"no metric apart from the reward {reward} is held out, so answers that merely game the reward would look like "
         f"an improvement. Name an evaluator in finetuning.gate.metric or finetuning.gate.guard_metrics, {choice}"
     )

@@ -76,7 +76,7 @@ async def score_replies(policy: PolicyServer, demonstration: Demonstration) -> f
     for place in demonstration.replies():
         tokens = await policy.encode(ModelRequest(written[:place], tools=demonstration.tools), written[place])
         if not isinstance(tokens, TokenLogprobs):
-            raise BackendError(f"{policy.model_name} does not show its tokens, so it cannot score given replies")
+            raise BackendError(f"{policy.model_name} does not expose its tokens, so it cannot score given replies")
         sequences.append((*tokens.prompt_token_ids, *tokens.token_ids))
         starts.append(len(tokens.prompt_token_ids))
     logprobs = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from reinforge.algorithms.curriculum import (
     split_by_signal,
     subsample,
 )
+from reinforge.algorithms.grpo import GRPO
 from reinforge.config.pipeline import find_stage, list_stages
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
@@ -32,6 +33,7 @@ from reinforge.errors import JobFailed
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Algorithm, Builder, Trainer
+from reinforge.port_bases import RefillsEpochs, find_plan
 from reinforge.registry import register_trainer
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
@@ -70,7 +72,7 @@ class EpochTrainer(Trainer):
     """Runs the stages of each epoch over any builder and any adapter.
 
     Args:
-        kwargs: `algorithm`, or its `needs_groups`, `has_signal` and `skip_reason`; others are ignored.
+        kwargs: `algorithm`, which is GRPO if it is left out; others are ignored.
     """
 
     is_resumable = True
@@ -80,10 +82,7 @@ class EpochTrainer(Trainer):
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)
         self.context: RunContext = None  # type: ignore[assignment]  # a run sets it, or else `initialize`
-        self.algorithm: Algorithm | None = kwargs.get("algorithm")
-        self.needs_groups: bool = kwargs.get("needs_groups", True)
-        self.has_signal: Callable[[TrajectoryGroup], bool] | None = kwargs.get("has_signal")
-        self.skip_reason: Callable[[list[TrajectoryGroup]], str | None] = kwargs.get("skip_reason", lambda groups: None)
+        self.algorithm: Algorithm = kwargs.get("algorithm") or GRPO()
         self._job_refs: list[TrainingJobRef] = []
         self._statuses: list[TrainingJobStatus] = []
         self._prompts: Prompts = {}
@@ -210,32 +209,29 @@ class EpochTrainer(Trainer):
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
         """Collects, selects and submits once; None: no group has signal, so nothing was submitted."""
         self._collector.begin_epoch()
-        if self.algorithm is not None:
-            algorithm = self.algorithm.for_epoch(epoch)
-            self.needs_groups, self.has_signal = algorithm.needs_groups, algorithm.has_signal
-            self.skip_reason = algorithm.skip_reason
-        collection = await self._collect(epoch, run_id, self._collector.plan_first(epoch, run_id))
+        algorithm = self.algorithm.for_epoch(epoch)
+        groups = await self._collect(epoch, run_id, self._collector.plan_first(epoch, run_id))
         if epoch == 0 or not self._reward_history:
             trains_on = "messages" if self._is_remote() else self.trainer_adapter.trains_on
-            refuse_untrainable(collection, self.trajectory_builder, self.run_config, trains_on=trains_on)
-        if self.needs_groups:
+            refuse_untrainable(groups, self.trajectory_builder, self.run_config, trains_on=trains_on)
+        if algorithm.needs_groups:
             self._num_identical_epochs = refuse_identical(
-                collection,
+                groups,
                 epoch=epoch,
                 epochs_before=self._num_identical_epochs,
                 temperature=None if self._is_remote() else self.run_config.sampling.temperature,
             )
-        self.context.begin_stage("SELECT", epoch)
-        chosen = self.apply_curriculum_learning(collection, epoch)
-        collection, chosen = await self._refill(epoch, run_id, collection, chosen)
-        if chosen.groups and (reason := self.skip_reason(chosen.groups)) is not None:
+        chosen = self._select(epoch, run_id, groups)
+        groups, chosen = await self._refill(epoch, run_id, groups, chosen)
+        kept = chosen.groups
+        if kept and (reason := algorithm.skip_reason(kept)) is not None:
             self._selection = replace(self._selection, kept=[], skip_reason=reason)
-            chosen = TrajectoryCollection(trajectories=[], run_id=run_id, epoch=epoch)
-        self._reward_history.append(self._epoch_metrics(epoch, collection, chosen))
+            kept = []
+        self._reward_history.append(self._epoch_metrics(epoch, groups, kept))
         in_stage = {} if (name := self._name_stage(epoch)) is None else {"stage": name}
-        self.context.end_stage({"kept": len(chosen.groups), "groups": len(collection.groups), **in_stage})
+        self.context.end_stage({"kept": len(kept), "groups": len(groups), **in_stage})
         crash_point("batch.sealed")
-        if not chosen.groups:
+        if not kept:
             return None
         self.context.begin_stage("SUBMIT", epoch)
         chosen = chosen.model_copy(update={"epoch": epoch, "run_id": run_id, "job_key": f"{run_id}/{epoch}"})
@@ -248,21 +244,26 @@ class EpochTrainer(Trainer):
         """Returns True if the adapter trains a model that it does not serve itself, so it decides what it trains on."""
         return self.trainer_adapter is not None and self.trainer_adapter.policy() is None
 
-    def _compares_siblings(self, groups: Sequence[TrajectoryGroup]) -> bool:
-        return self.needs_groups and not (self._is_remote() and all(len(each.trajectories) < 2 for each in groups))
+    def _compares_siblings(self, epoch: int, groups: Sequence[TrajectoryGroup]) -> bool:
+        is_single = self._is_remote() and all(len(each.trajectories) < 2 for each in groups)
+        return self.algorithm.for_epoch(epoch).needs_groups and not is_single
 
-    async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
+    async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> list[TrajectoryGroup]:
         """Collects once; a trainer of several collections an epoch overrides it."""
         return await self._collector.collect(epoch, run_id, meta)
 
+    def _select(self, epoch: int, run_id: str, groups: Sequence[TrajectoryGroup]) -> TrajectoryCollection:
+        self.context.begin_stage("SELECT", epoch)
+        return self.apply_curriculum_learning(TrajectoryCollection.from_groups(groups, run_id, epoch), epoch)
+
     async def _refill(
-        self, epoch: int, run_id: str, collection: TrajectoryCollection, chosen: TrajectoryCollection
-    ) -> tuple[TrajectoryCollection, TrajectoryCollection]:
+        self, epoch: int, run_id: str, groups: list[TrajectoryGroup], chosen: TrajectoryCollection
+    ) -> tuple[list[TrajectoryGroup], TrajectoryCollection]:
         """Collects further examples while too few groups have signal, up to `limits.max_refills` times."""
         limits, builder = self.run_config.limits, self.trajectory_builder
-        plan = builder.plan(epoch)
-        if plan is None or not self._compares_siblings(collection.groups):
-            return collection, chosen
+        plan = find_plan(builder, epoch)
+        if plan is None or not isinstance(builder, RefillsEpochs) or not self._compares_siblings(epoch, groups):
+            return groups, chosen
         used = list(plan.example_ids)
         num_planned = len(used) - len(self._example_filter.skipped)
         for round_ in range(1, limits.max_refills + 1):
@@ -277,19 +278,17 @@ class EpochTrainer(Trainer):
             if not extra:
                 continue
             meta = {"epoch": epoch, "trainer_run_id": run_id, "example_ids": extra, "round": round_}
-            more = await self._collect(epoch, run_id, meta)
-            merged = [*collection.trajectories, *more.trajectories]
-            collection = TrajectoryCollection(trajectories=merged, run_id=run_id, epoch=epoch)
-            self.context.begin_stage("SELECT", epoch)
-            chosen = self.apply_curriculum_learning(collection, epoch)
-        return collection, chosen
+            groups = [*groups, *await self._collect(epoch, run_id, meta)]
+            chosen = self._select(epoch, run_id, groups)
+        return groups, chosen
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
         """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
         config, groups = self.curriculum_config, trajectory_collection.groups
-        selection = split_by_signal(groups, config.min_reward_diff, self._compares_siblings(groups), self.has_signal)
+        compares, has_signal = self._compares_siblings(epoch, groups), self.algorithm.for_epoch(epoch).has_signal
+        selection = split_by_signal(groups, config.min_reward_diff, compares, has_signal)
         kept = selection.kept
         tells_difficulty = self._tells_difficulty(groups, epoch)
         if tells_difficulty:
@@ -311,9 +310,7 @@ class EpochTrainer(Trainer):
         if config.collect_only_included:
             state["mean_rewards"] = dict(self._example_filter.mean_rewards)
         self._selection = replace(selection, kept=kept, outside=outside)
-        return TrajectoryCollection(
-            trajectories=[group.trajectories for group in kept], run_id=trajectory_collection.run_id, epoch=epoch
-        )
+        return TrajectoryCollection.from_groups(kept, trajectory_collection.run_id, epoch)
 
     def _tells_difficulty(self, groups: Sequence[TrajectoryGroup], epoch: int) -> bool:
         """Returns False in a stage of a pipeline on rows, whose rewards do not say how hard an example is to solve."""
@@ -374,12 +371,12 @@ class EpochTrainer(Trainer):
             raise build_empty_epochs_error(self._num_empty, reasons, found, command)
 
     def _epoch_metrics(
-        self, epoch: int, collection: TrajectoryCollection, chosen: TrajectoryCollection
+        self, epoch: int, groups: Sequence[TrajectoryGroup], kept: Sequence[TrajectoryGroup]
     ) -> EpochMetrics:
         selection, builder = self._selection, self.trajectory_builder
-        means = builder.example_rewards(collection.groups)
+        means = builder.example_rewards(groups)
         average, low, high = compute_mean_interval(means) if means else (None, None, None)
-        filtered = builder.example_rewards(chosen.groups)
+        filtered = builder.example_rewards(kept)
         return EpochMetrics(
             epoch,
             stage=self._name_stage(epoch),
@@ -387,13 +384,13 @@ class EpochTrainer(Trainer):
             ci_low=low,
             ci_high=high,
             filtered_avg_reward=sum(filtered) / len(filtered) if filtered else None,
-            num_groups=len(collection.groups),
-            num_groups_kept=len(chosen.groups),
+            num_groups=len(groups),
+            num_groups_kept=len(kept),
             num_groups_zero_variance=len(selection.zero_variance),
             num_groups_low_spread=len(selection.low_spread),
             num_groups_outside=len(selection.outside),
             num_groups_spared=len(self._example_filter.skipped),
-            num_trajectories=collection.num_trajectories,
+            num_trajectories=sum(len(group.trajectories) for group in groups),
             num_missing=self._collector.num_missing if builder.records is not None else None,
             missing_reason=self._collector.missing_reasons.find_commonest(),
             curriculum_percentile=self._curriculum_state["current_percentile"]
@@ -455,11 +452,4 @@ class EpochTrainer(Trainer):
 
 @register_trainer(config_type=EpochTrainerConfig)
 async def epoch_trainer(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    algorithm = await builder.get_algorithm()
-    yield EpochTrainer(
-        config,
-        algorithm=algorithm,
-        needs_groups=algorithm.needs_groups,
-        has_signal=algorithm.has_signal,
-        skip_reason=algorithm.skip_reason,
-    )
+    yield EpochTrainer(config, algorithm=await builder.get_algorithm())

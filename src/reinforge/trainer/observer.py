@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from reinforge.interfaces import Trainer
+from reinforge.port_bases import find_plan
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.epoch_collection import attach_calls
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -24,13 +26,13 @@ OTHER = "TRAINER"
 
 
 class TrainerObserver:
-    """Begins a stage at each call of a trainer that is not ours."""
+    """Begins a stage at each call of a trainer that is not ours, and gives the turns that it collects their tokens."""
 
     def __init__(self, trainer: Trainer, context: RunContext):
         self.context, self.num_jobs, self.num_collections = context, 0, 0
         self._epoch: int | None = None
         builder, adapter = trainer.trajectory_builder, trainer.trainer_adapter
-        self._builder = builder
+        self._builder, self._adapter = builder, adapter
         calls: list[tuple[Any, str, Callable[..., Awaitable[Any]]]] = [
             (builder, "start_run", self._observe_start),
             (builder, "finalize", self._observe_finalize),
@@ -51,7 +53,7 @@ class TrainerObserver:
         self.num_collections += 1
         epoch = (meta or {}).get("epoch")
         self._epoch = epoch if isinstance(epoch, int) and epoch >= 0 else None
-        plan = self._builder.plan(self._epoch) if self._epoch is not None else None
+        plan = find_plan(self._builder, self._epoch) if self._epoch is not None else None
         total = None if plan is None else len(plan.example_ids) * plan.episodes_per_example
         self.context.begin_stage("COLLECT", self._epoch, total)
         await method(run_id, meta, **more)
@@ -60,6 +62,7 @@ class TrainerObserver:
         self, method: Callable[..., Awaitable[TrajectoryCollection]], *given: Any, **named: Any
     ) -> TrajectoryCollection:
         collection = await method(*given, **named)
+        attach_calls(collection, self._builder, self._adapter)
         if self.context.stage_name == "COLLECT":
             self.context.end_stage({"trajectories": collection.num_trajectories})
             self.begin()

@@ -20,7 +20,7 @@ class LiveRun:
     blocked_s: float = 120.0  # seconds for which an agent may block the event loop
     is_saving: bool = False
     record_end: Callable[[str], str] = lambda reason: reason
-    """Records in the run folder that the run is ended now, and returns the message for the user."""
+    """Records in the run folder that the process exits now, and returns the message for the user."""
 
 
 @dataclass
@@ -32,6 +32,7 @@ class RunOptions:
     smoke: bool = False  # run everything once, as small as possible, in a folder named `...-smoke`
     resume: Path | None = None
     allow_config_change: bool = False
+    judge_only: bool = False  # resume a stopped run for its verdict alone, after the epochs that it has trained
     overwrite: bool = False
     """Replace a run of the same name that no process works on, once the new one is known to be valid."""
     folder: Path | None = None

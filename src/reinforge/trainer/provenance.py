@@ -10,6 +10,7 @@ a hub model is in the cache. A run resumes only if none of it has changed. What 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import hmac
@@ -20,6 +21,7 @@ import platform
 import re
 import secrets
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -29,8 +31,9 @@ from typing import Any, Self
 import platformdirs
 
 from reinforge.config.document import KeyPath
+from reinforge.config.fields import iterate_models, iterate_values
 from reinforge.config.imports import is_own_file
-from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
 from reinforge.files import to_json
@@ -185,6 +188,61 @@ def collect_provenance(loaded: LoadedConfig, model_folder: str | None = None) ->
     for file in _list_model_files(Path(model_folder)) if model_folder else ():
         _add_file(found, file, root)
     return found
+
+
+def identify_evaluators(loaded: LoadedConfig) -> dict[str, str]:
+    """Returns evaluator -> hash of what decides its scores: its code, its settings, its parts and its judge's model.
+
+    Scores of two runs can be compared where the hashes are equal. The code of a function is its source with that of the
+    functions and the constants of the project that it uses, so an edit elsewhere in its file does not count.
+    """
+    config = loaded.config
+    evaluators, models = config.eval.evaluators, config.llms
+
+    def describe(model: Any, seen: tuple[str, ...]) -> list[Any]:
+        found: list[Any] = [f"{type(model).__module__}.{type(model).__qualname__}"]
+        module = inspect.getmodule(type(model))
+        with contextlib.suppress(OSError, TypeError):
+            found.append(inspect.getsource(module) if module is not None else "")
+        for path, value in iterate_values(model):
+            names = [path[-1], value] if isinstance(value, str) else [path[-1]]
+            found.append([*path, list(_list_code(value)) if callable(value) else repr(value)])
+            for name in names:
+                for known in (evaluators, models):
+                    if isinstance(name, str) and name in known and name not in seen:
+                        found.append(describe(known[name], (*seen, name)))
+        return found
+
+    return {
+        name: hashlib.sha256(to_json(describe(model, (name,))).encode("utf-8", "replace")).hexdigest()
+        for name, model in evaluators.items()
+    }
+
+
+def _list_code(value: Any) -> Iterator[str]:
+    """Yields the sources of a function and of what it uses of the project, and the values of its constants."""
+    remaining, seen = [value], set()
+    while remaining:
+        function = remaining.pop()
+        function = (
+            inspect.unwrap(function) if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+        )
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        try:
+            source = textwrap.dedent(inspect.getsource(function))
+            used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+        except (OSError, TypeError, SyntaxError):
+            continue
+        yield source
+        known = vars(sys.modules.get(function.__module__, inspect))
+        for name in sorted(used & known.keys()):
+            each = known[name]
+            if isinstance(each, str | int | float | bool | tuple | frozenset | None):
+                yield f"{name} = {each!r}"
+            elif (inspect.isfunction(each) or inspect.isclass(each)) and each.__module__ == function.__module__:
+                remaining.append(each)
 
 
 def _list_versions(loaded: LoadedConfig) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Literal
 
 from reinforge.algorithms.curriculum import Selection
@@ -12,7 +13,7 @@ from reinforge.evaluation.run import choose_error_type, describe_too_many
 from reinforge.interfaces import TrajectoryBuilder
 from reinforge.rollout.episode import WORKFLOW
 from reinforge.runs.rows import BASELINE, ValidationRow
-from reinforge.types.trajectory import Outcome, TrajectoryCollection, TrajectoryGroup
+from reinforge.types.trajectory import Outcome, TrajectoryGroup
 
 IDENTICAL_SHARE = 0.98
 IDENTICAL_EPOCHS = 3
@@ -63,14 +64,14 @@ def find_episode_command(selection: Selection, run: str, epoch: int) -> str:
 
 
 def refuse_untrainable(
-    collection: TrajectoryCollection,
+    groups: Sequence[TrajectoryGroup],
     builder: TrajectoryBuilder,
     config: FinetuneConfig,
     *,
     trains_on: Literal["tokens", "messages"] = "tokens",
 ) -> None:
-    """Refuses a collection that holds nothing trainable."""
-    trajectories = [trajectory for group in collection.groups for trajectory in group.trajectories]
+    """Refuses collected groups that hold nothing trainable."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if trains_on == "messages" and any(trajectory.pairs for trajectory in trajectories):
         return
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -144,9 +145,9 @@ def refuse_unscored(row: ValidationRow, allowed: float) -> None:
 
 
 def refuse_identical(
-    collection: TrajectoryCollection, *, epoch: int, epochs_before: int, temperature: float | None
+    groups: Sequence[TrajectoryGroup], *, epoch: int, epochs_before: int, temperature: float | None
 ) -> int:
-    """Refuses a collection whose siblings are identical: comparing them trains nothing.
+    """Refuses groups whose siblings are identical: comparing them trains nothing.
 
     Args:
         epochs_before: Epochs in a row, up to the previous one, in which nearly all groups had identical siblings.
@@ -154,7 +155,7 @@ def refuse_identical(
     Returns:
         The epochs in a row, including this one.
     """
-    several = [group for group in collection.groups if len(group.trajectories) > 1]
+    several = [group for group in groups if len(group.trajectories) > 1]
     groups = [group for group in several if not any(trajectory.pairs for trajectory in group.trajectories)]
     if not groups:
         return epochs_before

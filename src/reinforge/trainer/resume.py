@@ -21,11 +21,12 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.files import to_json
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.registry import Registry
-from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.checkpoints import Checkpoints, restore_weights
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import REPAIR_NOTES, JournalReader
-from reinforge.runs.rows import EpochSnapshot
+from reinforge.runs.rows import BASELINE, EpochSnapshot
 from reinforge.runs.run_folder import read_config
+from reinforge.runs.summary import describe_resume
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance, is_own_run
 from reinforge.trainer.setup.reach import list_reach
@@ -89,7 +90,7 @@ def _refuse_foreign_run(folder: Path, root: Path, reached: Sequence[tuple[str, s
     """Returns the error for a run folder that this user did not make where it stands; nothing was imported yet."""
     listed = "".join(f"\n    {name}: {text}" for name, text in reached)
     message = (
-        f"{folder} was not made here by you: it came from elsewhere, was moved, or its seal cannot be checked. "
+        f"{folder} was not started here by you: it was copied or moved, or its seal cannot be checked. "
         f"Resuming it imports Python files from {root}{':' if listed else ''}{listed}"
     )
     fix = "if you trust this code, name its folder: --project_root FOLDER; or pass your own file: "
@@ -106,6 +107,23 @@ def _explain_secret(problem: Problem, folder: Path) -> Problem:
     return replace(problem, message=message, fix=fix)
 
 
+def load_for_verdict(folder: Path, project_root: Path | None = None) -> LoadedConfig:
+    """Returns the configuration of a stopped run, for the epochs that it has trained and without its limits.
+
+    Raises:
+        ConfigError: The run has trained no epoch, or is a pipeline, whose verdict is that of its last stage.
+    """
+    done = [row.epoch for row in JournalReader(folder).snapshot_rows() if row.epoch > BASELINE]
+    if not done:
+        message = f"{folder.name} has not finished an epoch, so there is nothing to judge"
+        raise ConfigError(Problem("", message, f"resume it: {describe_resume(folder)}"))
+    if _list_stages((folder / "config.yml").read_text(encoding="utf-8")):
+        message = f"{folder.name} is a pipeline, whose verdict is that of its last stage"
+        raise ConfigError(Problem("", message, f"resume it: {describe_resume(folder)}"))
+    limits = [(path, "null") for path in sorted(SETTINGS_OF_ONE_CALL) if path.startswith("finetuning.limits.")]
+    return load_run_config(folder, [(NUM_EPOCHS, str(max(done) + 1)), *limits], project_root=project_root)
+
+
 def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
     digest = hashlib.sha256()
     for split, items in splits.items():
@@ -115,9 +133,20 @@ def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
 
 
 def refuse_changes(
-    journal: RunJournal, text: str, data: str, provenance: Provenance, project_root: Path, *, allowed: bool
+    journal: RunJournal,
+    text: str,
+    data: str,
+    provenance: Provenance,
+    project_root: Path,
+    *,
+    allowed: bool,
+    judge_only: bool = False,
 ) -> list[str]:
-    """Returns what changed since the run started; refuses changes unless they are allowed."""
+    """Returns what changed since the run started; refuses changes unless they are allowed.
+
+    Args:
+        judge_only: Fewer epochs are no change.
+    """
     facts, config = journal.facts(), journal.folder / "config.yml"
     if not config.is_file():  # the run stopped during startup
         return []
@@ -126,7 +155,7 @@ def refuse_changes(
         differing, old_stages, stages = compare_configs(before, text), _list_stages(before), _list_stages(text)
         last = stages[-1] if stages else None
         kept = (each for each in differing if not _is_of_one_call(each.path) and not _adds_epochs(each, last))
-        found = [str(change) for change in kept]
+        found = [str(change) for change in kept if not (judge_only and change.path == NUM_EPOCHS)]
         if old_stages != stages and set(old_stages) == set(stages):
             found.append(f"the order of finetuning.pipeline: {', '.join(old_stages)} -> {', '.join(stages)}")
     else:
@@ -223,7 +252,7 @@ async def restore_snapshot(
     context.validations = context.journal.validations()
     context.restore_counters(snapshot.state["counters"])
     if snapshot.checkpoint is not None and version is not None:
-        await adapter.restore(context.folder / snapshot.checkpoint, version)
+        await restore_weights(adapter, context.folder / snapshot.checkpoint, version)
     context.journal.forget_checkpoints_except(context.checkpoints.names())
     policy = adapter.policy()
     if policy is None or version is None:

@@ -25,6 +25,7 @@ from reinforge.errors import (
     describe_error,
 )
 from reinforge.files import remove_folder, replace_file
+from reinforge.port_bases import PreparesTraining
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
@@ -41,7 +42,7 @@ from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.provenance import Provenance, collect_provenance, seal_run
+from reinforge.trainer.provenance import Provenance, collect_provenance, identify_evaluators, seal_run
 from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
 from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
@@ -88,14 +89,14 @@ def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[
 
 
 def _write_page(context: RunContext, summary: RunSummary) -> None:
-    """Writes `report.html`; a run whose results are safe does not fail for want of it."""
+    """Writes `report.html`; a run whose results are safe does not fail for lack of it."""
     try:
         from reinforge.runs.page.page import write_page
 
         write_page(context.folder, summary)
     except Exception as error:
         logger.exception("report.html was not written")
-        command = f"`reinforge report {context.folder}` writes it again"
+        command = f"`reinforge report {context.folder}` regenerates it"
         context.progress.note(f"no report.html: {describe_error(error)}; {command}")
 
 
@@ -240,7 +241,8 @@ class _Run:
         runner = await bind_parts(self.loaded, self.parts, self.context)
         context.begin_stage("LOAD")
         await trainer.initialize(config)
-        await self.parts.adapter.prepare_training()
+        if isinstance(adapter := self.parts.adapter, PreparesTraining):
+            await adapter.prepare_training()
         context.policy = self.parts.adapter.policy()
         self._require_policy()
         if self.options.resume is None or not await self._resume():
@@ -292,7 +294,10 @@ class _Run:
         made_of = collect_provenance(self.loaded, self.model_folder)
         if self.options.resume is not None:
             allowed = self.options.allow_config_change
-            changed = resume.refuse_changes(context.journal, text, data, made_of, root, allowed=allowed)
+            judge_only = self.options.judge_only
+            changed = resume.refuse_changes(
+                context.journal, text, data, made_of, root, allowed=allowed, judge_only=judge_only
+            )
             if not changed:
                 known = resume.read_provenance(context.journal.facts())
                 made_of = made_of if known is None else known.extended_by(made_of)
@@ -305,14 +310,16 @@ class _Run:
             text = keep_settings_of_one_call(context.folder, text)
         replace_file(context.folder / "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
+        self.summary.evaluators_sha256 = identify_evaluators(self.loaded)
         context.journal.set_facts(
             run_id=context.run_id,
             config_sha256=self.summary.config_sha256,
             data_sha256=data,
-            clusters=self._comparison.find_clusters("select", "confirm"),
+            clusters=self.parts.clusters,
             project_root=str(root),
             seal=seal_run(context.folder, root),
             provenance=made_of.as_dict(),
+            evaluators=self.summary.evaluators_sha256,
             version=__version__,
             status="running",
             reason="",
@@ -361,7 +368,7 @@ class _Run:
                 live.is_saving = False
 
     def _record_forced_end(self, why: str) -> str:
-        """Records, from another thread, that the process is ended now; returns the message for the user."""
+        """Records, from another thread, that the process exits now; returns the message for the user."""
         context, summary = self.context, self.summary
         if context.stage_name == END:  # cleaning up hangs: the files say how the run itself ended
             return f"{why}; the run itself was over, and its files are in {context.folder}"

@@ -1,8 +1,8 @@
-"""A thread that watches the event loop of a run: it passes on signals, and ends what does not end.
+"""A thread that watches the event loop of a run: it passes on signals, and kills what does not stop.
 
     first signal                  the run's task is cancelled; the run writes a checkpoint and its files
-    `STOP_S` later                the process is ended, whatever an agent does; its last checkpoint is on disk already
-    second signal                 the process is ended at once
+    `STOP_S` later                the process exits, whatever an agent does; its last checkpoint is on disk already
+    second signal                 the process exits at once
     an agent blocks the loop      it is interrupted after the time limit of an episode, which then has timed out
 
 A Python signal handler runs on the main thread, between two steps of the interpreter, so code that blocks there would
@@ -32,7 +32,7 @@ from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 from reinforge.trainer.options import LiveRun, RunOptions
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-"""Signals that stop a run. Slurm can send SIGUSR1 some time before it ends a job (`sbatch --signal`)."""
+"""Signals that stop a run. Slurm can send SIGUSR1 some time before it kills a job (`sbatch --signal`)."""
 
 INTERRUPT = getattr(signal, "SIGURG", None)
 """Sent to the main thread to interrupt an agent that blocks it; ignored by default, and rarely used."""
@@ -153,12 +153,12 @@ class ShutdownThread:
             self._end(f"it did not stop within {limit_s:g} s")
 
     def _end(self, why: str) -> None:
-        """Ends the process with the exit code of the first signal."""
+        """Exits with the exit code of the first signal."""
         received = self.received or signal.SIGTERM
-        told = [f"stopped by {received.name}; {why}, so the process was ended"]
+        told = [f"stopped by {received.name}; {why}, so the process exits"]
 
         def record() -> None:
-            with contextlib.suppress(Exception):  # such as a full disk: the process ends nevertheless
+            with contextlib.suppress(Exception):  # such as a full disk: the process exits all the same
                 told[0] = self.live.record_end(told[0])
 
         recorder = threading.Thread(target=record, name="reinforge-last-words", daemon=True)
@@ -174,7 +174,7 @@ T = TypeVar("T")
 
 
 def run_interruptible(work: Coroutine[Any, Any, T], options: RunOptions) -> T:
-    """Runs `work` on an event loop of its own; a signal cancels it, and `ShutdownThread` ends what does not end."""
+    """Runs `work` on its own event loop; a signal cancels it, and `ShutdownThread` kills what does not stop."""
     loop = create_loop()
     task = loop.create_task(work)
     with ShutdownThread(loop, task, options.live) as guard:

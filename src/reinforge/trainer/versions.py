@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
 from reinforge.files import write_json
-from reinforge.interfaces import PolicyServer, Trainer, TrainerAdapter
+from reinforge.interfaces import PolicyServer, ServesSeveral, Trainer, TrainerAdapter
+from reinforge.port_bases import Resubmits
 from reinforge.runs.rows import BASELINE, EpochSnapshot, ValidationRow, choose_best_validation
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
@@ -86,8 +87,10 @@ async def submit(
         context.journal.record_job_intent(key, epoch, chosen.run_id)
         crash_point("submit.after_intent")
         ref = await adapter.submit(chosen)
-    else:
+    elif isinstance(adapter, Resubmits):
         ref = await adapter.resubmit(chosen, known.ref)
+    else:
+        ref = known.ref or await adapter.submit(chosen)
     crash_point("submit.after_send")
     context.journal.record_job_submission(key, ref)
     crash_point("submit.after_id")
@@ -212,10 +215,10 @@ async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_f
             f"the job did not change the weights (fingerprint {fingerprint}); the learning rate may be zero, "
             "or too small for the precision of the weights"
         )
-    results = [
-        await _compare(policy.get_policy(name) if name else policy, name, version, prompts.get(name, []))
-        for name in policy.names or ("",)
-    ]
+    policies = {"": policy}
+    if isinstance(policy, ServesSeveral):
+        policies = {name: policy.get_policy(name) for name in policy.names}
+    results = [await _compare(each, name, version, prompts.get(name, [])) for name, each in policies.items()]
     d_N = np.concatenate([np.zeros(0), *(each for each in results if each is not None)])
     if not len(d_N):  # nothing was compared: unknown, not 0.0
         return CanaryReport(version, fingerprint, None, None, None, 0)

@@ -95,7 +95,7 @@ class EpisodeRecord:
     scores: dict[str, EvalOutputItem] = field(default_factory=dict)  # score by evaluator name
     reward: float | None = None  # score of the reward function, or the configured penalty; None if missing
     wall_s: float = 0.0
-    overflow: str | None = None  # how a prompt exceeded the context, also if the agent went on; None: none did
+    overflow: str | None = None  # how a prompt exceeded the context, even if the agent continued; None: none did
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from reinforge.types.steps import IntermediateStep
 
 MAX_SCORE = 1e9
-"""Largest absolute score and reward. Squares and sums of such numbers stay finite, also in float32."""
+"""Largest absolute score and reward. Squares and sums of such numbers stay finite, even in float32."""
 
 
 class EvalInputItem(BaseModel):
@@ -116,10 +117,11 @@ class MetricSummary:
     num_examples: int  # number of examples that were scored
     num_unscored: int  # number of examples without a score because the environment failed
     unscored_reason: str | None = None
-    """The commonest reason for that; None: all are scored, or the reason is not known."""
+    """The most common reason for that; None: all are scored, or the reason is not known."""
+    num_clusters: int | None = None
+    """Distinct prompts or conversations that the scored examples are of, which the interval counts; None: not known."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as a JSON-ready dict."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -127,7 +129,15 @@ class MetricSummary:
             return f"{self.metric} unknown ({self.num_unscored} examples unscored)"
         known = self.ci_low is not None and self.ci_high is not None
         interval = f"[{self.ci_low:.3f}, {self.ci_high:.3f}]" if known else "(interval unknown)"
-        return f"{self.metric} {self.mean:.3f} {interval} on {self.num_examples} examples"
+        return f"{self.metric} {self.mean:.3f} {interval} on {count_examples(self.num_examples, self.num_clusters)}"
+
+
+def count_examples(count: int, num_clusters: int | None = None) -> str:
+    """Returns `250 examples`, or `250 examples of 58 prompts` where some share a prompt or a conversation."""
+    examples = f"{count} example" if count == 1 else f"{count} examples"
+    if num_clusters is None or num_clusters >= count:
+        return examples
+    return f"{examples} of {num_clusters} prompt" if num_clusters == 1 else f"{examples} of {num_clusters} prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,8 @@ class EvaluationReport:
     reward_metric: str
     error: str | None = None  # why there are no scores; None if there are
     summaries: dict[str, MetricSummary] = field(default_factory=dict)  # metric -> mean with its interval
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    """Example id -> its cluster, of examples that share a prompt or a conversation with others."""
 
     def as_validation(self) -> dict[str, Any]:
         """Returns the report in the format of `run_validation_evaluation`."""

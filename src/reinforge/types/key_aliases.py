@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
 
 class ConfigModel(BaseModel):
@@ -23,7 +24,17 @@ class ConfigModel(BaseModel):
 
     key_aliases: ClassVar[Mapping[str, str]] = {}
 
-    @model_validator(mode="before")
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Returns the schema of the class; one with aliases resolves them before everything else."""
+        reference = handler(source)
+        if cls.key_aliases:
+            schema: Any = handler.resolve_ref_schema(reference)
+            name, inner = schema.get("ref"), {key: part for key, part in schema.items() if key != "ref"}
+            schema.clear()
+            schema.update(no_info_before_validator_function(cls._resolve_aliases, inner, ref=name))
+        return reference
+
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
         if not isinstance(data, dict) or cls.key_aliases.keys().isdisjoint(data):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reinforge.types.supports import Supports
 
 Sharding = Literal["auto", "replicate", "full"]
-"""`replicate`: each process trains a whole copy. `full`: weights, gradients and optimizer state are divided among the
+"""`replicate`: each process trains a whole copy. `full`: weights, gradients and optimizer state are sharded across the
 processes while they train. `auto`: `full` only if one of them has too little memory for the whole."""
 
 
@@ -84,7 +84,7 @@ class TrainingSample:
     defers_old_logprobs: bool = False  # the update sets `old_logprobs`, by the forward pass that it makes anyway
     is_stale: bool = False  # True if an older version than the one that the job starts from sampled some of its tokens
     targets: IntArray | None = None
-    """`[T]` tokens whose log-probs are trained in the place of those of `token_ids`, which stay the context; None: the
+    """`[T]` tokens whose log-probs are trained in place of those of `token_ids`, which stay the context; None: the
     tokens themselves, as in everything that was sampled."""
 
     @property

@@ -196,7 +196,7 @@ class IntermediateStepPayload(BaseModel):
 
 
 class IntermediateStep(BaseModel):
-    """One step of an episode."""
+    """One step of an episode; its properties are the fields of its payload."""
 
     parent_id: str = Field(description="Id of the enclosing step; `root` at the top.")
     function_ancestry: InvocationNode = Field(description="The enclosing function.")
@@ -208,12 +208,10 @@ class IntermediateStep(BaseModel):
 
     @property
     def event_timestamp(self) -> float:
-        """Seconds since the epoch."""
         return self.payload.event_timestamp
 
     @property
     def event_state(self) -> IntermediateStepState:
-        """Whether the step starts something, reports progress, or ends it."""
         return self.payload.event_state
 
     @property
@@ -230,7 +228,6 @@ class IntermediateStep(BaseModel):
 
     @property
     def name(self) -> str | None:
-        """Name of the model, tool or mark."""
         return self.payload.name
 
     @property
@@ -239,7 +236,6 @@ class IntermediateStep(BaseModel):
 
     @property
     def metadata(self) -> dict[str, Any] | TraceMetadata | None:
-        """Further information."""
         return self.payload.metadata
 
     @property
@@ -248,10 +244,8 @@ class IntermediateStep(BaseModel):
 
     @property
     def usage_info(self) -> UsageInfo | None:
-        """Tokens of a model call."""
         return self.payload.usage_info
 
     @property
     def UUID(self) -> str:
-        """Id shared by the start and the end of a step."""
         return self.payload.UUID

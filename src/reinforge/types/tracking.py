@@ -1,4 +1,4 @@
-"""What a tracker is told about a run."""
+"""What a run reports to its trackers."""
 
 from __future__ import annotations
 

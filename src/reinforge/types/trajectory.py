@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -78,18 +78,19 @@ class EpisodeItem(BaseModel):
         default=None, description="Whether to train the turn; None: train it if its tokens or its prompt are recorded."
     )
 
-    _prompt: ChatPrompt | None = PrivateAttr(default=None)
+    _source: TokenLogprobs | ChatPrompt | None = PrivateAttr(default=None)
 
     @property
     def tokens(self) -> TokenLogprobs | None:
-        """The exact tokens of the turn, from `logprobs` or bound; None if not recorded, which makes it context."""
-        tokens = self.logprobs if isinstance(self.logprobs, TokenLogprobs) else (self.metadata or {}).get("tokens")
+        """The exact tokens of the turn, from `logprobs` or attached; None if not recorded, which makes it context."""
+        tokens = self.logprobs if isinstance(self.logprobs, TokenLogprobs) else self._source
         return tokens if isinstance(tokens, TokenLogprobs) else None
 
     @property
     def prompt(self) -> ChatPrompt | None:
-        """The exact prompt of a turn whose sampler does not report tokens, from `logprobs` or bound."""
-        return self.logprobs if isinstance(self.logprobs, ChatPrompt) else self._prompt
+        """The exact prompt of a turn whose sampler does not report tokens, from `logprobs` or attached."""
+        prompt = self.logprobs if isinstance(self.logprobs, ChatPrompt) else self._source
+        return prompt if isinstance(prompt, ChatPrompt) else None
 
     @property
     def call_id(self) -> str | None:
@@ -97,13 +98,9 @@ class EpisodeItem(BaseModel):
         call_id = metadata.get("call_id", metadata.get("id"))
         return call_id if isinstance(call_id, str) else None
 
-    def bind_tokens(self, tokens: TokenLogprobs) -> None:
-        """Sets the exact tokens of a turn that does not have them in `logprobs`."""
-        self.metadata = {**(self.metadata or {}), "tokens": tokens}
-
-    def bind_prompt(self, prompt: ChatPrompt) -> None:
-        """Sets the exact prompt of a turn that does not have it in `logprobs`."""
-        self._prompt = prompt
+    def attach(self, source: TokenLogprobs | ChatPrompt) -> None:
+        """Sets the exact tokens, or the exact prompt, of a turn that does not have them in `logprobs`."""
+        self._source = source
 
     @property
     def is_recorded(self) -> bool:
@@ -219,6 +216,10 @@ class TrajectoryCollection(BaseModel):
                 _build_group(index, siblings) for index, siblings in enumerate(self.trajectories) if siblings
             ]
         return self._groups
+
+    @classmethod
+    def from_groups(cls, groups: Iterable[TrajectoryGroup], run_id: str, epoch: int | None = None) -> Self:
+        return cls(trajectories=[group.trajectories for group in groups], run_id=run_id, epoch=epoch)
 
     @property
     def num_trajectories(self) -> int:

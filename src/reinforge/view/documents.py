@@ -28,7 +28,7 @@ def build_link(path: str, **values: str) -> str:
 
 
 def build_anchor(text: str, address: str, **attributes: str) -> Element:
-    """Returns a link; its address is kept as it is, whatever the id of an example looks like."""
+    """Returns a link; its address is kept unchanged, whatever the id of an example looks like."""
     anchor = build("a", text, **attributes)
     anchor.set("href", address)
     return anchor

@@ -259,8 +259,7 @@ def _build_metrics(found: RunComparison, names: tuple[str, str]) -> Element | No
         (
             row.metric,
             *(format_interval(each.mean, each.ci_low, each.ci_high) for each in (row.first, row.second)),
-            str(row.difference),
-            row.difference.format_p_value(),
+            *row.describe_difference(),
         )
         for row in found.metrics
     ]

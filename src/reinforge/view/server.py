@@ -39,7 +39,7 @@ POLL_S = 2.0
 HEARTBEAT_POLLS = 8
 """Looks without a change after which a comment keeps the connection open."""
 MAX_PAGE = 500
-"""Most rows of one answer."""
+"""Maximum rows of one answer."""
 STATIC = {"view.js": "text/javascript", "view.css": "text/css"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")

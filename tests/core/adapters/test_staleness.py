@@ -9,7 +9,6 @@ from reinforge.types.sample import TrainingSample
 
 
 def make_sample(*versions):
-    """A sample of one context token and one trained token of each version."""
     count = len(versions) + 1
     zeros = np.zeros(count, np.float32)
     return TrainingSample(

@@ -1,7 +1,5 @@
 """How a job splits groups by adapter, sums up its results and chooses probe samples."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -6,7 +6,6 @@ import pytest
 
 from reinforge.algorithms.curriculum import (
     ExampleFilter,
-    compute_included_share,
     find_excluded,
     split_by_share,
     split_by_signal,
@@ -18,14 +17,6 @@ from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import CurriculumLearningConfig
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.core.algorithms.test_algorithms import group, turn
-
-
-def test_the_first_epoch_uses_the_initial_share():
-    """NeMo Agent Toolkit expands an interval of 1 in the first epoch already, and one of 5 at epoch 4."""
-    every = CurriculumLearningConfig(initial_percentile=0.2, increment_percentile=0.2, expansion_interval=1)
-    assert [compute_included_share(every, epoch) for epoch in range(6)] == [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
-    fifth = CurriculumLearningConfig(initial_percentile=0.3, increment_percentile=0.2, expansion_interval=5)
-    assert [compute_included_share(fifth, epoch) for epoch in (0, 4, 5, 9, 10)] == [0.3, 0.3, 0.5, 0.5, 0.7]
 
 
 def test_groups_without_signal_are_dropped():

@@ -11,7 +11,7 @@ from reinforge.algorithms.dapo import DAPO, DAPOConfig, compute_overlong_penalty
 from reinforge.algorithms.dr_grpo import DrGRPO
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.algorithms.gspo import GSPO
-from reinforge.algorithms.policy_gradient import compute_returns, leave_one_out_advantage, normalize_over_batch
+from reinforge.algorithms.policy_gradient import compute_returns, normalize_over_batch
 from reinforge.algorithms.ppo import PPO
 from reinforge.algorithms.reinforce_pp import ReinforcePP, ReinforcePPConfig
 from reinforge.algorithms.rloo import RLOO, RLOOConfig
@@ -38,12 +38,6 @@ def with_reference(algorithm, groups, kls):
         sample.ref_logprobs = sample.sampling_logprobs.copy()
         sample.ref_logprobs[sample.loss_mask] -= np.array(values, np.float32)
     return [credit[s.loss_mask].tolist() for s, credit in zip(samples, algorithm.credit(samples), strict=True)]
-
-
-def test_leave_one_out_by_hand():
-    assert leave_one_out_advantage(1, [1, 0, 0, 1]) == pytest.approx(1 - 1 / 3)
-    assert leave_one_out_advantage(0, [1, 0, 0, 1]) == pytest.approx(0 - 2 / 3)
-    assert leave_one_out_advantage(3, [3]) == 0
 
 
 def test_normalize_over_batch_by_hand():
@@ -138,8 +132,8 @@ def test_gspo_cispo_and_sapo_scale_and_name_their_losses():
 
 
 def test_rloo_leaves_one_out():
-    _, found = advantages(RLOO(), group(1, 0, 0, 1))
-    assert np.allclose(np.concatenate(found), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    _, found = advantages(RLOO(), group(1, 0, 0, 1), group(3))
+    assert np.allclose(np.concatenate(found), [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0])
 
 
 def test_rloo_subtracts_the_kl_of_the_whole_reply_from_the_reward():

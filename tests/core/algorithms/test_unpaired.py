@@ -15,7 +15,6 @@ from tests.core.algorithms.test_algorithms import advantages, group
 
 
 def reply(prompt, ids, reward=1.0, **metadata):
-    """A trajectory of one reply."""
     tokens = TokenLogprobs(tuple(prompt), tuple(ids), (-0.5,) * len(ids), temperature=0.7)
     turn = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=tokens)
     return Trajectory(episode=[turn], reward=reward, metadata=metadata or None)

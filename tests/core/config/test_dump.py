@@ -1,15 +1,9 @@
 """The resolved configuration, dumped and reloaded."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
 from reinforge.config.dump import compare_configs, dump_config
-from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
 from reinforge.evaluation.datasets import JsonlDatasetConfig, file_dataset
@@ -17,17 +11,17 @@ from reinforge.safe_text import redact_secrets
 from tests.core.config.components import COMPLETE, KEY, registry
 
 
-def load(path: Path, environ: dict[str, str] = KEY) -> LoadedConfig:
+def load(path, environ=KEY):
     return load_config(path, registry=registry(), environ=environ)
 
 
-def write(folder: Path, text: str) -> Path:
+def write(folder, text):
     path = folder / "f.yml"
     path.write_text(text)
     return path
 
 
-def test_dump_and_reload_give_the_same_configuration(tmp_path: Path) -> None:
+def test_dump_and_reload_give_the_same_configuration(tmp_path):
     loaded = load(write(tmp_path, COMPLETE))
     text = dump_config(loaded)
     again = load(write(tmp_path, text))
@@ -35,7 +29,7 @@ def test_dump_and_reload_give_the_same_configuration(tmp_path: Path) -> None:
     assert dump_config(again) == text
 
 
-def test_every_default_is_dumped_and_variables_stay_text(tmp_path: Path) -> None:
+def test_every_default_is_dumped_and_variables_stay_text(tmp_path):
     text = dump_config(load(write(tmp_path, COMPLETE)))
     plain = yaml.safe_load(text)
     assert plain["finetuning"]["limits"]["episode_timeout_s"] == 120.0
@@ -47,7 +41,7 @@ def test_every_default_is_dumped_and_variables_stay_text(tmp_path: Path) -> None
     assert "sk-canary-1" not in text
 
 
-def test_a_secret_is_never_written(tmp_path: Path) -> None:
+def test_a_secret_is_never_written(tmp_path):
     text = "llms: {a-b: {_type: openai, model_name: m, api_key: sk-canary-3}}"
     dumped = dump_config(load(write(tmp_path, text)))
     assert "sk-canary-3" not in dumped
@@ -80,7 +74,7 @@ llms:
 """
 
 
-def test_secrets_are_found_by_key_and_by_form_and_stay_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_found_by_key_and_by_form_and_stay_out(tmp_path, caplog):
     loaded = load_config(write(tmp_path, SECRETS), environ={"K": "canary-6-of-the-environment"})
     dumped = dump_config(loaded)
     assert "canary" not in dumped
@@ -100,7 +94,7 @@ def test_secrets_are_found_by_key_and_by_form_and_stay_out(tmp_path: Path, caplo
     assert "81234567" not in shown
 
 
-def test_control_characters_are_written_as_escapes(tmp_path: Path) -> None:
+def test_control_characters_are_written_as_escapes(tmp_path):
     note = '\x1b]0;t\x07 \u202e \x9b \\ " é\nsecond \u2028 line'
     loaded = build_config({"trainers": {"t\x1b": {"_type": "my_trainer", "note": note}}}, registry=registry())
     text = dump_config(loaded)
@@ -112,12 +106,12 @@ def test_control_characters_are_written_as_escapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "note", ["1e-5", "on", "0o7", "null", "${X}", "a: b", "12:30", "", " x ", "é\n# no", "<<", "-"]
 )
-def test_text_that_looks_like_another_type_stays_text(tmp_path: Path, note: str) -> None:
+def test_text_that_looks_like_another_type_stays_text(tmp_path, note):
     loaded = build_config({"trainers": {"t": {"_type": "my_trainer", "note": note}}}, registry=registry())
     assert load(write(tmp_path, dump_config(loaded)), {}).config.trainers["t"].note == note
 
 
-def test_a_variable_that_a_validator_moved_to_another_key_stays_text(tmp_path: Path) -> None:
+def test_a_variable_that_a_validator_moved_to_another_key_stays_text(tmp_path):
     components = registry()
     components.add("dataset", JsonlDatasetConfig, file_dataset)
     text = "eval: {general: {dataset: {_type: jsonl, file_path: d, structure: {question_key: '${Q}'}}}}"
@@ -128,22 +122,22 @@ def test_a_variable_that_a_validator_moved_to_another_key_stays_text(tmp_path: P
     assert again.config == loaded.config
 
 
-def some_agent(item: Any, llm: Any, context: Any) -> str:
+def some_agent(item, llm, context):
     return ""
 
 
-def test_python_objects_are_named() -> None:
+def test_python_objects_are_named():
     data = {"workflow": {"_type": "my_agent_workflow", "function": some_agent}}
     plain = yaml.safe_load(dump_config(build_config(data, registry=registry())))
     assert plain["workflow"]["function"].startswith("<python ")
     assert plain["workflow"]["function"].endswith("test_dump:some_agent>")
 
 
-def differing(before: str, after: str) -> list[str]:
+def differing(before, after):
     return [str(change) for change in compare_configs(before, after)]
 
 
-def test_values_that_differ_are_listed_with_their_paths() -> None:
+def test_values_that_differ_are_listed_with_their_paths():
     assert differing("finetuning: {seed: 1}", "finetuning: {seed: 2}") == ["finetuning.seed: 1 -> 2"]
     assert differing("llms: {a: {_type: policy}}", "llms: {}") == [
         'llms.a._type: "policy" -> nothing',
@@ -151,7 +145,7 @@ def test_values_that_differ_are_listed_with_their_paths() -> None:
     ]
 
 
-def test_a_key_that_is_new_counts_as_having_had_its_default() -> None:
+def test_a_key_that_is_new_counts_as_having_had_its_default():
     before = "finetuning: {algorithm: {_type: grpo}, policy: {model: m}}"
     assert differing(before, before.replace("_type: grpo", "_type: grpo, clip_low: 0.2")) == []
     assert differing(before, before.replace("_type: grpo", "_type: grpo, clip_low: 0.3")) == [
@@ -159,7 +153,7 @@ def test_a_key_that_is_new_counts_as_having_had_its_default() -> None:
     ]
 
 
-def test_a_block_that_is_switched_on_is_a_change() -> None:
+def test_a_block_that_is_switched_on_is_a_change():
     before = "finetuning: {policy: {model: m}}"
     after = "finetuning: {policy: {model: m, lora: {r: 16}}}"
     assert differing(before, after) == [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 from typing_extensions import TypedDict
 
-from reinforge.config.fields import find_description, find_unknown_keys
+from reinforge.config.fields import find_description, find_keys
+from reinforge.types.key_aliases import ConfigModel
 
 
 class Leaf(BaseModel):
@@ -35,7 +36,7 @@ class Rewrites(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _old_name(cls, data: Any) -> Any:
+    def _old_name(cls, data):
         return {("leaf" if key == "blatt" else key): value for key, value in data.items()}
 
 
@@ -63,8 +64,21 @@ class Many(RootModel[list[Leaf]]):
     pass
 
 
+class Short(ConfigModel):
+    key_aliases: ClassVar[dict[str, str]] = {"len": "length"}
+    length: int = 1
+
+
+class Outer(ConfigModel):
+    key_aliases: ClassVar[dict[str, str]] = {"inner": "short"}
+    short: Short = Short()
+    deep: Short = Short()
+
+
 class Top(BaseModel):
     leaf: Leaf = Leaf()
+    short: Short = Short()
+    shorts: list[Outer] = Field(default_factory=list)
     maybe: Leaf | None = None
     listed: list[Leaf] = Field(default_factory=list)
     named: dict[str, Leaf] = Field(default_factory=dict)
@@ -96,6 +110,9 @@ class Top(BaseModel):
         ({"rewrites": {"blatt": {}}}, []),
         ({"pet": {"kind": "dog", "tricks": 1}}, []),
         ({"pet": {"kind": "dog", "lives": 1}}, ["pet.lives"]),
+        ({"pet": {"kind": "bird", "tricks": 1}}, []),
+        ({"pet": {"kind": "bird", "wings": 2}}, ["pet.wings"]),
+        ({"short": {"len": 1, "length": 2, "lenght": 3}}, ["short.lenght"]),
         ({"pet": "rex"}, []),
         ({"point": {"x": 1, "y": 2, "z": 3}}, ["point.z"]),
         ({"pair": {"left": 1, "right": 2}}, ["pair.right"]),
@@ -105,11 +122,21 @@ class Top(BaseModel):
         ({"laef": {}}, ["laef"]),
     ],
 )
-def test_unknown_keys_are_found_in_nested_models(data: dict[str, Any], unknown: list[str]) -> None:
-    assert [".".join(map(str, path)) for path, _ in find_unknown_keys(Top, data)] == unknown
+def test_unknown_keys_are_found_in_nested_models(data, unknown):
+    assert [".".join(map(str, path)) for path, _ in find_keys(Top, data).unknown] == unknown
 
 
-def test_a_description_is_found_below_lists_and_options() -> None:
+def test_aliases_are_found_at_any_depth_the_nested_ones_first():
+    data = {"leaf": {"size": 1}, "short": {"len": 1}, "shorts": [{"inner": {"len": 2}, "deep": {"length": 3}}]}
+    aliases = find_keys(Top, data).aliases
+    assert list(aliases.items()) == [
+        (("short", "len"), Short),
+        (("shorts", 0, "inner", "len"), Short),
+        (("shorts", 0, "inner"), Outer),
+    ]
+
+
+def test_a_description_is_found_below_lists_and_options():
     for path in [("leaf", "size"), ("maybe", "size"), ("listed", 0, "size"), ("named", "a", "size")]:
         assert find_description(Top, path) == "How big."
     assert find_description(Top, ("nothing", "size")) == ""

@@ -83,14 +83,10 @@ def test_no_type_in_the_table_exists_here():
 
 
 class TypedAdapterConfig(TrainerAdapterConfig, name="test_typed"):
-    """Its configuration."""
-
     width: int = 1
 
 
 class OwnTypeConfig(TrainerAdapterConfig, name="test_own_type"):
-    """One with a field of that name."""
-
     type: str = "lora"
 
 

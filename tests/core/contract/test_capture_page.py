@@ -14,15 +14,13 @@ import pytest
 import yaml
 
 import reinforge
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.rollout.models.llms import PolicyLLM
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.tasks.shop.starter import CHAT_TEMPLATE
-from reinforge.types.episode import EpisodeKey
 from tests.capture_page import PAGE, load_snippet, read_snippets
 from tests.clients.__main__ import ENVIRONMENTS
 from tests.doubles import ScriptedPolicy, examples
+from tests.episodes import make_runner, run_items
 from tests.outside_agents import NODE_AGENT, open_workflow
 
 HERE = {"first", "openai_sdk", "current"}
@@ -49,22 +47,8 @@ class Clerk(ScriptedPolicy):
         return results[-1] if results else "hello"
 
 
-async def run_episode(workflow, item=None):
-    runner = EpisodeRunner(
-        workflow,
-        {"agent": PolicyLLM(Clerk)},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=0,
-        max_concurrency=1,
-    )
-
-    async def score(record):
-        record.reward = 1.0
-
-    (item,) = [item] if item is not None else examples(1)
-    (record,) = await runner.run([(EpisodeKey("collect", 0, item.id), item)], score, lambda record: None)
+async def run_episode(workflow):
+    (record,) = await run_items(make_runner(workflow, llms={"agent": PolicyLLM(Clerk)}), examples(1))
     assert (record.outcome, record.reason) == ("ok", None)
     return record
 
@@ -145,14 +129,6 @@ def test_every_snippet_runs_somewhere():
     assert TEXT.count("<!-- snippet: ") == TEXT.count("\n```python\n") + TEXT.count("\n```yaml\n"), (
         "none without a name"
     )
-
-
-def test_every_link_to_a_section_has_one():
-    headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = set(re.findall(r"\]\(#([^)]+)\)", TEXT))
-    assert links, "the table links to the sections"
-    assert links <= anchors
 
 
 def test_the_messages_of_the_page_are_those_of_the_package():

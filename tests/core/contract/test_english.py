@@ -8,13 +8,26 @@ import pytest
 ROOT = Path(__file__).parents[3]
 WORDS = {
     r"\b(expected|must be|whether|be|is) a text\b": "a string",
+    r"\b(lists?|pairs?|sequence) of texts\b|\bexpected texts?\b": "strings, a string",
     r"\b(is|are) no (valid|regular|complete|name of|hub id|adapter|folder|message|scores?|numbers?)\b": "is not",
+    r"\b(is|are) no (JSON|HTTP|Python)\b": "is not",
     r"\bgo(es)? on (with|sampling|counting|running)\b": "continues, keeps running",
-    r"\b(some|every|no)body (else )?(may|can|has|serves|reaches)\b": "another user, anyone",
-    r"\bwhoever\b|\bstrangers?\b": "anyone who, other users",
-    r"\bdoors?\b(?! (handle|bell|mat|lock))": "endpoint, access",
+    r"\b(some|every|no)body (else )?(may|can|has|serves|reaches|waits|streams)\b": "another user, anyone",
+    r"\bwhoever\b|\bstrangers?\b|\bother people's\b": "anyone who, other users",
+    r"\bdoors?\b(?! (handle|bell|mat|lock|camera))": "endpoint, access",
     r"\bmended\b|\bmends\b": "fixed",
+    r"\b(process|worker|server|program|driver)(es|s)? (has |have )ended\b": "exited, died, was killed",
+    r"\b(was|is) ended by\b": "stopped",
+    r"\bhangs up\b|\bhung up\b": "disconnects",
+    r"\bgives? no sign\b|\bsigns? of life\b": "does not respond, heartbeat",
+    r"\bbelongs? into\b": "belongs in",
+    r"\banew\b": "again, restarted",
+    r"\bin the place of\b": "in place of",
+    r"\bfor want of\b": "for lack of",
+    r"\bcommonest\b": "most common",
+    r"\bearlier version of ours\b|\bnot supported in this version\b": "what holds now",
     r"\b(honour|behaviour|favour|neighbour|colour|licence|labell|optimis(?!tic)|normalis|organis|recognis)": "American",
+    r"\b(penalis|serialis|initialis|tokenis|centred|learnt|spelt|towards|whilst|amongst|artefact|analyse)": "American",
 }
 THERE = re.compile(r"[Tt]here (is|are) $")
 """`There is no folder` is English; `it is no folder` is not."""
@@ -29,7 +42,6 @@ def list_files():
 
 
 def find_words(text):
-    """Yields line and words of what the list has."""
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, better in WORDS.items():
             for match in re.finditer(pattern, line):
@@ -54,6 +66,10 @@ def test_the_words_of_the_list_stay_out():
         "the run goes on with it",
         "whoever calls it",
         "labelled rows",
+        "expected text, found 3",
+        "the worker has ended",
+        "the client hangs up",
+        "it belongs into the file",
     ],
 )
 def test_such_a_line_is_found(line):

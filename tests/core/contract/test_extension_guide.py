@@ -70,23 +70,8 @@ async def test_trajectory_builder():
     assert isinstance(result, TrajectoryCollection)
 
 
-async def test_what_the_guides_builder_returns():
-    builder = MyTrajectoryBuilder(trajectory_builder_config=MyTrajectoryBuilderConfig(num_generations=2))
-    builder.run_eval = AsyncMock(side_effect=[eval_output((1.0, 0.0)), eval_output((0.0, 0.0))])
-    await builder.start_run("r")
-    result = await builder.finalize("r")
-    assert [[t.reward for t in group] for group in result.trajectories] == [[1.0, 0.0], [0.0, 0.0]]
-    turn = result.trajectories[0][0].episode[-1]
-    assert (turn.role, turn.tokens.token_ids) == ("assistant", (4,))
-
-
-@pytest.fixture
-def with_openai():
-    return guide_registry()
-
-
-def test_the_complete_file_loads_once_its_components_are_registered(with_openai):
-    loaded = load_config(COMPLETE, registry=with_openai, environ={"TRAINING_API_KEY": "sk-1"})
+def test_the_complete_file_loads_once_its_components_are_registered():
+    loaded = load_config(COMPLETE, registry=guide_registry(), environ={"TRAINING_API_KEY": "sk-1"})
     config = loaded.config
     builder = config.trajectory_builders["my_builder"]
     assert (builder.num_generations, builder.include_tool_calls, builder.min_episode_length) == (4, True, 3)
@@ -99,14 +84,15 @@ def test_the_complete_file_loads_once_its_components_are_registered(with_openai)
     assert (curriculum.enabled, curriculum.initial_percentile, curriculum.expansion_interval) == (True, 0.3, 5)
 
 
-def test_the_complete_file_without_its_variable_says_so(with_openai):
+def test_the_complete_file_without_its_variable_says_so():
     with pytest.raises(ConfigError, match=r"002-complete\.yml:36:\d+ .*TRAINING_API_KEY is not set"):
-        load_config(COMPLETE, registry=with_openai, environ={})
+        load_config(COMPLETE, registry=guide_registry(), environ={})
 
 
-async def test_the_registered_components_come_out_of_the_builder(with_openai):
-    loaded = load_config(COMPLETE, registry=with_openai, environ={"TRAINING_API_KEY": "sk-1"})
-    async with ComponentBuilder(loaded, with_openai) as builder:
+async def test_the_registered_components_come_out_of_the_builder():
+    registry = guide_registry()
+    loaded = load_config(COMPLETE, registry=registry, environ={"TRAINING_API_KEY": "sk-1"})
+    async with ComponentBuilder(loaded, registry) as builder:
         assert isinstance(await builder.get_trajectory_builder("my_builder"), MyTrajectoryBuilder)
         assert isinstance(await builder.get_trainer_adapter("my_adapter"), MyTrainerAdapter)
         assert isinstance(await builder.get_trainer("my_trainer"), MyTrainer)

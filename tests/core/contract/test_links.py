@@ -27,7 +27,6 @@ def find_anchors(path):
 
 
 def find_broken_links(path):
-    """Returns the relative links of a page whose file or heading does not exist."""
     text = re.sub(r"`[^`\n]*`", "code", FENCE.sub("", path.read_text(encoding="utf-8")))
     broken = []
     for link in LINK.findall(text):

@@ -14,7 +14,6 @@ PARTICIPLE = re.compile(r"_?(told|shown|said|joined|found|kept|given|made)$")
 
 
 def definitions(kinds):
-    """Yields file and node of each definition of these kinds."""
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, kinds):

@@ -10,7 +10,6 @@ MODULES = sorted(set(ROOT.rglob("*.py")) - {OUTPUT})
 
 
 def find_writes(source):
-    """Returns the names of the functions that are called and write to a terminal."""
     calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     names = (getattr(function, "attr", None) or getattr(function, "id", None) for function in calls)
     return sorted(name for name in names if name in WRITES)

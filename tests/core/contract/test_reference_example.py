@@ -46,18 +46,9 @@ def test_the_examples_adapter_reaches_for_its_server(tmp_path, monkeypatch):
     (tmp_path / "task.py").write_text("async def agent(item, llm, context):\n    return 'a'\n")
     (tmp_path / "run.yml").write_text(EXAMPLE.read_text())
     path = "trainer_adapters.openpipe_trainer_adapter"
-    nowhere = [
-        "-o",
-        f"{path}.backend.port",
-        "9",
-        "-o",
-        f"{path}.backend.ip",
-        "127.0.0.1",
-        "-o",
-        f"{path}.max_retries",
-        "0",
-    ]
-    result = CliRunner().invoke(main, ["finetune", "run.yml", *nowhere])
+    nowhere = {"backend.port": "9", "backend.ip": "127.0.0.1", "max_retries": "0"}
+    overrides = [part for key, value in nowhere.items() for part in ("-o", f"{path}.{key}", value)]
+    result = CliRunner().invoke(main, ["finetune", "run.yml", *overrides])
     assert result.exit_code == 4, result.output
     assert "http://127.0.0.1:9/register" in result.output
 

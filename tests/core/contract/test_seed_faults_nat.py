@@ -46,14 +46,6 @@ def test_nat_1_overrides_apply_to_the_whole_configuration_before_anything_is_bui
     assert config.eval.general.max_concurrency == 2
 
 
-async def test_nat_2_a_failed_job_fails_the_run(tmp_path):
-    run = ScriptedRun(tmp_path)
-    run.adapter.outcome = "failed"
-    with pytest.raises(RuntimeError, match="the job of epoch 0 ended with status failed"):
-        await run.run()
-    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "failed"
-
-
 async def test_nat_3_components_are_open_while_training_and_closed_after_it(tmp_path):
     run = ScriptedRun(tmp_path)
     submit = run.adapter.submit
@@ -180,9 +172,7 @@ def test_nat_11_shaped_rewards_reach_the_samples_by_turn():
     marks = [Mark(1, 0.25, None, (), 0.0), Mark(2, 0.5, None, (), 0.0)]
     trajectory = build_trajectory(record([USER], [USER, reply(0), NEXT], marks=marks), 1.0, [True, True])
     assert trajectory.shaped_rewards == [0.25, 0.5]
-    assert [sample.turn_rewards for sample in samples_from_trajectory(trajectory)] == [[0.25, 0.5]] * len(
-        samples_from_trajectory(trajectory)
-    )
+    assert {tuple(sample.turn_rewards) for sample in samples_from_trajectory(trajectory)} == {(0.25, 0.5)}
 
 
 def test_nat_12_a_repeated_user_turn_stays():

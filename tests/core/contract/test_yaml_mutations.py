@@ -49,7 +49,6 @@ def read_shipped(name):
 
 
 def iterate_paths(value, path=()):
-    """Yields the path of every value in plain data."""
     yield path
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, below in pairs:
@@ -125,12 +124,20 @@ def find_problems(path, overrides=()):
     return []
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(name="demo.yml", seed=0, count=1, on_text=False, value=None)
-@example(name="demo.yml", seed=1, count=1, on_text=False, value={})
-@MUTATIONS
-def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path_factory, **mutation):
-    check(tmp_path_factory.getbasetemp() / "mutated.yml", **mutation)
+def make_settings(count):
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path, count):
+    @make_settings(count)
+    @example(name="demo.yml", seed=0, count=1, on_text=False, value=None)
+    @example(name="demo.yml", seed=1, count=1, on_text=False, value={})
+    @MUTATIONS
+    def change(**mutation):
+        check(tmp_path / "mutated.yml", **mutation)
+
+    change()
 
 
 KEYS = [
@@ -158,13 +165,17 @@ def check_document(path, content):
     "\n".join(map(str, problems)).encode()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(content=b'"\\ud800": 1')
-@example(content=b'llms: "\\Uffffffff"')
-@example(content=b"[" * 5000)
-@given(content=DOCUMENTS)
-def test_any_bytes_are_valid_or_rejected_with_a_location(tmp_path_factory, content):
-    check_document(tmp_path_factory.getbasetemp() / "random.yml", content)
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
+def test_any_bytes_are_valid_or_rejected_with_a_location(tmp_path, count):
+    @make_settings(count)
+    @example(content=b'"\\ud800": 1')
+    @example(content=b'llms: "\\Uffffffff"')
+    @example(content=b"[" * 5000)
+    @given(content=DOCUMENTS)
+    def read(content):
+        check_document(tmp_path / "random.yml", content)
+
+    read()
 
 
 def test_text_that_is_not_read_as_text_ends_in_another_error(tmp_path, monkeypatch):
@@ -174,14 +185,7 @@ def test_text_that_is_not_read_as_text_ends_in_another_error(tmp_path, monkeypat
         check_document(tmp_path / "f.yml", b'"\\ud800": 1')
 
 
-@pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=DOCUMENTS)
-def test_many_bytes_are_valid_or_rejected_with_a_location(tmp_path_factory, content):
-    check_document(tmp_path_factory.getbasetemp() / "random.yml", content)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@make_settings(100)
 @example(path="finetuning.\udcff", value="\udcff")
 @given(
     path=st.lists(st.sampled_from([*KEYS, "0", ""]) | st.text(max_size=4), min_size=1, max_size=4).map(".".join),
@@ -189,13 +193,6 @@ def test_many_bytes_are_valid_or_rejected_with_a_location(tmp_path_factory, cont
 )
 def test_any_override_is_valid_or_rejected_with_its_path(path, value):
     assert [p for p in find_problems(SHIPPED[0], [(path, value)]) if not p.location or not p.message] == []
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@MUTATIONS
-def test_a_thousand_changed_files_are_valid_or_rejected_with_a_location(tmp_path_factory, **mutation):
-    check(tmp_path_factory.getbasetemp() / "mutated.yml", **mutation)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

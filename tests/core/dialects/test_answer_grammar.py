@@ -7,22 +7,15 @@ import pytest
 
 from reinforge.dialects.families.detection import find_family, may_think, opens_thinking
 from reinforge.dialects.tool_calls import parse_reply, prepare_request
-from reinforge.engine.model.chat_template import bind_markers
 from reinforge.types.request import Grammar, ModelReply, ModelRequest
+from tests.core.dialects.test_tool_grammars import matches
 from tests.families import SPECS
 from tests.models import make_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 FORMAT = Grammar("json_schema", json.dumps(SCHEMA))
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-        },
-    }
-]
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +29,7 @@ def prepare(name, grammar=FORMAT, tools=None, **fields):
 
 
 def accepts(vocabulary, grammar, text):
-    """Returns True if a reply may be this text and end there."""
-    backend, tokenizer = vocabulary
-    body = bind_markers(grammar.text, {}) if grammar.kind == "lark" else grammar.text
-    matcher = llguidance.LLMatcher(tokenizer, llguidance.grammar_from(grammar.kind, body))
-    assert not matcher.is_error(), matcher.get_error()
-    ids = backend.encode(text, add_special_tokens=False).ids
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    return matches(*vocabulary, grammar, text, {})
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -67,9 +54,8 @@ def test_a_model_that_thinks_may_do_so_first(vocabulary, name):
     thought = f"so {tags.end}\n" if opens_thinking(template, {}) else f"{tags.start}so {tags.end}\n"
     assert accepts(vocabulary, request.grammar, thought + '{"x": 5}')
     assert not accepts(vocabulary, request.grammar, thought + "text")
-    reply = ModelReply(
-        {"role": "assistant", "content": thought + '{"x": 5}'}, "stop", None, raw_text=thought + '{"x": 5}'
-    )
+    text = thought + '{"x": 5}'
+    reply = ModelReply({"role": "assistant", "content": text}, "stop", None, raw_text=text)
     assert parse_reply(reply, request, template).message["content"] == '{"x": 5}'
 
 

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 
 from reinforge.dialects import anthropic
 from reinforge.dialects.chat_call import BadRequest
-from tests.replies import ADD, CALLING, SCHEMA, completes, read_events
+from tests.replies import ADD, CALLING, REPLIES, SCHEMA, completes, read_events
 
 EVENT = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
@@ -47,18 +47,13 @@ def test_blocks_of_a_reply_are_one_message_and_results_are_tool_messages():
     ]
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {"content": "a"},
-        {"content": "", "reasoning_content": "b"},
-        {"content": None, "tool_calls": [ADD, {**ADD, "id": "call-7-1"}]},
-        {"content": " c ", "tool_calls": [ADD]},
-        {"content": "d", "reasoning_content": " e\n"},
-        {"content": None, "tool_calls": [{**ADD, "function": {"name": "add", "arguments": '{"a": '}}]},
-        {"content": None, "tool_calls": [{**ADD, "function": {"name": "add", "arguments": '{"ü": ["\\n"]}'}}]},
-    ],
+CUT, ESCAPED = (
+    {"content": None, "tool_calls": [{**ADD, "function": {"name": "add", "arguments": arguments}}]}
+    for arguments in ('{"a": ', '{"ü": ["\\n"]}')
 )
+
+
+@pytest.mark.parametrize("reply", [*REPLIES, CUT, ESCAPED])
 def test_a_reply_that_is_sent_back_is_the_message_that_was_sampled(reply):
     blocks = anthropic.write_answer(completes(**reply), read())["content"]
     message = read(messages=[{"role": "assistant", "content": blocks}, ASK]).arguments["messages"][0]

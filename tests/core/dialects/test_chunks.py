@@ -1,7 +1,5 @@
 """A finished completion in chunks: joined they are the message, its log-probs and its tokens."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given
@@ -90,11 +88,6 @@ def test_usage_is_the_last_chunk_and_null_in_the_others():
     *others, last = split_completion(completion(says("a")), include_usage=True)
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 5)
     assert {chunk["usage"] for chunk in others} == {None}
-
-
-def test_every_choice_is_streamed():
-    chunks = list(split_completion(completion(says("one"), says("two"))))
-    assert [join(chunks, index)[0]["content"] for index in (0, 1)] == ["one", "two"]
 
 
 def test_log_probs_and_token_ids_of_all_chunks_are_those_of_the_reply():

@@ -47,18 +47,15 @@ def test_a_prompt_may_be_token_ids(prompt):
         ({"top_p": 10**400}, "top_p: expected a number, found a huge number"),
         ({"top_p": float("nan")}, "top_p: expected a number, found NaN"),
         ({"temperature": True}, "temperature: expected a number, found true"),
-        ({"max_tokens": 10**400}, None),
     ],
 )
 def test_what_cannot_be_honored_is_refused_by_name(body, named):
-    if named is None:
-        assert read(**body).arguments["max_tokens"] == 10**400  # a limit of the model's, which `create` knows
-        return
     with pytest.raises(BadRequest, match=named):
         read(**body)
 
 
 def test_neutral_values_of_refused_fields_ask_for_nothing():
+    assert read(max_tokens=10**400).arguments["max_tokens"] == 10**400, "a limit of the model's, which `create` knows"
     assert read(echo=False, suffix=None, best_of=1).arguments == read().arguments
 
 

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 
 from reinforge.dialects import responses
 from reinforge.dialects.chat_call import BadRequest
-from tests.replies import ADD, CALLING, SCHEMA, completes, read_events
+from tests.replies import ADD, CALLING, REPLIES, SCHEMA, completes, read_events
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": False}
@@ -39,16 +39,7 @@ def test_reasoning_text_and_calls_in_a_row_are_one_message_and_results_are_tool_
     ]
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {"content": "a"},
-        {"content": "", "reasoning_content": "b"},
-        {"content": None, "tool_calls": [ADD, {**ADD, "id": "call-7-1"}]},
-        {"content": " c ", "tool_calls": [ADD]},
-        {"content": "d", "reasoning_content": " e\n"},
-    ],
-)
+@pytest.mark.parametrize("reply", REPLIES)
 def test_a_reply_that_is_sent_back_is_the_message_that_was_sampled(reply):
     items = responses.write_answer(completes(**reply), read())["output"]
     (message,) = read(input=items).arguments["messages"]

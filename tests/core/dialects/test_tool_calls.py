@@ -1,7 +1,6 @@
 """Parsing the tool calls of model families, and leaving other text alone."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from reinforge.bounded import decode_json
 from reinforge.dialects.tool_calls import (
     ParsedReply,
     ToolFormat,
-    detect_tool_format,
     find_bad_call,
     parse_tool_calls,
     read_tool_calls,
@@ -35,10 +33,6 @@ def test_hermes_parses_one_or_several_calls_and_keeps_the_text():
     assert calls(text, HERMES) == ("Let me see.", [("c-0", "add", {"a": 1}), ("c-1", "look", {})])
 
 
-def test_hermes_parses_a_call_that_the_end_token_cut_off():
-    assert calls('<tool_call>{"name": "f", "arguments": {}}', HERMES) == (None, [("c-0", "f", {})])
-
-
 def test_llama3_parses_plain_json_the_python_tag_and_several_calls():
     assert calls('{"name": "add", "parameters": {"a": 1}}', LLAMA3) == (None, [("c-0", "add", {"a": 1})])
     assert calls('<|python_tag|>{"name": "f", "parameters": {}}', LLAMA3) == (None, [("c-0", "f", {})])
@@ -49,15 +43,11 @@ def test_llama3_parses_plain_json_the_python_tag_and_several_calls():
 @pytest.mark.parametrize(
     ("text", "tool_format"),
     [
-        ("just words", HERMES),
-        ("just words", LLAMA3),
         ("<tool_call>{not json}</tool_call>", HERMES),
         ('<tool_call>{"name": 3}</tool_call>', HERMES),
         ('{"name": "f", "parameters": [1]}', LLAMA3),
         ('{"answer": 42}', LLAMA3),
         ('{"name": "f", "parameters": {}} and so on', LLAMA3),
-        ("", HERMES),
-        ("", LLAMA3),
     ],
 )
 def test_text_that_cannot_be_parsed_stays_text(text, tool_format):
@@ -66,12 +56,6 @@ def test_text_that_cannot_be_parsed_stays_text(text, tool_format):
 
 def test_the_other_familys_key_is_accepted():
     assert calls('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', HERMES)[1] == [("c-0", "f", {"a": 1})]
-
-
-def test_the_chat_template_identifies_the_family():
-    assert detect_tool_format("{% if tools %}<tool_call>...") is HERMES
-    assert detect_tool_format('{% if tools %}{"name": ..., "parameters": ...}') is LLAMA3
-    assert detect_tool_format("{{ messages }}") is None
 
 
 BAD_ARGUMENTS = {
@@ -85,16 +69,6 @@ BAD_ARGUMENTS = {
     "list": "[1]",
     "broken": '{"a": }',
 }
-
-
-@pytest.mark.parametrize("name", BAD_ARGUMENTS)
-@pytest.mark.parametrize("tool_format", [HERMES, LLAMA3])
-def test_a_call_that_cannot_be_parsed_stays_text_and_says_why(name, tool_format):
-    body = f'{{"name": "f", "arguments": {BAD_ARGUMENTS[name]}}}'
-    text = f"<tool_call>{body}</tool_call>" if tool_format is HERMES else body
-    parsed = read_tool_calls(text, tool_format)
-    assert (parsed.content, parsed.calls) == (text, [])
-    assert parsed.failure
 
 
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
@@ -114,46 +88,14 @@ def test_arguments_that_can_be_parsed_are_not_bad():
 
 def test_text_and_answers_in_json_are_no_failed_calls():
     for text in ("just words", '{"answer": 42}', '{"answer": ', "{not json}", "", "[1, 2"):
-        assert read_tool_calls(text, LLAMA3) == ParsedReply(text)
-    assert read_tool_calls('{"answer": 42}', HERMES) == ParsedReply('{"answer": 42}')
+        assert read_tool_calls(text, LLAMA3) == read_tool_calls(text, HERMES) == ParsedReply(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "tool_format"),
-    [
-        ("<tool_call>" + " " * 500_000 + "x", HERMES),
-        ("<tool_call>" * 100_000, HERMES),
-        ("<tool_call>{}</tool_call>" * 50_000, HERMES),
-        ('<tool_call>{"name": "f"}</tool_call>' * 30_000, HERMES),
-        ('{"name": "f"}; ' * 60_000, LLAMA3),
-        ('"' + '\\"' * 400_000, LLAMA3),
-        ('{"name": ' + '"\\' * 400_000, LLAMA3),
-        ("<|python_tag|>" * 70_000, LLAMA3),
-        ("1;" * 400_000, LLAMA3),
-    ],
-)
-def test_no_text_takes_long(text, tool_format):
-    """In quadratic time these took minutes: 16,000 spaces took 2.3 s."""
-    started = time.thread_time()
-    read_tool_calls(text, tool_format)
-    assert time.thread_time() - started < 5
-
-
-TEXTS = st.text(max_size=20) | st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "<|python_tag|>",
-        '{"name": "f", ',
-        '"arguments": ',
-        "{",
-        "}",
-        "[",
-        '"',
-        "\\ud800",
-        ";",
-    ]
-)
+PARTS = [
+    "<tool_call>", "</tool_call>", "<|python_tag|>",
+    '{"name": "f", ', '"arguments": ', "{", "}", "[", '"', "\\ud800", ";",
+]  # fmt: skip
+TEXTS = st.text(max_size=20) | st.sampled_from(PARTS)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

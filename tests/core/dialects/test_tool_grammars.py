@@ -52,12 +52,17 @@ def vocabulary(request):
 
 
 def accepts(vocabulary, name, choice, text, *, parallel=True, tools=TOOLS):
-    """Returns True if a reply may be this text and end there."""
     backend, tokenizer, added = vocabulary
     grammar = build_tool_grammar(SPECS[name].text, tools, choice, parallel)
     if grammar is None:
         return True
-    matcher = llguidance.LLMatcher(tokenizer, llguidance.grammar_from("lark", bind_markers(grammar.text, added)))
+    return matches(backend, tokenizer, grammar, text, added)
+
+
+def matches(backend, tokenizer, grammar, text, added):
+    """Returns True if a text may be all of a reply under a grammar."""
+    body = bind_markers(grammar.text, added) if grammar.kind == "lark" else grammar.text
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.grammar_from(grammar.kind, body))
     assert not matcher.is_error(), matcher.get_error()
     ids = backend.encode(text, add_special_tokens=False).ids
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

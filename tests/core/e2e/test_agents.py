@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from tests.babble import settings
 from tests.journal_rows import read_rows
+from tests.project import call
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,10 +39,6 @@ def talk(project):
     return make
 
 
-def metrics(project):
-    return [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
-
-
 def transcripts(project, name):
     return yaml.safe_load((project.run / "transcripts" / name).read_text())
 
@@ -66,9 +61,8 @@ WEIGHTED = {"_type": "expert_iteration", "rollout_selection_method": "weighted_s
 )
 def test_agents_are_trained_together(talk, algorithm, builder, protocol):
     run = talk(algorithm, builder=builder, **protocol)
-    result = run.finetune()
-    assert result.exit_code == 0, result.output
-    rows = metrics(run)
+    run.finetune(code=0)
+    rows = run.metrics
     assert [version["num_updates"] for version in run.summary["policy_versions"]] == [0, 2, 2]
     assert all(row["direction"] > 0 for row in rows), (
         "each job changed its tokens' log-probs in the direction of their advantages"
@@ -90,8 +84,7 @@ def test_the_verifier_learns_in_one_epoch_and_the_trained_weights_are_tested(tal
     """The right answer is always "accept", so the rule to learn is: a vowel."""
     run = talk({"_type": "expert_iteration"}, epochs=1, builder={"examples_per_epoch": 24})
     run.settings["finetuning"]["policy"]["batch"] = {"steps_per_job": 12}
-    result = run.finetune()
-    assert result.exit_code == 0, result.output
+    run.finetune(code=0)
     assert run.summary["final"]["mean"] > run.summary["baseline"]["mean"] + 0.1
     assert [version["num_updates"] for version in run.summary["policy_versions"]] == [0, 12]
     tested = read_rows(run.run, "SELECT phase, data FROM episodes WHERE phase LIKE 'confirm%'")
@@ -117,11 +110,9 @@ def test_a_resumed_run_still_trains_on_the_rollouts_of_previous_epochs(talk):
     run.set("finetuning.deterministic", True)
     run.write_files()
     run_until_killed(run, "batch.sealed:3")
-    resumed = CliRunner().invoke(main, ["finetune", "--resume", "runs/r"])
-    assert resumed.exit_code == 0, resumed.output
-    uninterrupted = CliRunner().invoke(main, ["finetune", "run.yml", "--run_name", "s"])
-    assert uninterrupted.exit_code == 0, uninterrupted.output
-    counts = [row["num_groups"] for row in metrics(run)]
+    call("finetune", "--resume", "runs/r", code=0)
+    call("finetune", "run.yml", "--run_name", "s", code=0)
+    counts = [row["num_groups"] for row in run.metrics]
     assert counts[0] <= 12, "four trees, each with one group of the prover and at most two of the verifier"
     assert counts[1] - counts[0] >= 8
     assert counts[2] - counts[1] >= 8
@@ -133,8 +124,7 @@ def test_a_resumed_run_still_trains_on_the_rollouts_of_previous_epochs(talk):
 
 
 def test_incompatible_settings_are_rejected_before_the_run_starts(talk):
-    result = talk({"_type": "malt"}).finetune()
-    assert result.exit_code == 2
+    result = talk({"_type": "malt"}).finetune(code=2)
     assert "workflow.num_responses" in result.output
     run = talk({"_type": "grpo"}, builder={"fine_tune_on_all_previous_rollouts": True, "agent_weights": {"judge": 2}})
     run.set("finetuning.curriculum_learning.collect_only_included", True)

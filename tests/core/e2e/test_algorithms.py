@@ -11,6 +11,7 @@ import pytest
         ({"_type": "gspo", "clip_low": 0.05, "clip_high": 0.05}, "clip_fraction"),
         ({"_type": "reinforce_pp", "kl_coef": 0.01}, "ratio"),
         ({"_type": "rejection_sampling", "best_k": 2}, "entropy"),
+        ({"_type": "sft", "min_reward": 0.3}, "loss"),
         ({"_type": "dpo", "sft_coef": 0.5, "pairs": "all", "min_margin": 0.2}, "margin"),
         ({"_type": "kto", "threshold": 0.3, "balance": True}, "kl_baseline"),
         ({"_type": "orpo"}, "log_odds_ratio"),
@@ -22,9 +23,8 @@ import pytest
 def test_an_algorithm_named_in_the_file_trains(project, algorithm, told):
     project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", algorithm)
     project.set("finetuning.policy.batch.steps_per_job", 2)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    project.finetune(code=0)
+    rows = project.metrics
     assert len(rows) == 2
     assert all(told in row for row in rows)
     assert all(row["direction"] > 0 for row in rows), "each job moved its tokens the way that their credit says"
@@ -34,8 +34,7 @@ def test_an_algorithm_named_in_the_file_trains(project, algorithm, told):
 def test_epochs_in_which_nothing_is_good_enough_are_empty(project):
     project.set("finetuning.algorithm", {"_type": "expert_iteration", "reward_threshold": 2.0})
     project.set("finetuning.limits.max_empty_updates", 2)
-    result = project.finetune()
-    assert result.exit_code == 3
+    result = project.finetune(code=3)
     assert "2 epochs in a row had nothing to train on" in result.output
     assert "16 groups are not used by the algorithm" in " ".join(result.output.split())
 
@@ -43,8 +42,7 @@ def test_epochs_in_which_nothing_is_good_enough_are_empty(project):
 def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(project):
     project.set("finetuning.algorithm", {"_type": "expert_iteration", "reward_threshold": 0.0, "min_examples": 1000})
     project.set("finetuning.limits.max_empty_updates", 2)
-    result = project.finetune()
-    assert result.exit_code == 3
+    result = project.finetune(code=3)
     assert "128 trajectories reach reward_threshold, but min_examples is 1000" in " ".join(result.output.split())
     assert not json.loads((project.run / "summary.json").read_text())["policy_versions"][1:], "nothing was trained"
 
@@ -52,8 +50,7 @@ def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(proje
 def test_reinforce_pp_needs_no_siblings(project):
     project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", {"_type": "reinforce_pp"})
     project.settings["trajectory_builders"]["builder"].update(num_generations=1, examples_per_epoch=32)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert [version["num_updates"] for version in project.summary["policy_versions"]][1:] == [4, 4]
 
 
@@ -62,9 +59,6 @@ async def agent(item, llm, context):
     messages = [{"role": "user", "content": item.input_obj}]
     reply = await llm.chat.completions.create(messages=messages, max_tokens=4, n=2)
     return reply.choices[1].message.content
-
-def vowels(output, expected):
-    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
 
 
@@ -75,13 +69,12 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("reinforce_pp", 
 def test_a_cut_support_is_trained_with_choices_too(project, algorithm):
     """top-p 0.8, an agent that takes the second of two choices, a reference: from the file to the metrics."""
     settings = {"kl_coef": 0.01} if algorithm == "reinforce_pp" else {}
-    project.write("task.py", CHOOSER)
+    project.write_agent(CHOOSER)
     project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", {"_type": algorithm, **settings})
     project.set("finetuning.sampling", {"top_p": 0.8, "min_p": 0.01})
     project.set("finetuning.policy.batch.steps_per_job", 2)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    project.finetune(code=0)
+    rows = project.metrics
     for row in rows:
         assert row["direction"] > 0
         assert row["num_tokens_left_out"] == 0

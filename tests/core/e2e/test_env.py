@@ -5,22 +5,20 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.version import __version__
+from tests.project import call
 
 
 def test_env_prints_versions_and_machine():
-    result = CliRunner().invoke(main, ["env", "--json"])
-    assert result.exit_code == 0, result.output
+    result = call("env", "--json", code=0)
     found = json.loads(result.output)
     assert found["reinforge"]["version"] == __version__
     assert sys.executable in found["reinforge"]["python"]
     assert found["packages"]["torch"][0].isdigit()
     assert found["packages"]["flash-attn"] == "not installed"
     assert "CPUs" in found["machine"]["processor"]
-    text = CliRunner().invoke(main, ["env"]).output
+    text = call("env").output
     for section, lines in found.items():
         assert f"\n{section}\n" in f"\n{text}"
         assert all(f"  {name} " in text for name in lines)
@@ -28,7 +26,7 @@ def test_env_prints_versions_and_machine():
 
 def test_env_names_secrets_without_their_values():
     secret = "sk-" + "a1" * 20
-    result = CliRunner().invoke(main, ["env"], env={"OPENAI_API_KEY": secret, "HF_TOKEN": "hf_abc", "LANG": "C"})
+    result = call("env", env={"OPENAI_API_KEY": secret, "HF_TOKEN": "hf_abc", "LANG": "C"})
     assert secret not in result.output
     assert "hf_abc" not in result.output
     lines = [line.split() for line in result.output.splitlines()]

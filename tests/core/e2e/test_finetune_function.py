@@ -9,13 +9,12 @@ import traceback
 import types
 
 import pytest
-from click.testing import CliRunner
 
 import reinforge
-from reinforge.cli import main
 from reinforge.errors import ConfigError, Interrupted, JobFailed, StorageError
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import PlainProgress, SilentProgress
+from tests.project import call
 
 
 async def agent(item, llm, context):
@@ -55,15 +54,14 @@ def test_a_limit_ends_in_a_summary_that_says_how_to_resume_from_python(run, tmp_
     resume = f"resume with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r}) with the same agent"
     assert resume in shown
     assert "reinforge finetune --resume" not in shown
-    assert run(epochs=3, run_name=None, resume=tmp_path / "r").status == "completed"
+    assert run(epochs=3, run_name=None, resume="last").status == "completed"
 
 
 def test_the_command_line_says_how_a_run_from_python_is_resumed(run, tmp_path):
     run(epochs=3, settings={"limits": {"max_tokens": 1}})
-    listed = CliRunner().invoke(main, ["runs", "list", "--output_dir", str(tmp_path)]).output
+    listed = call("runs", "list", "--output_dir", str(tmp_path)).output
     assert f"resume r with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r})" in listed
-    refused = CliRunner().invoke(main, ["finetune", "--resume", str(tmp_path / "r")])
-    assert refused.exit_code == 2
+    refused = call("finetune", "--resume", str(tmp_path / "r"), code=2)
     assert "was passed to reinforge.finetune in Python; resume the run there" in refused.output, refused.output
 
 
@@ -98,16 +96,6 @@ def test_overwrite_refuses_a_run_in_use_and_a_folder_that_is_no_run(run, tmp_pat
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
     with pytest.raises(ConfigError, match="cannot be combined with resume"):
         run(overwrite=True, resume="r")
-
-
-def test_without_the_refusal_overwrite_would_remove_a_folder_that_is_no_run(run, tmp_path, monkeypatch):
-    """The mutation of the test above."""
-    monkeypatch.setattr("reinforge.trainer.run._ensure_replaceable", lambda folder: None)
-    monkeypatch.setattr("reinforge.trainer.run.remove_run", lambda folder: __import__("shutil").rmtree(folder))
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    assert run(run_name="mine", overwrite=True).status == "completed"
-    assert not (tmp_path / "mine" / "notes.txt").exists()
 
 
 def test_a_bad_name_is_told_by_the_argument_of_python(run):

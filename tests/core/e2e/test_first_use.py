@@ -4,10 +4,8 @@ import subprocess
 import sys
 
 import pytest
-import yaml
-from click.testing import CliRunner
 
-from reinforge.cli import main
+from tests.project import call
 
 WITHOUT_TORCH = """
 import sys
@@ -26,21 +24,15 @@ for arguments in {calls}:
 INSTALL = "fix: pip install torch==2.13.0, then pip install"
 
 
-def call(*arguments):
-    return CliRunner().invoke(main, list(arguments))
-
-
 @pytest.fixture
 def written(project):
-    project.write_files()
-    project.save = lambda: project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
-    return project
+    return project.save()
 
 
-def run_without_torch(calls, mutation="", home="home"):
+def run_without_torch(calls):
     """Returns what each command wrote to stderr, in a process in which torch cannot be imported."""
-    code = WITHOUT_TORCH + mutation + CALL.format(calls=calls)
-    environment = {"REINFORGE_HOME": home, "PATH": "/usr/bin:/bin"}
+    code = WITHOUT_TORCH + CALL.format(calls=calls)
+    environment = {"REINFORGE_HOME": "home", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return done.stderr.split("$ ")[1:]
 
@@ -65,16 +57,6 @@ def test_without_torch_every_command_names_the_packages_and_leaves_nothing_behin
     assert not [path for name in ("runs", ".reinforge", "home") for path in (written.folder / name).rglob("*")]
 
 
-@pytest.mark.slow
-def test_without_the_look_at_the_packages_the_run_fails_after_its_folder_is_made(written):
-    """The mutation of the test above: with no package reported, the run starts and leaves its folder."""
-    mutation = "import reinforge.adapters.local as local\nlocal.check_packages = lambda **given: []\n"
-    [output] = run_without_torch([["finetune", "run.yml", "--run_name", "r"]], mutation)
-    assert "cannot import the packages that run a model: ModuleNotFoundError" in output
-    assert output.rstrip().endswith("exit code 4")
-    assert written.run.exists()
-
-
 @pytest.fixture
 def judged(written):
     """The project with a second entry in `llms`, which no agent calls."""
@@ -85,9 +67,8 @@ def judged(written):
 
 
 def test_the_agent_is_given_the_model_that_is_trained_where_a_judge_is_configured_too(judged):
-    assert call("check", "run.yml").exit_code == 0
-    result = call("finetune", "run.yml", "--run_name", "r")
-    assert result.exit_code == 0, result.output
+    call("check", "run.yml", code=0)
+    call("finetune", "run.yml", "--run_name", "r", code=0)
     assert judged.summary["policy_versions"][-1]["num_updates"] > 0
 
 
@@ -110,35 +91,9 @@ def test_check_and_run_refuse_a_choice_between_two_models_alike(two_policies, co
     assert not (two_policies.folder / "runs").exists()
 
 
-def test_without_the_choice_in_the_check_a_run_leaves_a_folder_behind(two_policies, monkeypatch):
-    """The mutation of the test above: the runner then refuses, after the folder was made."""
-    monkeypatch.setattr("reinforge.trainer.setup.prepare.choose_llm", lambda workflow, llms: None)
-    assert "run.yml is valid" in call("check", "run.yml").output
-    result = call("finetune", "run.yml", "--run_name", "r")
-    assert (result.exit_code, AMBIGUOUS in result.output) == (2, True), result.output
-    assert two_policies.run.exists()
-
-
 def test_check_reports_an_output_folder_that_no_run_could_use(written):
     written.set("finetuning.output_dir", "data.jsonl/runs").save()
-    result = call("check", "run.yml")
-    assert result.exit_code == 2
+    result = call("check", "run.yml", code=2)
     line = 1 + (written.folder / "run.yml").read_text().splitlines().index("  output_dir: data.jsonl/runs")
     assert f"run.yml:{line}:3 finetuning.output_dir: cannot make a run folder in data.jsonl/runs: " in result.output
     assert "fix: choose a folder that you can write to: -o finetuning.output_dir FOLDER" in result.output
-
-
-def test_check_leaves_no_output_folder_behind(written):
-    written.set("finetuning.output_dir", "new/deep/runs").save()
-    before = sorted(written.folder.rglob("*"))
-    assert call("check", "run.yml").exit_code == 0
-    assert sorted(path for path in written.folder.rglob("*") if "__pycache__" not in path.parts) == before
-
-
-def test_without_the_try_a_check_passes_that_a_run_cannot_pass(written, monkeypatch):
-    """The mutation of the two tests above."""
-    monkeypatch.setattr("reinforge.trainer.setup.check.find_obstacle", lambda folder: None)
-    written.set("finetuning.output_dir", "data.jsonl/runs").save()
-    assert "run.yml is valid" in call("check", "run.yml").output
-    result = call("finetune", "run.yml", "--run_name", "r")
-    assert (result.exit_code, "cannot create the run folder" in result.output) == (4, True), result.output

@@ -1,18 +1,14 @@
 """Escape sequences, markup and secrets, planted wherever text enters: none reaches the terminal, a log or report.md."""
 
-import contextlib
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 import yaml
-from click.testing import CliRunner
+from aiohttp import web
 
 from reinforge import errors, safe_text
-from reinforge.cli import main
 from tests.fault.kit import Child
-from tests.project import Project
+from tests.loop_thread import serve_in_thread
+from tests.openai_server import OpenAIServer
+from tests.project import Project, call
 
 HOSTILE = "\x1b]0;pwn\x07\x1b[2J\x9b31m\u202e\r<img src=x onerror=alert(1)>![x](http://evil.example/x.png)"
 CONTROLS = ["\x1b", "\x07", "\x9b", "\u202e", "\r"]
@@ -43,26 +39,10 @@ def broken(output, expected):
 """
 
 
-class Echo(BaseHTTPRequestHandler):
-    """Rejects every call, and repeats the caller's key among escape sequences."""
-
-    def do_POST(self):
-        body = json.dumps({"error": {"message": f"{HOSTILE} wrong key {self.headers['Authorization']}"}}).encode()
-        self.send_response(401)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        """Logs nothing."""
-
-
-@contextlib.contextmanager
-def serve():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+def echo(request, body):
+    """Rejects a call, and repeats the caller's key among escape sequences."""
+    message = f"{HOSTILE} wrong key {request.headers['Authorization']}"
+    return web.json_response({"error": {"message": message}}, status=401)
 
 
 def plant(folder, model, url):
@@ -91,10 +71,10 @@ def plant(folder, model, url):
 @pytest.fixture(scope="module")
 def planted(tiny_model_dir, tmp_path_factory):
     """A project whose run has ended, and what the run wrote to the terminal."""
-    with pytest.MonkeyPatch.context() as patch, serve() as url:
+    with pytest.MonkeyPatch.context() as patch, serve_in_thread(OpenAIServer(echo)) as server:
         for name, value in ENVIRON.items():
             patch.setenv(name, value)
-        project = plant(tmp_path_factory.mktemp("planted"), tiny_model_dir, url)
+        project = plant(tmp_path_factory.mktemp("planted"), tiny_model_dir, server.url)
         patch.chdir(project.folder)
         child = Child(project.folder, ["run.yml", "--run_name", "r"], mutation=set_environment)
         code = child.wait()
@@ -113,10 +93,6 @@ def leak_in_reasons():
     """Removes the redaction of errors."""
     set_environment()
     errors.redact_secrets = lambda text: text
-
-
-def call(*arguments):
-    return CliRunner().invoke(main, list(arguments))
 
 
 COMMANDS = [
@@ -202,8 +178,8 @@ def test_text_that_is_not_escaped_reaches_the_terminal(planted, monkeypatch):
 
 def test_errors_that_are_not_redacted_put_the_key_into_the_journal(tiny_model_dir, tmp_path):
     """Mutation check."""
-    with serve() as url:
-        project = plant(tmp_path, tiny_model_dir, url)
+    with serve_in_thread(OpenAIServer(echo)) as server:
+        project = plant(tmp_path, tiny_model_dir, server.url)
         child = Child(project.folder, ["run.yml", "--run_name", "r"], mutation=leak_in_reasons)
         child.wait()
     journals = [path.read_bytes() for path in project.run.glob("run.sqlite*")]

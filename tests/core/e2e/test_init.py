@@ -8,16 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.tasks.projects import TEMPLATES
+from tests.project import call
 
 MODULES = ("agent", "reward", "tools")
-
-
-def call(*arguments):
-    return CliRunner().invoke(main, list(arguments))
 
 
 @pytest.fixture
@@ -34,12 +29,10 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["function", "tools"])
 def test_a_new_project_is_valid(folder, kind, monkeypatch):
-    result = call("init", "mine", "--template", kind)
-    assert result.exit_code == 0, result.output
+    result = call("init", "mine", "--template", kind, code=0)
     assert "  cd mine && reinforge check run.yml --sample 3\n" in result.output
     monkeypatch.chdir("mine")
-    checked = call("check", "run.yml", "--sample", "3")
-    assert checked.exit_code == 0, checked.output
+    checked = call("check", "run.yml", "--sample", "3", code=0)
     for expected in ("600 train, 150 select, 250 confirm", "expected answer 1, empty answer 0", "run.yml is valid"):
         assert expected in checked.output
     assert not Path(".reinforge").exists()
@@ -51,16 +44,6 @@ def test_without_a_name_the_project_is_written_here(folder):
     assert written["folder"] == str(folder)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == written["files"]
     assert written["next"] == list(TEMPLATES["function"].commands)
-
-
-def test_init_refuses_to_overwrite(folder):
-    (folder / "run.yml").write_text("mine: 1\n")
-    result = call("init")
-    assert result.exit_code == 2
-    assert "run.yml: exists, and init overwrites nothing" in result.output
-    assert "fix: choose another NAME, or move the file away" in result.output
-    assert [path.name for path in folder.iterdir()] == ["run.yml"]
-    assert (folder / "run.yml").read_text() == "mine: 1\n"
 
 
 def test_a_name_with_spaces_is_quoted_in_the_next_command(folder):

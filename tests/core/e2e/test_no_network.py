@@ -69,8 +69,7 @@ def test_importing_uses_no_network(name, tmp_path):
 def test_an_agent_that_calls_out_is_noticed(call, project):
     """Mutation check: the guard sees what the run's own process does."""
     project.write(
-        "task.py",
-        f"def agent(item, llm, context):\n    {call}\n\ndef vowels(output, expected):\n    return 0.0\n",
+        "task.py", f"def agent(item, llm, context):\n    {call}\n\ndef vowels(output, expected):\n    return 0.0\n"
     )
     project.write_files()
     done = run_guarded(FINETUNE if "asyncio" not in call else call, project.folder)

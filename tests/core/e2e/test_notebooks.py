@@ -25,13 +25,6 @@ def test_no_output_is_kept_in_the_repository(path):
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}, "nothing of the machine that it was written on"
 
 
-def test_an_output_would_be_found():
-    code = {"cell_type": "code", "id": "c", "outputs": [], "execution_count": None}
-    assert find_outputs({"cells": [{**code, "outputs": [{"output_type": "stream"}]}]}) == ["c"]
-    assert find_outputs({"cells": [{**code, "execution_count": 1}]}) == ["c"]
-    assert find_outputs({"cells": [code]}) == []
-
-
 def execute(path, folder, monkeypatch):
     """Returns a notebook with the outputs of its cells, executed in a folder."""
     import nbformat

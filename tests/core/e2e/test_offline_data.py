@@ -1,10 +1,6 @@
 """Training on a file of rows through the command line: the gate judges by running the agent."""
 
-import json
-
 import pytest
-
-from tests.core.e2e.test_resume import call, jobs, killed_at
 
 AGENT = """
 async def agent(item, llm, context):
@@ -37,12 +33,11 @@ def conversation(number, *said):
 
 
 def test_sft_on_messages_teaches_an_answer_and_the_gate_says_so(offline):
-    result = offline.finetune("--require_improvement")
-    assert result.exit_code == 0, result.output
+    result = offline.finetune("--require_improvement", code=0)
     summary = offline.summary
     assert summary["confirm_base"]["mean"] < 0.1
     assert summary["confirm_tuned"]["mean"] > 0.9
-    history = json.loads((offline.run / "reward_history.json").read_text())
+    history = offline.history
     assert [row["avg_reward"] for row in history] == [None] * 3, "a row's reward says nothing about the policy"
     assert history[0]["direction"] > 0
     assert [row["num_tokens"] for row in history] == [29 * len(("ye", "s", "<|end|>"))] * 3
@@ -57,8 +52,7 @@ def test_sft_on_preferences_learns_the_chosen_reply_if_the_rejected_one_is_left_
     assert (refused.exit_code, "so sft would also train on the rejected replies" in refused.output) == (2, True)
     (offline.folder / "run.yml").unlink()
     offline.set("finetuning.algorithm.min_reward", 0.5)
-    result = offline.finetune("--require_improvement")
-    assert result.exit_code == 0, result.output
+    offline.finetune("--require_improvement", code=0)
 
 
 @pytest.fixture
@@ -76,48 +70,22 @@ def scored(offline):
 
 
 def count_tokens(offline):
-    return [row["num_tokens"] for row in json.loads((offline.run / "reward_history.json").read_text())]
+    return [row["num_tokens"] for row in offline.history]
 
 
 @pytest.mark.parametrize("algorithm", [{"_type": "sft"}, {"_type": "rejection_sampling", "best_k": None}])
 def test_only_rows_that_reach_min_reward_are_trained(scored, algorithm):
     scored.set("finetuning.algorithm", {**algorithm, "min_reward": 0.5})
-    result = scored.finetune()
-    assert result.exit_code == 0, result.output
+    scored.finetune(code=0)
     assert count_tokens(scored) == [16 * len(("ye", "s", "<|end|>"))] * 2, "of 32 rows to train on, 16 are good"
 
 
 def test_dpo_pairs_scored_replies_to_the_same_prompt(scored):
     scored.set("finetuning.algorithm", {"_type": "dpo", "beta": 0.5})
-    result = scored.finetune()
-    assert result.exit_code == 0, result.output
-    history = json.loads((scored.run / "reward_history.json").read_text())
+    scored.finetune(code=0)
+    history = scored.history
     assert all(row["direction"] > 0 for row in history)
     assert history[0]["num_groups"] == history[0]["num_groups_kept"] == 16
-
-
-def test_a_minimum_reward_without_rewards_is_refused(scored):
-    scored.rows = [{key: value for key, value in row.items() if key != "score"} for row in scored.rows]
-    result = scored.set("finetuning.algorithm", {"_type": "sft", "min_reward": 0.5}).finetune()
-    assert result.exit_code == 2, result.output
-    assert "finetuning.algorithm.min_reward: the rows carry no reward to compare with it" in " ".join(
-        result.output.split()
-    )
-    assert not scored.run.exists()
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_weights(offline):
-    offline.set("finetuning.deterministic", True).set("trajectory_builders.builder.examples_per_epoch", 8)
-    assert offline.finetune().exit_code == 0
-    straight = offline.summary["policy_versions"]
-    offline.run.rename(offline.folder / "straight")
-    killed_at(offline, "batch.sealed:2")
-    result = call("finetune", "--resume", "runs/r")
-    assert result.exit_code == 0, result.output
-    assert "resuming after epoch 0" in result.output
-    assert jobs(offline) == [(epoch, "completed") for epoch in range(3)]
-    assert offline.summary["policy_versions"] == straight
 
 
 def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
@@ -125,10 +93,9 @@ def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
     offline.rows = [{**row, "split": ("train", "select", "confirm")[n % 3]} for n, row in enumerate(offline.rows)]
     for number in (0, 3, 6):
         offline.rows[number] = {**conversation(number, "yes " * 60), "split": "train"}
-    result = offline.finetune()
-    assert result.exit_code == 0, result.output
+    result = offline.finetune(code=0)
     assert result.output.count("3 of 16 training rows do not fit the model's context") == 1
-    history = json.loads((offline.run / "reward_history.json").read_text())
+    history = offline.history
     assert [row["num_trajectories"] for row in history] == [13] * 3
 
 
@@ -143,8 +110,7 @@ def test_invalid_rows_are_listed_with_their_lines_before_any_work(offline):
     offline.rows = [{"prompt": f"say {n}", "completion": "yes", "split": split} for n, split in enumerate(splits)]
     broken = [{"role": "assistant", "content": "yes"}, {"role": "tool", "content": "?"}]
     offline.rows = [{**row, "completion": broken} if n in (4, 7) else row for n, row in enumerate(offline.rows)]
-    result = offline.set("finetuning.splits", {"key": "split"}).finetune()
-    assert result.exit_code == 2, result.output
+    result = offline.set("finetuning.splits", {"key": "split"}).finetune(code=2)
     for line in (5, 8):
         assert f"data.jsonl:{line}: completion: the last message has role tool, expected assistant" in result.output
     assert not offline.run.exists()
@@ -175,8 +141,7 @@ def test_rows_that_show_no_reply_are_refused(offline):
 
 
 def test_the_small_run_does_everything_once(offline):
-    result = offline.finetune("--smoke")
-    assert result.exit_code == 0, result.output
+    offline.finetune("--smoke", code=0)
 
 
 @pytest.mark.parametrize("shape", ["full", "lora"])
@@ -190,10 +155,9 @@ def test_kto_learns_from_thumbs_alone(offline, shape):
     if shape == "lora":
         offline.set("finetuning.policy.lora", {"r": 8, "lora_alpha": 16})
     offline.set("eval.evaluators", {"right": {"_type": "contains", "texts": "yes"}})
-    result = offline.finetune()
-    assert result.exit_code == 0, result.output
+    result = offline.finetune(code=0)
     assert shape == "lora" or offline.summary["promoted"], result.output
-    history = json.loads((offline.run / "reward_history.json").read_text())
+    history = offline.history
     assert history[0]["direction"] > 0
     assert history[-1]["desirable_logratio"] > 2 > -2 > history[-1]["undesirable_logratio"]
     assert history[-1]["loss"] < history[0]["loss"] < 0.5, "at the reference every reply has the loss sigma(0)"
@@ -209,9 +173,8 @@ def test_preferences_of_a_file_train_pairs_and_best_of_n(offline, algorithm):
     offline.write("task.py", PROMPTED)
     offline.rows = [{"prompt": f"say {n}", "chosen": "yes", "rejected": "no"} for n in range(48)]
     offline.set("finetuning.algorithm", algorithm)
-    result = offline.finetune()
-    assert result.exit_code == 0, result.output
-    history = json.loads((offline.run / "reward_history.json").read_text())
+    offline.finetune(code=0)
+    history = offline.history
     assert all(row["direction"] > 0 for row in history[: 1 if algorithm["_type"] == "simpo" else None])
     assert history[-1]["loss"] < history[0]["loss"]
     if algorithm["_type"] == "dpo":

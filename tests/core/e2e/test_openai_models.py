@@ -5,14 +5,14 @@ import logging
 
 import pytest
 import stamina
-import yaml
 
 from reinforge.config.loader import load_config
 from reinforge.errors import BackendUnavailable
-from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async
+from tests.core.e2e.test_reporting import Transcript
+from tests.journal_rows import read_rows
 from tests.openai_server import OpenAIServer, fails, says
 
 KEY = "sk-canary-e2e-51c7"
@@ -24,9 +24,6 @@ async def agent(item, llm, context):
     history = [{"role": "user", "content": advice.choices[0].message.content}]
     reply = await llm.chat.completions.create(messages=history, max_tokens=4)
     return reply.choices[0].message.content
-
-def vowels(output, expected):
-    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
 
 VERDICT = json.dumps({"reason": "fine", "score": 0.5})
@@ -39,26 +36,17 @@ def _no_backoff(monkeypatch):
         yield
 
 
-def write(project):
-    project.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in project.rows))
-    project.write("run.yml", yaml.safe_dump(project.settings, sort_keys=False))
-    return load_config(project.folder / "run.yml")
+def load(project):
+    return load_config(project.save().folder / "run.yml")
 
 
 def endpoint(server):
     return {"_type": "openai", "model_name": "gpt", "base_url": server.url, "api_key": "${CANARY_KEY}"}
 
 
-class Settings(SilentProgress):
-    """Keeps the settings that the run reports."""
-
-    def start(self, run_id, folder, num_epochs, settings):
-        self.settings = dict(settings)
-
-
 async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(project, caplog, capfd):
     caplog.set_level(logging.DEBUG)
-    project.write("task.py", ADVISED)
+    project.write_agent(ADVISED)
     project.rows = project.rows[:24]
     project.set("finetuning.num_epochs", 1).set("workflow.llm", "agent")
     async with (
@@ -71,8 +59,8 @@ async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(p
             "reward": {"_type": "weighted", "weights": {"vowels": 1.0, "liked": 0.2}},
         }
         project.set("finetuning.reward_function.name", "reward")
-        progress = Settings()
-        summary = await run_async(write(project), RunOptions(run_name="r", progress=progress))
+        progress = Transcript()
+        summary = await run_async(load(project), RunOptions(run_name="r", progress=progress))
         sent_to = f"advisor: {advisor.url}, judge: {judge.url}"
         assert progress.settings["sends data to"] == sent_to, "the run reports where it sends data"
         assert progress.settings["dataset"] == "rows of the shape question/answer"
@@ -82,7 +70,7 @@ async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(p
     assert {body["temperature"] for body in advisor.bodies} == {0.3}
     assert all(headers["Authorization"] == f"Bearer {KEY}" for headers in advisor.headers + judge.headers)
 
-    (row,) = project_rows(project, "SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1")
+    (row,) = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1")
     episode = json.loads(row[0])
     assert [call["token_ids"] is None for call in episode["calls"]] == [True, False], "only the policy's are known"
     scores = episode["scores"]
@@ -97,42 +85,17 @@ async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(p
     assert KEY not in caplog.text + seen.out + seen.err
 
 
-def project_rows(project, query):
-    from tests.journal_rows import read_rows
-
-    return read_rows(project.run, query)
-
-
 async def test_an_agent_behind_an_endpoint_is_evaluated_without_an_adapter(project):
     project.settings.pop("trainer_adapters")
     project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
     project.set("eval.evaluators", {"has_a": {"_type": "contains", "texts": "a"}})
     async with OpenAIServer(says("aaa"), says("bbb")) as server:
         project.settings["llms"] = {"agent": endpoint(server)}
-        found = await evaluate(write(project), EvaluationOptions(limit=4))
+        found = await evaluate(load(project), EvaluationOptions(limit=4))
     assert (found.model, found.split) == ("as configured", "all")
     assert found.as_dict()["metrics"]["has_a"]["mean"] == 0.25
     assert found.as_dict()["tokens"] == {"prompt": 28, "completion": 12}
     async with OpenAIServer(fails(500)) as server:
         project.settings["llms"] = {"agent": endpoint(server)}
         with pytest.raises(BackendUnavailable, match=r"2 of 2 episodes have no score because of backend_error.*500"):
-            await evaluate(write(project), EvaluationOptions(limit=2))
-
-
-async def test_a_failing_judge_leaves_scores_missing(project):
-    project.settings.pop("trainer_adapters")
-    project.settings["finetuning"] = {"enabled": False, "outcomes": {"retries": 0}}
-    async with OpenAIServer(says("aaa")) as agent, OpenAIServer(fails(500)) as judge:
-        project.settings["llms"] = {"agent": endpoint(agent), "judge": endpoint(judge)}
-        project.set("workflow.llm", "agent")
-        project.settings["eval"]["evaluators"] = {
-            "has_a": {"_type": "contains", "texts": "a"},
-            "liked": {"_type": "llm_judge", "llm": "judge", "rubric": "is it kind?"},
-        }
-        found = await evaluate(write(project), EvaluationOptions(limit=3))
-    metrics = found.as_dict()["metrics"]
-    assert (metrics["has_a"]["mean"], metrics["has_a"]["num_examples"]) == (1.0, 3)
-    assert (metrics["liked"]["mean"], metrics["liked"]["num_unscored"]) == (None, 3)
-    assert "liked unknown (3 examples unscored)" in "\n".join(found.format_lines())
-    errors = {record.scores["liked"].error for record in found.records}
-    assert all(error and error.startswith("BackendUnavailable: ") for error in errors)
+            await evaluate(load(project), EvaluationOptions(limit=2))

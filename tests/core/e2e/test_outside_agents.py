@@ -3,27 +3,26 @@
 import json
 import shutil
 import sys
-import threading
-import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from reinforge.cli import main
 from reinforge.errors import ConfigError
 from reinforge.trainer.evaluate import EvaluationRun
 from reinforge.types.evaluation import EvaluationRunConfig
+from tests.core.rollout.test_http_workflow import call_model
 from tests.journal_rows import read_rows
+from tests.loop_thread import serve_in_thread
 from tests.outside_agents import NODE_AGENT, PYTHON_AGENT
+from tests.project import call
 
 
 def smoke(project, workflow, *flags):
     """Runs one epoch with one optimizer step; returns the trained turns."""
     project.set("workflow", workflow).set("finetuning.limits.episode_timeout_s", 60)
-    result = project.finetune("--smoke", *flags)
-    assert result.exit_code == 0, result.output
+    project.finetune("--smoke", *flags, code=0)
     folder = project.folder / "runs" / "r-smoke"
     summary = json.loads((folder / "summary.json").read_text())
     assert [version["num_updates"] for version in summary["policy_versions"]] == [0, 1]
@@ -48,34 +47,18 @@ def test_a_node_program_is_trained(project):
     smoke(project, {"_type": "command", "command": "node agent.mjs"})
 
 
-class DeployedAgent(BaseHTTPRequestHandler):
-    """A service that calls the model that it is told to call."""
-
-    def do_POST(self):
-        task = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = {"model": task["model"], "messages": [{"role": "user", "content": task["input"]}], "max_tokens": 4}
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
-        request = urllib.request.Request(f"{task['base_url']}/chat/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request) as response:
-            said = json.load(response)["choices"][0]["message"]["content"]
-        answer = json.dumps({"result": {"text": said}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture
 def deployed():
-    with ThreadingHTTPServer(("127.0.0.1", 0), DeployedAgent) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/run"
-        server.shutdown()
-        thread.join()
+    """A service that calls the model that it is told to call."""
+
+    async def handle(request):
+        task = await request.json()
+        return web.json_response({"result": {"text": await call_model(task, task["input"], max_tokens=4)}})
+
+    app = web.Application()
+    app.router.add_post("/run", handle)
+    with serve_in_thread(TestServer(app)) as server:
+        yield str(server.make_url("/run"))
 
 
 def test_a_deployed_agent_is_trained_in_the_place_of_the_configured_one(project, deployed):
@@ -103,8 +86,7 @@ def test_a_deployed_agent_is_evaluated_from_the_command_line(project, deployed):
     project.rows = project.rows[:3]
     project.set("workflow", {"_type": "python", "function": "nowhere:agent"}).write_files()
     flags = ["--endpoint", deployed, "--result-json-path", "$.result.text", "--endpoint_timeout", "45"]
-    result = CliRunner().invoke(main, ["eval", "run.yml", "--split", "all", "--json", *flags])
-    assert result.exit_code == 0, result.output
+    result = call("eval", "run.yml", "--split", "all", "--json", *flags, code=0)
     assert json.loads(result.stdout)["outcomes"] == {"ok": 3}
 
 
@@ -118,7 +100,7 @@ def test_wrong_flags_never_evaluate_the_configured_agent_in_silence(project):
         (["--endpoint", "http://127.0.0.1:9/run", "--endpoint_timeout", "0"], "expected a number of seconds > 0"),
         (["--result_json_path", "$.answer"], "pass --endpoint URL too"),
     ):
-        result = CliRunner().invoke(main, ["eval", "run.yml", *flags])
+        result = call("eval", "run.yml", *flags)
         assert (result.exit_code, message in result.output) == (2, True), (flags, result.output)
 
 
@@ -129,8 +111,7 @@ def test_the_loop_with_tools_is_trained(project):
 def test_an_agent_that_never_calls_is_told(project, caplog):
     project.write("agent.py", "print('aaa')")
     project.set("workflow", {"_type": "command", "command": [sys.executable, "agent.py"]})
-    result = project.finetune("--smoke")
-    assert result.exit_code == 3, result.output
+    result = project.finetune("--smoke", code=3)
     assert "agent.py has answered without calling the model" in caplog.text
     assert "episodes called the model" in result.output
     assert "OPENAI_BASE_URL" in result.output.partition("episodes called the model")[2]

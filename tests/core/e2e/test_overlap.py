@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import sqlite3
-from contextlib import closing
 
 import pytest
 
 from reinforge.engine.packages import is_installed
+from tests.journal_rows import read_rows
 
 AGENT = """
 import asyncio
@@ -21,9 +20,6 @@ async def agent(item, llm, context):
         await asyncio.sleep(0.02)  # a tool
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "again"}]
     return said
-
-def vowels(output, expected):
-    return sum(letter in "aeiou" for letter in output) / max(1, len(output))
 """
 
 
@@ -31,22 +27,16 @@ def finish(project, max_staleness):
     """Runs the project from scratch and returns the summary."""
     for path in (project.run, project.folder / "run.yml"):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    project.write("task.py", AGENT)
+    project.write_agent(AGENT)
     project.set("finetuning.limits.max_staleness", max_staleness)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     return project.summary
-
-
-def read_rows(project, query):
-    with closing(sqlite3.connect(project.run / "run.sqlite")) as database:
-        return database.execute(query).fetchall()
 
 
 def list_ages(project):
     """Returns by how many versions the tokens of each epoch are older than the weights that train on them."""
     ages = {}
-    for epoch, data in read_rows(project, "SELECT epoch, data FROM episodes WHERE phase = 'collect'"):
+    for epoch, data in read_rows(project.run, "SELECT epoch, data FROM episodes WHERE phase = 'collect'"):
         versions = {call["policy_version"] for call in json.loads(data)["calls"]}
         ages.setdefault(epoch, set()).update(epoch - version for version in versions)
     return ages
@@ -56,7 +46,7 @@ def assert_bounded(project):
     """No trained token is too old, later epochs are sampled ahead, and the figures say so."""
     ages = list_ages(project)
     assert set().union(*ages.values()) == {0, 1}
-    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    rows = project.metrics
     assert [row["staleness_max"] for row in rows] == [max(ages[row["epoch"]]) for row in rows]
     assert all(row["canary_difference"] < 1e-4 for row in rows)
     assert {row["num_groups_stale"] for row in rows} == {0}
@@ -81,8 +71,7 @@ def test_adapters_are_trained_while_a_copy_of_them_samples(project):
 
 def test_a_setting_that_overlap_cannot_honour_is_refused_before_anything_runs(project):
     project.set("finetuning.limits.max_staleness", 1).set("finetuning.deterministic", True)
-    result = project.finetune()
-    assert result.exit_code == 2
+    result = project.finetune(code=2)
     assert "finetuning.deterministic: what a version samples then depends on" in result.output
     assert not project.run.exists()
 

@@ -5,15 +5,12 @@ One around the engine is in `test_user_components.py`.
 
 import json
 import re
-import sqlite3
 from pathlib import Path
 
 import aiohttp
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.config.loader import build_config
 from reinforge.finetuning import (
     TrainerAdapter,
@@ -25,12 +22,12 @@ from reinforge.finetuning import (
 from reinforge.trainer.builders.group import find_remote_entries
 from tests.core.e2e.test_user_components import EngineAdapter  # noqa: F401  registers test_engine_adapter
 from tests.guide import register  # noqa: F401  registers the guide's components
+from tests.journal_rows import read_rows
+from tests.project import call
 from tests.protocols.remote_service import WORDS, RemoteService
 
 
 class RemoteAdapterConfig(TrainerAdapterConfig, name="test_remote_adapter"):
-    """Where the training server is."""
-
     endpoint: str
     needs_logprobs: bool = False
 
@@ -97,8 +94,7 @@ def use_remote(project, service, needs_logprobs=False, **llm):
 
 
 def test_a_remote_model_without_logprobs_trains(project, remote):
-    result = use_remote(project, remote).finetune()
-    assert result.exit_code == 0, result.output
+    result = use_remote(project, remote).finetune(code=0)
     summary = project.summary
     assert summary["final"]["mean"] > summary["baseline"]["mean"] + 0.2
     assert len(remote.submitted) == 4
@@ -113,8 +109,7 @@ def test_a_remote_model_without_logprobs_trains(project, remote):
 def test_a_remote_model_with_logprobs_trains_on_what_its_endpoint_returned(project, remote, returns_ids):
     remote.returns_ids = returns_ids
     project = use_remote(project, remote, needs_logprobs=True, logprobs=True, top_logprobs=2)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"] + 0.2
     assert all((body["logprobs"], body["top_logprobs"]) == (True, 2) for body in remote.chats)
     for row in (row for rows in remote.submitted.values() for row in rows):
@@ -123,11 +118,9 @@ def test_a_remote_model_with_logprobs_trains_on_what_its_endpoint_returned(proje
         assert (token["token"], token["logprob"]) == (word, row["old"][0])
         assert len(token["top_logprobs"]) == 2
         assert row["logprobs"].get("token_ids") == ([WORDS.index(word)] if returns_ids else None)
-    database = sqlite3.connect(project.run / "run.sqlite")
-    [[data]] = database.execute("SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1").fetchall()
-    database.close()
+    [[data]] = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1")
     assert json.loads(data)["calls"][0]["endpoint_logprobs"]["content"][0]["token"] in WORDS, "the journal keeps them"
-    assert CliRunner().invoke(main, ["runs", "verify", "runs/r"]).exit_code == 0
+    call("runs", "verify", "runs/r", code=0)
 
 
 @pytest.mark.parametrize("logprobs", [pytest.param(None, marks=pytest.mark.slow), True])
@@ -135,30 +128,21 @@ def test_the_guides_builder_trains_a_remote_model(project, remote, logprobs):
     """The builder knows nothing of ours: it copies log-probs, or has none to copy."""
     use_remote(project, remote, **({"logprobs": True} if logprobs else {}))
     project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"] + 0.2
-
-
-def test_target_functions_that_match_nothing_are_named_truly(project, remote):
-    use_remote(project, remote).set("finetuning.target_functions", ["planner"])
-    result = project.finetune()
-    assert result.exit_code == 3, result.output
-    assert "target_functions is ['planner'], but the calls came from ['<workflow>']" in result.output
 
 
 def test_an_adapter_with_a_policy_that_the_agent_never_calls_is_refused_before_collecting(project, remote):
     use_remote(project, remote).set("trainer_adapters.adapter", {"_type": "test_engine_adapter"})
     project.set("finetuning.policy", {"model": str(project.model)})
-    result = project.finetune()
-    assert result.exit_code == 2, result.output
+    result = project.finetune(code=2)
     assert "no entry is `_type: policy`, so the agent never calls the model that is trained" in result.output
     assert remote.chats == []
 
 
 def check(project):
     project.write_files()
-    return CliRunner().invoke(main, ["check", "run.yml"])
+    return call("check", "run.yml")
 
 
 def test_check_names_what_a_remote_model_would_ignore(project, remote):
@@ -208,8 +192,7 @@ def test_which_remote_entries_are_trained(finetuning, workflow, trained):
 
 def test_siblings_that_are_equal_are_blamed_on_what_decides_it(project, remote):
     remote.is_greedy = True
-    result = use_remote(project, remote).finetune()
-    assert result.exit_code == 3, result.output
+    result = use_remote(project, remote).finetune(code=3)
     assert "100% of the groups have identical siblings" in result.output
     assert "finetuning.sampling has no effect on a remote model" in result.output
 
@@ -217,8 +200,7 @@ def test_siblings_that_are_equal_are_blamed_on_what_decides_it(project, remote):
 def test_groups_of_one_are_accepted_where_the_backend_groups(project, remote):
     use_remote(project, remote).set("trajectory_builders.builder.num_generations", 1)
     project.set("finetuning.num_epochs", 1)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     [rows] = remote.submitted.values()
     assert len(rows) == 38, "no group is dropped for want of siblings"
 
@@ -231,18 +213,16 @@ def test_the_pages_settings_for_a_training_server_of_your_own(project, remote):
     use_remote(project, remote, needs_logprobs=True).settings["llms"] = written["llms"]
     project.set("llms.agent.base_url", remote.chat_url).set("finetuning.num_epochs", 1)
     project.settings["finetuning"] |= written["finetuning"]
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert len(remote.submitted) == 1
 
 
 def test_a_run_of_a_remote_model_resumes_without_training_twice(project, remote):
     use_remote(project, remote).set("finetuning.limits", {"max_tokens": 400})
-    assert project.finetune().exit_code == 5
+    project.finetune(code=5)
     assert len(remote.submitted) == 2
     unlimited = ("-o", "finetuning.limits.max_tokens", "100000")
-    result = CliRunner().invoke(main, ["finetune", "--resume", "runs/r", *unlimited])
-    assert result.exit_code == 0, result.output
+    result = call("finetune", "--resume", "runs/r", *unlimited, code=0)
     assert len(remote.submitted) == 4, "two epochs were left"
     assert "resuming after epoch 1 from the weights on the backend" in result.output
     again = next(line for line in result.output.splitlines() if line.startswith("epoch 1 "))
@@ -251,8 +231,7 @@ def test_a_run_of_a_remote_model_resumes_without_training_twice(project, remote)
 
 
 def test_a_smoke_test_says_what_it_did(project, remote):
-    result = use_remote(project, remote).finetune("--smoke")
-    assert result.exit_code == 0, result.output
+    result = use_remote(project, remote).finetune("--smoke", code=0)
     assert "trained, validated" in result.output, "nothing is known to be published"
 
 

@@ -53,8 +53,7 @@ def use_trainer(project, service, num_epochs, **settings):
 
 @pytest.mark.parametrize("returns_statuses", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_best_model_is_named_although_no_checkpoint_holds_it(project, remote, returns_statuses):  # noqa: F811
-    result = use_trainer(project, remote, 4, returns_statuses=returns_statuses).finetune()
-    assert result.exit_code == 0, result.output
+    result = use_trainer(project, remote, 4, returns_statuses=returns_statuses).finetune(code=0)
     summary = project.summary
     assert summary["num_jobs"] == 4
     assert summary["final"]["mean"] > summary["baseline"]["mean"] + 0.2
@@ -64,8 +63,7 @@ def test_the_best_model_is_named_although_no_checkpoint_holds_it(project, remote
 
 
 def test_a_trainer_that_submits_no_job_does_not_end_as_trained(project, remote):  # noqa: F811
-    result = use_trainer(project, remote, 6, submits=False).finetune()
-    assert result.exit_code == 3, result.output
+    result = use_trainer(project, remote, 6, submits=False).finetune(code=3)
     assert "nothing was trained: PlainTrainer collected 6 times and submitted no job" in result.output
     assert (project.summary["status"], project.summary["can_resume"], project.summary["num_jobs"]) == (
         "failed",
@@ -75,8 +73,6 @@ def test_a_trainer_that_submits_no_job_does_not_end_as_trained(project, remote):
 
 
 class IdleTrainer(PlainTrainer):
-    """Returns at once."""
-
     async def run(self, num_epochs):
         return []
 
@@ -92,15 +88,13 @@ async def idle_trainer(config, builder):
 
 def test_a_trainer_that_neither_collects_nor_submits_does_not_end_well(project, remote):  # noqa: F811
     use_remote(project, remote).set("trainers.trainer", {"_type": "test_idle_trainer"})
-    result = project.set("finetuning.num_epochs", 20).finetune()
-    assert result.exit_code == 3, result.output
+    result = project.set("finetuning.num_epochs", 20).finetune(code=3)
     assert "IdleTrainer collected 0 times and submitted no job in 20 epochs. Its run() must call" in result.output
     assert project.summary["status"] == "failed"
 
 
 def test_one_epoch_without_a_job_may_happen_but_is_no_verdict(project, remote):  # noqa: F811
-    result = use_trainer(project, remote, 1, submits=False).finetune()
-    assert result.exit_code == 0, result.output
+    result = use_trainer(project, remote, 1, submits=False).finetune(code=0)
     assert "r trained nothing: no training job was submitted" in result.output
     assert "promoted    no: no training job was submitted, so the base model stays" in result.output
 

@@ -1,11 +1,9 @@
 """Distillation and pipelines from the command line: several stages, one run folder, one verdict."""
 
-import asyncio
 import importlib
 import json
 import re
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,10 @@ import reinforge
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.models.local_llm import LocalLLM
-from tests.core.e2e.test_resume import call
+from tests.loop_thread import serve_in_thread
 from tests.models import make_tiny_model
 from tests.openai_server import OpenAIServer
+from tests.project import call
 
 ROOT = Path(__file__).parents[3]
 SFT = {"num_epochs": 2, "algorithm": {"_type": "sft"}, "trajectory_builder": "rows", "dataset": "shown.jsonl"}
@@ -29,10 +28,6 @@ GRPO = {"algorithm": {"_type": "grpo"}, "policy": {"optimizer": {"learning_rate"
 
 def write_rows(project, name, rows):
     project.write(name, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def history(project):
-    return json.loads((project.run / "reward_history.json").read_text())
 
 
 @pytest.fixture
@@ -69,9 +64,8 @@ def test_three_stages_are_one_run_with_one_verdict(staged, teacher):
         "finetuning.pipeline", {"sft": {**SFT, "num_epochs": 1}, "distill": {"num_epochs": 2, **DISTILL}, "grpo": GRPO}
     )
     del staged.settings["finetuning"]["num_epochs"]
-    result = staged.finetune("--require_improvement")
-    assert result.exit_code == 0, result.output
-    rows, summary = history(staged), staged.summary
+    result = staged.finetune("--require_improvement", code=0)
+    rows, summary = staged.history, staged.summary
     assert [row["stage"] for row in rows] == ["sft", "distill", "distill", "grpo"]
     assert not any("repeats" in text for text in summary["warnings"]), "a stage's own examples are no held-out ones"
     assert [row["avg_reward"] is None for row in rows] == [True, False, False, False], "demonstrations have no rewards"
@@ -95,33 +89,23 @@ def test_distillation_moves_towards_the_teacher_whatever_the_reward(staged, teac
     staged.set("llms.teacher", {"_type": "local", "model": str(teacher)})
     staged.set("finetuning.algorithm", DISTILL["algorithm"]).set("finetuning.num_epochs", 4)
     staged.set("trajectory_builders.builder.examples_per_epoch", 38)
-    result = staged.finetune()
-    assert result.exit_code == 0, result.output
-    rows = history(staged)
+    staged.finetune(code=0)
+    rows = staged.history
     assert rows[-1]["teacher_kl"] < 0.75 * rows[0]["teacher_kl"]
     assert rows[-1]["avg_reward"] > rows[0]["avg_reward"] + 0.2, "the teacher says vowels"
     assert rows[0]["direction"] > 0
 
 
-class ScoringEndpoint:
-    """An OpenAI-compatible endpoint in a thread of its own, which scores prompts with a model."""
+class ScoringEndpoint(OpenAIServer):
+    """Scores prompts with a model until its limit, above which it is down."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, limit=10**6):
+        super().__init__(self.score)
         self.model = LocalLLM(PolicyConfig(model=str(folder)), FinetuneConfig(device="cpu"))
-        self.loop, self.started, self.down = asyncio.new_event_loop(), threading.Event(), False
-        self.thread = threading.Thread(target=self.loop.run_until_complete, args=(self.serve(),), daemon=True)
-        self.num_scored, self.limit = 0, None
+        self.num_scored, self.limit = 0, limit
 
-    async def serve(self):
-        self.stopping = asyncio.Event()
-        async with OpenAIServer(self.answer) as server:
-            self.url = server.url
-            self.started.set()
-            await self.stopping.wait()
-        await self.model.close()
-
-    async def answer(self, request, body):
-        if self.down or (self.limit is not None and self.num_scored >= self.limit):
+    async def score(self, request, body):
+        if self.num_scored >= self.limit:
             return web.Response(status=503, text="down")
         self.num_scored += 1
         [logprobs] = await self.model.score([body["prompt"]])
@@ -130,55 +114,28 @@ class ScoringEndpoint:
         found = {"tokens": [*names, "!"], "token_logprobs": [None, *map(float, logprobs[1:]), -1.0]}
         return web.json_response({"choices": [{"logprobs": found}]})
 
-    def __enter__(self):
-        self.thread.start()
-        assert self.started.wait(30)
-        return self
-
-    def __exit__(self, *_):
-        self.loop.call_soon_threadsafe(self.stopping.set)
-        self.thread.join(30)
-
-
-@pytest.mark.slow
-def test_an_endpoint_teaches_what_the_same_model_teaches_in_this_process(staged, teacher):
-    staged.set("finetuning.algorithm", DISTILL["algorithm"]).set("finetuning.num_epochs", 1)
-    staged.set("finetuning.deterministic", True)
-    staged.set("llms.teacher", {"_type": "local", "model": str(teacher)})
-    assert staged.finetune("--run_name", "local").exit_code == 0
-    here = json.loads((staged.folder / "runs/local/reward_history.json").read_text())
-    (staged.folder / "run.yml").unlink()
-    with ScoringEndpoint(teacher) as endpoint:
-        staged.set("llms.teacher", {"_type": "openai", "model_name": "big", "base_url": endpoint.url})
-        result = staged.finetune()
-    assert result.exit_code == 0, result.output
-    assert endpoint.num_scored == 1 + history(staged)[0]["num_samples"], "one probe, then every episode once"
-    assert history(staged)[0]["teacher_kl"] == pytest.approx(here[0]["teacher_kl"], abs=1e-3)
-    assert history(staged)[0]["loss"] == pytest.approx(here[0]["loss"], abs=1e-3)
-    assert f"teacher: {endpoint.url}" in result.output, "the settings say where the tokens go"
+    async def __aexit__(self, *exc_info):
+        await super().__aexit__(*exc_info)
+        await self.model.close()
 
 
 def test_an_endpoint_that_goes_down_ends_the_run_which_resumes_with_the_same_episodes(staged, teacher):
     staged.set("finetuning.algorithm", DISTILL["algorithm"]).set("finetuning.num_epochs", 1)
-    with ScoringEndpoint(teacher) as endpoint:
+    with serve_in_thread(ScoringEndpoint(teacher, limit=1)) as endpoint:
         known = {"_type": "openai", "model_name": "big", "base_url": endpoint.url, "max_retries": 0}
         staged.set("llms.teacher", known)
-        endpoint.limit = 1
-        result = staged.finetune()
-        assert result.exit_code == 4, result.output
-        assert "the endpoint" in result.output or endpoint.url in result.output
+        result = staged.finetune(code=4)
+        assert f"teacher: {endpoint.url}" in result.output, "the settings say where the tokens go"
         assert "--resume" in result.output
-        collected, endpoint.limit = staged.summary["episodes"], None
-        result = call("finetune", "--resume", str(staged.run))
-    assert result.exit_code == 0, result.output
-    assert [row["num_updates"] for row in history(staged)] == [4]
+        collected, endpoint.limit = staged.summary["episodes"], 10**6
+        call("finetune", "--resume", str(staged.run), code=0)
+    assert [row["num_updates"] for row in staged.history] == [4]
     assert collected["ok"] == 10 + 128, "the baseline and the epoch, which does not run again"
 
 
 def test_a_teacher_that_is_down_stops_the_run_before_it_collects(staged, teacher):
     staged.set("finetuning.algorithm", DISTILL["algorithm"])
-    with ScoringEndpoint(teacher) as endpoint:
-        endpoint.down = True
+    with serve_in_thread(ScoringEndpoint(teacher, limit=0)) as endpoint:
         known = {"_type": "openai", "model_name": "big", "base_url": endpoint.url, "max_retries": 0}
         result = staged.set("llms.teacher", known).finetune()
     assert result.exit_code == 4, result.output
@@ -191,11 +148,12 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_work_starts(staged, 
         "finetuning.pipeline", {"sft": SFT, "distill": DISTILL}
     )
     staged.set("finetuning.num_epochs", 3).write_files()
-    result = call("check", "run.yml")
-    assert result.exit_code == 2
+    result = call("check", "run.yml", code=2)
     line = 1 + [text.strip() for text in (staged.folder / "run.yml").read_text().splitlines()].index("teacher: teacher")
     assert f"run.yml:{line}:" in result.output
-    assert f"finetuning.pipeline.distill.algorithm.teacher: the teacher {other} has another tokenizer" in result.output
+    assert (
+        f"finetuning.pipeline.distill.algorithm.teacher: the teacher {other} has a different tokenizer" in result.output
+    )
 
 
 def test_all_stages_are_validated_before_work_starts(staged):
@@ -227,12 +185,11 @@ def test_all_stages_are_validated_before_work_starts(staged):
 def test_the_settings_of_each_stage_are_shown_and_written(staged):
     staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 3, **GRPO}})
     staged.write_files()
-    shown = call("check", "run.yml")
-    assert shown.exit_code == 0, shown.output
+    shown = call("check", "run.yml", code=0)
     assert "epochs 0 to 1; SFT: defaults; dataset: defaults; 24 rows of shown.jsonl" in shown.output
     assert "epochs 2 to 4; GRPO: defaults; group: examples_per_epoch 16" in shown.output
     assert "optimizer grpo adamw, lr 0.001, constant, 4 steps per job" in " ".join(shown.output.split())
-    assert call("finetune", "run.yml", "--run_name", "r", "--dry_run").exit_code == 0
+    call("finetune", "run.yml", "--run_name", "r", "--dry_run", code=0)
     written = yaml.safe_load((staged.folder / "runs/r-dry/config.yml").read_text())["finetuning"]
     assert written["num_epochs"] == 5
     assert written["pipeline"]["grpo"]["policy"]["optimizer"]["name"] == "adamw"
@@ -245,9 +202,8 @@ def test_demonstrations_of_held_out_examples_are_left_out(staged):
     staged.set("finetuning.pipeline", {"sft": {**SFT, "num_epochs": 1}}).set("finetuning.num_epochs", 1).write_files()
     report = json.loads(call("check", "run.yml", "--json").output)
     assert report["examples"]["train (sft)"] == report["examples"]["train"] == 38
-    result = staged.finetune()
-    assert result.exit_code == 0, result.output
-    assert history(staged)[0]["num_trajectories"] == 38
+    staged.finetune(code=0)
+    assert staged.history[0]["num_trajectories"] == 38
 
 
 @pytest.mark.parametrize(("near_duplicates", "exit_code"), [("allow", 0), ("refuse", 2)])
@@ -265,8 +221,7 @@ def test_near_duplicates_in_a_stages_examples_are_refused(staged, near_duplicate
 
 def test_a_smoke_test_runs_every_stage(staged):
     staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 3, **GRPO}})
-    result = staged.finetune("--smoke")
-    assert result.exit_code == 0, result.output
+    staged.finetune("--smoke", code=0)
     rows = json.loads((staged.folder / "runs/r-smoke/reward_history.json").read_text())
     assert [(row["stage"], row["num_updates"]) for row in rows] == [("sft", 1), ("grpo", 1)]
 
@@ -274,14 +229,12 @@ def test_a_smoke_test_runs_every_stage(staged):
 @pytest.mark.slow
 def test_the_last_stage_can_be_extended_and_no_other(staged):
     staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 1, **GRPO}}).set("finetuning.num_epochs", 3)
-    assert staged.finetune().exit_code == 0
+    staged.finetune(code=0)
     resume = ("finetune", "--resume", "runs/r", "-o")
-    refused = call(*resume, "finetuning.pipeline.sft.num_epochs", "3")
-    assert refused.exit_code == 2
+    refused = call(*resume, "finetuning.pipeline.sft.num_epochs", "3", code=2)
     assert "finetuning.pipeline.sft.num_epochs: 2 -> 3" in refused.output
-    result = call(*resume, "finetuning.pipeline.grpo.num_epochs", "2")
-    assert result.exit_code == 0, result.output
-    assert [row["stage"] for row in history(staged)] == ["sft", "sft", "grpo", "grpo"]
+    call(*resume, "finetuning.pipeline.grpo.num_epochs", "2", code=0)
+    assert [row["stage"] for row in staged.history] == ["sft", "sft", "grpo", "grpo"]
     assert staged.summary["stages"] == {"sft": 2, "grpo": 2}
 
 
@@ -293,10 +246,8 @@ def test_stages_in_another_order_are_a_change(staged):
     )
     assert staged.finetune().exit_code != 0, "the run stops at its limit"
     staged.set("finetuning.pipeline", {name: stages[name] for name in ("grpo", "sft")})
-    (staged.folder / "run.yml").unlink()
-    staged.write_files()
-    refused = call("finetune", "run.yml", "--resume", "runs/r")
-    assert refused.exit_code == 2, refused.output
+    staged.save()
+    refused = call("finetune", "run.yml", "--resume", "runs/r", code=2)
     assert "the order of finetuning.pipeline: sft, grpo -> grpo, sft" in refused.output
 
 
@@ -313,7 +264,7 @@ def test_a_pipeline_from_python(project, tiny_model_dir):
     rows = [{"id": row["id"], "question": row["question"], "answer": "a"} for row in project.rows[:24]]
     summary = reinforge.finetune(task.agent, rows, task.vowels, tiny_model_dir, settings=settings, run_name="r")
     assert summary.stages == {"ei": 1, "rl": 2}
-    assert [row["stage"] for row in history(project)] == ["ei", "rl", "rl"]
+    assert [row["stage"] for row in project.history] == ["ei", "rl", "rl"]
 
 
 def test_the_file_of_the_docs_is_valid_with_models_of_this_machine(project, tiny_model_dir):
@@ -325,8 +276,7 @@ def test_the_file_of_the_docs_is_valid_with_models_of_this_machine(project, tiny
     project.write("run.yml", yaml.safe_dump(settings, sort_keys=False))
     write_rows(project, "questions.jsonl", project.rows)
     write_rows(project, "demonstrations.jsonl", [{"prompt": f"tell {n}", "completion": "aeiou"} for n in range(8)])
-    result = call("check", "run.yml")
-    assert result.exit_code == 0, result.output
+    result = call("check", "run.yml", code=0)
     assert "epochs 2 to 6; Distill: teacher teacher" in result.output
 
 

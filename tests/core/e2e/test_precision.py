@@ -1,22 +1,18 @@
 """A whole run in bfloat16: the canary, old log-probs by the learner, and the correction for what lies between."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 import torch
 import yaml
 from safetensors import safe_open
 
-from tests.core.e2e.test_resume import call, killed_at
+from tests.core.e2e.test_resume import killed_at
+from tests.project import call
 
 
 def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart(project):
     project.set("finetuning.policy.dtype", "bfloat16").set("finetuning.num_epochs", 3)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    project.finetune(code=0)
+    rows = project.metrics
     assert len(rows) == 3
     for row in rows:
         assert 1e-5 < row["mismatch"] < 0.1
@@ -32,9 +28,8 @@ def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart
 def test_a_run_in_float32_computes_old_logprobs_of_nobody(project):
     """The sampler's are the learner's to 1e-4, so nothing is corrected and nothing is computed twice."""
     project.set("finetuning.num_epochs", 1)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
-    [row] = [json.loads(line) for line in (project.run / "training_metrics.jsonl").read_text().splitlines()]
+    project.finetune(code=0)
+    [row] = project.metrics
     assert row["mismatch"] < 1e-4
     assert "tis_weight" not in row
 
@@ -70,14 +65,12 @@ def set_speedup(monkeypatch, speedup):
 def test_an_automatic_type_is_printed_recorded_and_kept_when_the_run_is_resumed(project, monkeypatch):
     set_speedup(monkeypatch, 3.0)
     project.set("finetuning.policy.dtype", "auto").set("finetuning.num_epochs", 1)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    result = project.finetune(code=0)
     assert "bfloat16 (products of this model are 3.0 x as fast in bfloat16 as in float32 here)" in result.output
     assert read_type(project.run) == "bfloat16"
     set_speedup(monkeypatch, 0.5)  # on another machine, a new run would choose float32
     more = ("-o", "finetuning.num_epochs", "2")
-    result = call("finetune", "run.yml", "--resume", project.run.name, *more)
-    assert result.exit_code == 0, result.output
+    result = call("finetune", "run.yml", "--resume", project.run.name, *more, code=0)
     assert "bfloat16 (as when the run started)" in result.output
     assert read_type(project.run) == "bfloat16"
     newest = sorted((project.run / "checkpoints").iterdir())[-1]

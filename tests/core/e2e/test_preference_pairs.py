@@ -14,8 +14,7 @@ def test_a_run_sends_the_pairs_to_a_service(project, openai_service, monkeypatch
         "builder": {"_type": "dpo_traj_builder", "min_score_diff": 0.1, "max_pairs_per_turn": 1}
     }
     project.set("finetuning.algorithm", {"_type": "dpo"}).set("finetuning.num_epochs", 1)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     (job,) = openai_service.jobs.values()
     rows = openai_service.get_job_rows(job["id"])
     assert job["method"]["type"] == "dpo"
@@ -29,7 +28,6 @@ def test_pairs_of_texts_are_refused_where_tokens_are_trained(project):
         "builder": {"_type": "dpo_traj_builder", "require_multiple_candidates": False}
     }
     project.set("finetuning.algorithm", {"_type": "dpo"})
-    result = project.finetune()
-    assert result.exit_code == 2
-    assert "makes pairs of texts, but `_type: local` trains on sampled tokens" in result.output
+    result = project.finetune(code=2)
+    assert "makes pairs of strings, but `_type: local` trains on sampled tokens" in result.output
     assert "require_multiple_candidates: is false" in result.output

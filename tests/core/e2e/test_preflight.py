@@ -3,21 +3,20 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.trainer.preflight.analysis import preflight
 from reinforge.trainer.preflight.costs import TokenPrice
 from reinforge.trainer.preflight.probe import PreflightOptions
 from tests.openai_server import OpenAIServer, says
+from tests.project import call
 
 QUICK = ("--examples", "4", "--samples", "4")
 
 
 def invoke(project, *arguments):
     project.write_files()
-    return CliRunner().invoke(main, ["preflight", "run.yml", *arguments])
+    return call("preflight", "run.yml", *arguments)
 
 
 def report(project, *arguments):
@@ -68,18 +67,14 @@ def test_the_text_has_every_part_and_the_recommendation_last(project):
 def test_confirm_is_not_touched(project):
     """The agent is never asked a question of `confirm`: that would spend what the verdict needs."""
     asked = project.folder / "asked.txt"
-    project.write(
-        "task.py",
+    project.write_agent(
         f"""
         async def agent(item, llm, context):
             with open({str(asked)!r}, "a") as file:
                 file.write(str(item.id) + chr(10))
             reply = await llm.chat.completions.create(messages=[{{"role": "user", "content": "x"}}], max_tokens=4)
             return reply.choices[0].message.content
-
-        def vowels(output, expected):
-            return sum(letter in "aeiou" for letter in output) / max(1, len(output))
-        """,
+        """
     )
     for index, row in enumerate(project.rows):
         row["part"] = ("train", "select", "confirm")[index % 3]

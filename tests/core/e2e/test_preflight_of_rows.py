@@ -3,30 +3,22 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
+from tests.core.e2e.test_offline_data import AGENT, PROMPTED
+from tests.project import call
 from tests.protocols.hosted import use_openai_adapter
-
-AGENT = """
-async def agent(item, llm, context):
-    messages = [{"role": "user", "content": item.input_obj}]
-    reply = await llm.chat.completions.create(messages=messages, max_tokens=6)
-    return reply.choices[0].message.content
-"""
 
 
 def preflight(project, *arguments):
     project.write_files()
     command = ["preflight", "run.yml", "--json", "--examples", "4", "--samples", "2", *arguments]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 0, result.output
+    result = call(*command, code=0)
     return json.loads(result.stdout)
 
 
 @pytest.fixture
 def offline(project):
-    project.write("task.py", AGENT)
+    project.write("task.py", PROMPTED)
     project.set("eval.evaluators", {"right": {"_type": "contains", "texts": "yes"}})
     project.set("finetuning.reward_function.name", "right")
     return project.set("trajectory_builders.builder", {"_type": "dataset"})
@@ -77,7 +69,7 @@ def test_a_service_gets_no_job_and_its_tokens_are_priced(project, openai_service
 
 def test_imported_chats_with_thumbs_are_rows_for_kto(offline):
     """What `reinforge data import` writes: whole conversations, with the thumb in a column."""
-    offline.write("task.py", AGENT.replace('[{"role": "user", "content": item.input_obj}]', "item.input_obj"))
+    offline.write("task.py", AGENT)
     offline.rows = [
         {
             "messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "yes"}],

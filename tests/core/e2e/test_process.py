@@ -3,52 +3,13 @@
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-
-
-def wait_for(condition, seconds, process):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
-
-
-SIGNALS = [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_stops_the_run_and_prints_where_its_files_are(project, number, code):
-    project.set("finetuning.num_epochs", 1000)
-    project.finetune("--dataset", "nowhere.jsonl")  # rejected, but it writes the files
-    command = [sys.executable, "-m", "reinforge", "finetune", "run.yml", "--run_name", "r"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    metrics = project.run / "training_metrics.jsonl"
-    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, 100, process)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=90)  # a thousand epochs take longer; plots are drawn first
-    assert process.returncode == code, stderr
-    assert project.summary["status"] == "stopped"
-    assert "interrupted in stage" in project.summary["reason"]
-    assert sum(project.summary["episodes"].values()) > 0
-    assert str(project.run.relative_to(project.folder)) in stderr, "it prints the run folder"
-    assert (project.run / "reward_plot.png").exists()
-
-
-def test_a_run_name_cannot_be_used_twice(project):
-    project.set("finetuning.num_epochs", 1)
-    assert project.finetune().exit_code == 0
-    result = project.finetune()
-    assert (result.exit_code, "already exists" in result.output) == (2, True)
 
 
 @pytest.mark.slow
@@ -94,26 +55,11 @@ def test_the_readme_shows_the_program_of_the_example():
 
 
 @pytest.mark.slow
-def test_the_own_task_example_runs(tmp_path, tiny_model_dir):
-    source = (ROOT / "examples" / "own_task.py").read_text()
-    assert len(source.splitlines()) <= 30
-    quick = tmp_path / "own_task.py"
-    quick.write_text(source.replace("epochs=20", "epochs=2"))
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    out = subprocess.run(
-        [sys.executable, str(quick), str(tiny_model_dir)], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    # a tiny random model rarely samples a digit: either it trains, or the run reports that there was no signal
-    assert out.returncode == 0 or "nothing to train on" in out.stderr, out.stderr
-    (folder,) = (tmp_path / ".reinforge" / "runs").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["baseline"]["num_examples"] > 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_own_task_example_improves_the_agent_on_every_seed(tmp_path, seed):
     """The README's own program: 729 questions, 182 of them for the verdict; about half a minute a seed."""
     source = (ROOT / "examples" / "own_task.py").read_text()
+    assert len(source.splitlines()) <= 30
     script = tmp_path / "own_task.py"
     script.write_text(source.replace("MODEL, epochs", f'MODEL, settings={{"seed": {seed}}}, epochs'))
     out = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)

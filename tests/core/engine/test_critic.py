@@ -1,33 +1,26 @@
 """The value head belongs to the job: it is saved, restored and rolled back with it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.model.heads import ValueHead
 from reinforge.errors import EngineError
 from reinforge.types.sample import LossSpec
 from tests.core.numerics.test_ppo import with_returns
-from tests.device import DEVICE
+from tests.engines import load_engine
+from tests.engines import train as make_job
 from tests.samples import random_samples
 
 
 def load(folder, critic=True):
-    config = PolicyConfig(model=str(folder), batch=BatchConfig(steps_per_job=2))
-    return Engine.load(config, seed=0, device=DEVICE, critic=critic)
+    return load_engine(folder, batch={"steps_per_job": 2}, critic=critic)
 
 
-def train(engine, seed=0, end=True):
-    engine.begin_job()
-    spec = LossSpec("ppo" if engine.critic is not None else "clipped_pg")
-    engine.update(with_returns(random_samples(6, seed)), spec, progress_start=0.0, progress_end=0.1)
-    if end:
-        engine.end_job()
+def train(engine, seed=0, ends=True):
+    loss = LossSpec("ppo" if engine.critic is not None else "clipped_pg")
+    make_job(engine, with_returns(random_samples(6, seed)), loss, ends=ends)
 
 
 def head(engine):
@@ -64,7 +57,7 @@ def test_a_checkpoint_resumes_bit_by_bit_with_its_critic(engine, tiny_model_dir,
 def test_a_rollback_restores_the_critic(engine):
     train(engine)
     before = head(engine)
-    train(engine, seed=1, end=False)
+    train(engine, seed=1, ends=False)
     assert not equal(head(engine), before)
     engine.rollback()
     assert equal(head(engine), before)

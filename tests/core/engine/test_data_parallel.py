@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
-from reinforge.engine import Engine
+from reinforge.config.policy import OptimizerConfig, ScheduleConfig
 from reinforge.engine.training import scheduled_optimizer
 from reinforge.engine.training.data_parallel import DataParallel, MetricSums, PeerFailed, divide_samples
 from reinforge.engine.training.learner import Learner
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 from reinforge.errors import EngineError
-from reinforge.types.sample import LossSpec, TrainingSample
+from reinforge.types.sample import TrainingSample
+from tests.engines import copy_weights, load_engine, measure_difference, train
 from tests.samples import random_samples
 
 
@@ -177,7 +177,7 @@ def test_a_process_that_dies_ends_the_wait_of_the_other():
 
 @pytest.mark.slow
 def test_a_process_that_fails_among_exchanges_sends_nothing_more():
-    lost = "the processes lost each other within a step"
+    lost = "the processes lost their connections during a step"
     assert run_two("break") == (["PeerFailed", lost], ["ValueError", lost])
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_gives_no_sign_is_taken_as_gone_when_the_time_is_up():
     [line] = first.communicate(timeout=60)[0].splitlines()
     second.kill()
     second.communicate()
-    assert line.startswith("another process gave no sign for 3 s, so it is taken as gone")
+    assert line.startswith("another process did not respond for 3 s, so it is considered dead")
     assert "peer_timeout_s" in line
 
 
@@ -217,16 +217,12 @@ class ThreadPeers(DataParallel):
 
 
 def load(folder):
-    batch = BatchConfig(steps_per_job=2, num_iterations=2)
-    config = PolicyConfig(model=str(folder), batch=batch, optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-4))
-    return Engine.load(config, seed=0, device="cpu")
+    batch, optimizer = {"steps_per_job": 2, "num_iterations": 2}, {"learning_rate": 3e-3, "eps": 1e-4}
+    return load_engine(folder, device="cpu", batch=batch, optimizer=optimizer)
 
 
-def train(engine, samples):
-    engine.begin_job()
-    report = engine.update(samples, LossSpec("clipped_pg"), progress_start=0.0, progress_end=0.5)
-    engine.end_job()
-    return report
+def measure_distance(a, b):
+    return measure_difference(a.values(), b.values())
 
 
 def train_together(folder, samples_of):
@@ -238,22 +234,15 @@ def train_together(folder, samples_of):
             engine.join_peers(ThreadPeers(rank, desk))
         jobs = [pool.submit(train, engine, samples_of(rank)) for rank, engine in enumerate(engines)]
         errors = [job.exception(60) for job in jobs]
-        return [error or job.result() for error, job in zip(errors, jobs, strict=True)], list(map(copy, engines))
-
-
-def copy(engine):
-    return {name: p.detach().clone() for name, p in engine.model.trained_parameters.items()}
-
-
-def measure_distance(a, b):
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+        outcomes = [error or job.result() for error, job in zip(errors, jobs, strict=True)]
+        return outcomes, [copy_weights(each.learner) for each in engines]
 
 
 @pytest.fixture
 def alone(tiny_model_dir):
     with load(tiny_model_dir) as engine:
         report = train(engine, random_samples(9, 1))
-        return report, copy(engine)
+        return report, copy_weights(engine.learner)
 
 
 def test_two_engines_make_the_steps_of_one(tiny_model_dir, alone):
@@ -284,7 +273,7 @@ def test_a_number_that_is_not_finite_in_one_share_skips_the_step_in_both(tiny_mo
 
     monkeypatch.setattr(Learner, "_try_gradients", spoil)
     with load(tiny_model_dir) as engine:
-        before = copy(engine)
+        before = copy_weights(engine.learner)
     reports, weights = train_together(tiny_model_dir, lambda rank: random_samples(9, 1))
     assert [(each.num_updates, each.num_skipped_steps) for each in reports] == [(0, 4), (0, 4)]
     assert [measure_distance(before, each) for each in weights] == [0, 0]

@@ -1,7 +1,5 @@
 """The engine on other devices than the CPU, as far as it can be tested without one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

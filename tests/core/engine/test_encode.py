@@ -5,15 +5,13 @@ import math
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.evaluation.demonstrations import detect_format
 from reinforge.trainer.builders import dataset
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
-from tests.device import DEVICE
+from tests.engines import load_engine
 from tests.models import make_tokenizer
 
 USER = {"role": "user", "content": "what is the capital of France?"}
@@ -72,7 +70,7 @@ def test_a_template_whose_reply_does_not_continue_its_prompt_is_rejected(tokeniz
 
 @pytest.fixture(scope="module")
 def policy(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir), max_model_len=60), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir, max_model_len=60) as engine:
         yield engine.policy
 
 
@@ -110,9 +108,7 @@ async def learn_a_call(tiny_model_dir):
     row = {
         "messages": [USER, REPLY | {"content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "fox"}, REPLY]
     }
-    with Engine.load(
-        PolicyConfig(model=str(tiny_model_dir), chat_template=WITHOUT_CALLS), seed=0, device=DEVICE
-    ) as engine:
+    with load_engine(tiny_model_dir, chat_template=WITHOUT_CALLS) as engine:
         builder = DatasetTrajectoryBuilder(DatasetTrajectoryBuilderConfig(train_on="all"), lambda: engine.policy)
         [trajectory] = await builder._build_group("1", {"1": row}, detect_format([row], None))
         decode = engine.policy.renderer.tokenizer.decode

@@ -5,13 +5,11 @@ import json
 
 import pytest
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer, bind_markers, build_continuation
 from reinforge.errors import MessagesRejected
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.types.request import ContinuedTurn, Grammar, ModelRequest, SamplingParams
-from tests.device import DEVICE
+from tests.engines import load_engine
 from tests.families import SPECS, TemplateTokenizer
 from tests.models import make_tiny_model, make_tokenizer
 from tests.samples import ask
@@ -24,6 +22,7 @@ PARAMETERS = {
 }
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("go", "turn")]
 ASKED = [{"role": "user", "content": "go"}]
+WENT_ON = [*ASKED, {"role": "assistant", "content": "left"}, {"role": "user", "content": "so?"}]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def engine(tmp_path_factory, tokenizer):
     for file in folder.glob("tokenizer*"):
         file.unlink()
     tokenizer.save_pretrained(folder)
-    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device=DEVICE) as engine:
+    with load_engine(folder) as engine:
         yield engine
 
 
@@ -121,7 +120,7 @@ def test_a_raw_prompt_is_sampled_without_the_template(engine, tokenizer):
         ((1, 10**9), "the prompt has the token 1000000000; expected token ids from 0 to"),
         ((-1,), "the prompt has the token -1"),
         ((True,), "the prompt has the token True"),
-        ("a\ud800", "half of a surrogate pair"),
+        ("a\ud800", "an unpaired surrogate"),
     ],
 )
 def test_a_raw_prompt_that_is_none_is_refused(engine, prompt, reason):
@@ -145,18 +144,17 @@ CALL = {"id": "c", "type": "function", "function": {"name": "go", "arguments": '
 CALLED = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
 
 
-def test_a_template_that_takes_arguments_as_text_gets_text():
-    renderer = PromptRenderer(TemplateTokenizer(SPECS["deepseek_v3"].text))
-    text = renderer._render_text(ModelRequest(CALLED), CALLED, add_generation_prompt=False)
-    assert 'go\n```json\n{"to": "left"}\n```' in text
+MAPPING = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}-{{ c.function.arguments.to }}-{% endfor %}{% endfor %}"
+)
 
 
-def test_a_template_that_takes_arguments_as_a_mapping_gets_one():
-    template = (
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.to }}{% endfor %}{% endfor %}"
-    )
+@pytest.mark.parametrize(
+    ("template", "text"), [(SPECS["deepseek_v3"].text, 'go\n```json\n{"to": "left"}\n```'), (MAPPING, "-left-")]
+)
+def test_a_template_gets_arguments_as_it_takes_them(template, text):
     renderer = PromptRenderer(TemplateTokenizer(template))
-    assert renderer._render_text(ModelRequest(CALLED), CALLED, add_generation_prompt=False) == "left"
+    assert text in renderer._render_text(ModelRequest(CALLED), CALLED, add_generation_prompt=False)
 
 
 def test_a_template_that_rejects_messages_still_does():
@@ -180,20 +178,17 @@ def render_plainly(messages, prompt):
     ],
 )
 def test_a_continuation_begins_behind_the_token_that_ended_the_reply(end, ends, text):
-    messages = [*ASKED, {"role": "assistant", "content": "left"}, {"role": "user", "content": "so?"}]
-    assert build_continuation(render_plainly, messages, 2, end, ends) == text
+    assert build_continuation(render_plainly, WENT_ON, 2, end, ends) == text
 
 
 def test_a_reply_that_the_template_does_not_show_is_not_continued(tokenizer):
-    messages = [*ASKED, {"role": "assistant", "content": "left"}, {"role": "user", "content": "so?"}]
-    assert build_continuation(lambda messages, prompt: "fixed", messages, 2, "<end>", ["<end>"]) is None
+    assert build_continuation(lambda messages, prompt: "fixed", WENT_ON, 2, "<end>", ["<end>"]) is None
 
 
 def test_only_a_spliced_history_reads_the_earlier_call(tokenizer):
     ends = [tokenizer.eos_token_id]
     ids = (*tokenizer.encode("anything"), tokenizer.eos_token_id)
-    messages = [*ASKED, {"role": "assistant", "content": "left"}, {"role": "user", "content": "so?"}]
-    asked = ModelRequest(messages, continued=ContinuedTurn(2, ids))
+    asked = ModelRequest(WENT_ON, continued=ContinuedTurn(2, ids))
     plain, spliced = (PromptRenderer(tokenizer, ends, history=h).render(asked) for h in ("template", "splice"))
     assert "anything" not in tokenizer.decode(plain)
     new = "\n<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"

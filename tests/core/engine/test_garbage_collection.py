@@ -1,7 +1,5 @@
 """The garbage collector during a run: it skips old objects, collects new ones, and is restored afterwards."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Replies held to a grammar: what they look like, how they end, and which requests fail alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -9,18 +7,14 @@ import sys
 import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from jsonschema import validate
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.sampling import constraints, grammar
 from reinforge.errors import ConfigError
 from reinforge.types.request import Grammar, ModelRequest
-from tests.device import DEVICE
-from tests.models import make_tiny_model
-from tests.samples import ask, request, trained_samples
+from tests.engines import load_engine
+from tests.samples import ask, outcomes, request
 
 SCHEMA = {
     "type": "object",
@@ -40,8 +34,7 @@ AMBIGUOUS = Grammar("lark", 'start: s\ns: "" | "a" | s s s | s s')
 
 @pytest.fixture(scope="module")
 def engine(tiny_model_dir):
-    config = PolicyConfig(model=str(tiny_model_dir), max_num_seqs=16)
-    with Engine.load(config, seed=0, device=DEVICE, deterministic=True) as engine:
+    with load_engine(tiny_model_dir, max_num_seqs=16, deterministic=True) as engine:
         yield engine
 
 
@@ -49,15 +42,6 @@ def held(text: str | Grammar, **params) -> ModelRequest:
     """A request whose reply must match a schema (as JSON text) or a grammar."""
     asked = text if isinstance(text, Grammar) else Grammar("json_schema", text)
     return replace(request(**{"max_tokens": 120, **params}), grammar=asked)
-
-
-def outcomes(engine, *requests):
-    """Samples all requests at once and returns replies and errors."""
-
-    async def gather():
-        return await asyncio.gather(*map(engine.policy.sample, requests), return_exceptions=True)
-
-    return asyncio.run(gather())
 
 
 def contents(replies):
@@ -95,7 +79,7 @@ def test_a_model_that_loves_line_breaks_still_completes_its_json(
     """Line breaks are biased. Mutation check: where JSON's own whitespace is allowed, nothing else is written."""
     if whitespace is not None:
         monkeypatch.setattr(grammar, "WHITESPACE", whitespace)
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir) as engine:
         (line_break,) = engine.tokenizer.encode("\n", add_special_tokens=False)
         (reply,) = ask(engine.policy, [held(json.dumps(SCHEMA), logit_bias=((line_break, 99.0),))])
     assert reply.finish_reason == finish_reason
@@ -123,11 +107,14 @@ def test_seeds_repeat_and_neighbors_do_not_matter(engine):
 
 
 BAD = [
-    (Grammar("regex", "(("), "cannot be held to this regex: at 1(8): invalid regex"),
-    (Grammar("lark", "start: x"), 'cannot be held to this lark: at 1(8): unknown name: "x"'),
-    (Grammar("json_schema", '{"type": "strin"}'), "cannot be held to this json schema: Invalid type: strin"),
+    (Grammar("regex", "(("), "cannot constrain the reply to this regex: at 1(8): invalid regex"),
+    (Grammar("lark", "start: x"), 'cannot constrain the reply to this lark: at 1(8): unknown name: "x"'),
+    (
+        Grammar("json_schema", '{"type": "strin"}'),
+        "cannot constrain the reply to this json schema: Invalid type: strin",
+    ),
     (Grammar("json_schema", '{"not": {}}'), 'Unimplemented keys: ["not"]'),
-    (Grammar("json_schema", '{"type'), "cannot be held to this json schema: EOF"),
+    (Grammar("json_schema", '{"type'), "cannot constrain the reply to this json schema: EOF"),
     (Grammar("regex", r"[^\s\S]"), "no text matches it"),
     (Grammar("regex", "a" * 300_000), "it has 300,000 characters, but the limit is 256,000"),
     (Grammar("json_schema", "[" * 5000), "recursion limit"),
@@ -203,14 +190,14 @@ def test_an_explosive_grammar_fails_alone_at_the_limit_of_ways(tiny_model_dir, m
     Mutation check: with the real limit of 500, twenty letters are no error.
     """
     explosive = held(AMBIGUOUS, logit_bias=NO_END, max_tokens=20)
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir) as engine:
         monkeypatch.setattr(grammar, "MAX_ROW_ITEMS", 40)
         good, bad = outcomes(engine, request(seed=1), explosive)
         assert isinstance(bad, ValueError)
         assert "the reply's grammar is too complex" in str(bad)
         assert good == ask(engine.policy, [request(seed=1)])[0]
     monkeypatch.undo()
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir) as engine:
         assert outcomes(engine, explosive)[0].num_completion_tokens == 20
 
 
@@ -225,20 +212,8 @@ def test_a_grammar_that_takes_too_long_fails_alone(engine, monkeypatch):
 
 def test_without_llguidance_the_error_names_the_extra(tiny_model_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir) as engine:
         free, constrained = outcomes(engine, request(), held(DIGITS))
         assert free.num_completion_tokens > 0
         assert isinstance(constrained, ConfigError)
         assert 'pip install "reinforge[train]"' in str(constrained)
-
-
-def test_a_vocabulary_wider_than_the_tokenizer(tmp_path):
-    """Models pad their output layer: tokens that the tokenizer does not know are never allowed, nor trained over."""
-    folder = make_tiny_model(tmp_path / "wide", vocab_size=1029, initializer_range=0.02)
-    with Engine.load(PolicyConfig(model=str(folder)), seed=0, device=DEVICE) as engine:
-        replies = ask(engine.policy, [held(json.dumps(SCHEMA), seed=seed, max_tokens=200) for seed in range(8)])
-        samples = [sample for reply in replies for sample in trained_samples(reply.tokens)]
-        for reply, sample, found in zip(replies, samples, engine.logprobs(samples), strict=True):
-            validate(json.loads(reply.message["content"]), SCHEMA)
-            assert reply.tokens.supports.masks
-            assert np.abs(found[sample.loss_mask] - reply.tokens.processed_logprobs).max() <= 1e-5

@@ -1,7 +1,5 @@
 """The default learning rate, what the settings print of it, and the warning about one far beyond it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

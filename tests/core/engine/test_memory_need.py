@@ -2,12 +2,10 @@
 
 import pytest
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.devices import MemoryUse
 from reinforge.engine.training import memory_need
 from reinforge.engine.training.memory_need import MemoryNeed, estimate_training, measure_need, needs_sharding
-from reinforge.types.sample import LossSpec
+from tests.engines import load_engine, train
 from tests.samples import random_samples
 
 GIB = 2**30
@@ -19,7 +17,7 @@ def load(tiny_model_dir, monkeypatch):
     engines = []
 
     def make(**policy):
-        engines.append(Engine.load(PolicyConfig(model=str(tiny_model_dir), **policy), seed=0, device="cpu"))
+        engines.append(load_engine(tiny_model_dir, device="cpu", **policy))
         return engines[-1]
 
     yield make
@@ -85,9 +83,7 @@ def test_what_was_trained_whole_is_not_divided_when_a_worker_is_replaced(load, m
     engine.learner.peers = Peers(True)
     assert engine._needs_sharding(1), "before its first job"
     engine.learner.peers = None
-    engine.begin_job()
-    engine.update(random_samples(2, 1), LossSpec("clipped_pg"), progress_start=0.0, progress_end=1.0)
-    engine.end_job()
+    train(engine, random_samples(2, 1))
     engine.learner.peers = Peers(True)
     assert not engine._needs_sharding(1)
     assert not needs_sharding(load_peer(load, has_trained=True), 1), "a new worker joins those that have trained"

@@ -1,7 +1,5 @@
 """How samples are split into micro-batches: siblings stay together if sharing their prefix pays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -78,7 +76,6 @@ def test_the_prefixes_of_a_batch():
 
 
 def pair(name, *samples):
-    """Gives two samples a pair id and rewards 1 and 0."""
     for reward, member in zip((1.0, 0.0), samples, strict=True):
         member.pair_id, member.reward = name, reward
     return samples

@@ -1,30 +1,25 @@
 """How replies are sampled: seeds, greedy, filters, stop texts, limits, versions, loops and failures."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
+from reinforge.engine.sampling.params import check_params
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import ModelRequest
+from reinforge.types.request import ModelRequest, SamplingParams
 from tests.device import DEVICE
+from tests.engines import load_engine
 from tests.samples import ask, hold_steps, request
-
-
-def load(folder, **config) -> Engine:
-    return Engine.load(PolicyConfig(model=str(folder), **{"max_num_seqs": 8, **config}), seed=0, device=DEVICE)
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
+    with load_engine(tiny_model_dir, max_num_seqs=8) as engine:
         yield engine
 
 
@@ -52,12 +47,6 @@ def test_a_reply_has_its_exact_tokens(engine):
     assert (tokens.temperature, tokens.restricted, tokens.policy_version) == (0.8, False, 0)
 
 
-def test_tools_reach_the_template(engine):
-    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-    asked = ModelRequest(request().messages, request().sampling, tools=[tool])
-    assert "<|tools|>1" in engine.tokenizer.decode(ask(engine.policy, [asked])[0].tokens.prompt_token_ids)
-
-
 def test_a_seed_makes_a_reply_reproducible(engine):
     first, second = (ask(engine.policy, [request(seed=s) for s in (1, 2, 1)]) for _ in range(2))
     assert get_tokens(first[0]) == get_tokens(first[2]) == get_tokens(second[0])
@@ -67,7 +56,7 @@ def test_a_seed_makes_a_reply_reproducible(engine):
 def test_without_a_seed_siblings_differ_and_runs_repeat(tiny_model_dir):
     runs = []
     for _ in range(2):
-        with load(tiny_model_dir) as engine:
+        with load_engine(tiny_model_dir) as engine:
             runs.append([get_tokens(reply) for reply in ask(engine.policy, [request()] * 4)])
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 4
@@ -151,20 +140,13 @@ def test_the_end_token_ends_a_reply_and_is_kept(engine):
 
 
 def test_without_max_tokens_a_reply_fills_the_context(tiny_model_dir):
-    with load(tiny_model_dir, max_model_len=24) as engine:
+    with load_engine(tiny_model_dir, max_model_len=24) as engine:
         replies = ask(engine.policy, [request("x", max_tokens=None, seed=s) for s in range(8)])
         longest = max(replies, key=lambda reply: reply.num_completion_tokens)
         assert longest.num_prompt_tokens + longest.num_completion_tokens == 24
         assert longest.finish_reason == "length"
         with pytest.raises(ContextOverflow, match="the limit is 24"):
             ask(engine.policy, [request("many " * 30)])
-
-
-def test_many_more_requests_than_slots(engine):
-    replies = ask(engine.policy, [request("q" * (i % 9), max_tokens=1 + i % 7) for i in range(90)])
-    assert len(replies) == 90
-    stats = engine.policy.stats()
-    assert (stats.running, stats.waiting) == (0, 0)
 
 
 def test_several_loops_in_threads_sample_at_once(engine):
@@ -180,19 +162,6 @@ def test_several_loops_in_threads_sample_at_once(engine):
         thread.join(20)
     assert len(counts) == 3
     assert len(set(counts)) == 1
-
-
-def test_replies_wake_a_loop_once_a_step(engine):
-    wakes = []
-
-    async def count() -> None:
-        loop = asyncio.get_running_loop()
-        original = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *args: (wakes.append(args), original(*args))[1]
-        await asyncio.gather(*(engine.policy.sample(request(f"{i}", max_tokens=1)) for i in range(8)))
-
-    asyncio.run(count())
-    assert len(wakes) == 1
 
 
 async def test_a_cancelled_request_frees_its_slot(engine):
@@ -211,7 +180,7 @@ async def test_a_cancelled_request_frees_its_slot(engine):
 
 
 def test_a_failure_in_the_thread_reaches_every_caller(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
+    with load_engine(tiny_model_dir) as engine:
         engine.begin_job()  # outside of jobs, weights do not change
         engine.policy.sampler.call(lambda: engine.model.head.weight.data.fill_(float("nan")))
         engine.end_job()
@@ -222,7 +191,7 @@ def test_a_failure_in_the_thread_reaches_every_caller(tiny_model_dir):
 
 
 def test_after_close_requests_fail(tiny_model_dir):
-    engine = load(tiny_model_dir)
+    engine = load_engine(tiny_model_dir)
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         ask(engine.policy, [request()])
@@ -231,7 +200,7 @@ def test_after_close_requests_fail(tiny_model_dir):
 
 
 async def test_close_fails_what_is_in_flight(tiny_model_dir):
-    engine = load(tiny_model_dir)
+    engine = load_engine(tiny_model_dir)
     task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240)))
     await asyncio.sleep(0.01)
     await asyncio.to_thread(engine.close)
@@ -239,13 +208,65 @@ async def test_close_fails_what_is_in_flight(tiny_model_dir):
         await task
 
 
-def test_equal_prompts_are_rendered_once(engine, monkeypatch):
-    calls = []
-    original = engine.tokenizer.get_chat_template
-    monkeypatch.setattr(
-        engine.tokenizer, "get_chat_template", lambda *a, **k: (calls.append(a), original(*a, **k))[1], raising=False
-    )
-    ask(engine.policy, [request("again and again", seed=s) for s in range(5)])
-    assert len(calls) == 1
-    ask(engine.policy, [ModelRequest([{"role": "system", "content": "again and again"}], request().sampling)])
-    assert len(calls) == 2
+def sample_from_tokens(engine, *params):
+    replies = ask(engine.policy, [ModelRequest([], SamplingParams(**each), prompt=(5, 6, 7)) for each in params])
+    return [(reply.tokens.token_ids, reply.finish_reason) for reply in replies]
+
+
+def test_a_stop_token_ends_its_own_reply_alone(engine):
+    own = {"max_tokens": 20, "seed": 4, "ignore_eos": True}
+    [(free, reason)] = sample_from_tokens(engine, own)
+    assert (len(free), reason) == (20, "length")
+    stop = free[6]
+    first = free.index(stop) + 1
+    stopped, other = sample_from_tokens(engine, {**own, "stop_token_ids": (stop, 1)}, own)
+    assert stopped == (free[:first], "stop")
+    assert other == (free, "length")
+
+
+def test_end_tokens_are_ignored_where_the_request_says_so(engine):
+    end = engine.tokenizer.eos_token_id
+    forced = {"max_tokens": 4, "logit_bias": ((end, 100),)}
+    ended, ignored = sample_from_tokens(engine, forced, {**forced, "ignore_eos": True})
+    assert ended == ((end,), "stop")
+    assert ignored == ((end,) * 4, "length")
+
+
+def test_a_token_that_the_model_lacks_is_refused():
+    with pytest.raises(ValueError, match="stop has token 320, expected token ids from 0 to 319"):
+        check_params(SamplingParams(stop_token_ids=(320,)), 320)
+
+
+async def test_score_gives_every_token_after_the_first(engine):
+    reply = await engine.policy.sample(request("score me"))
+    rows = await engine.policy.score([reply.tokens.prompt_token_ids + reply.tokens.token_ids, [9, 8, 7]])
+    assert np.abs(rows[0][-len(reply.tokens.logprobs) :] - reply.tokens.logprobs).max() <= 1e-5
+    assert rows[0][0] == 0
+    assert (rows[0][1:] < 0).all()
+    assert rows[1].shape == (3,)
+
+
+def test_the_most_likely_tokens_are_those_of_a_plain_forward(engine):
+    """Requests with and without them, in one batch: the same replies, and four tokens at each position."""
+    plain = [request(f"fox {i}", seed=i, max_tokens=3 + i, temperature=0.7, top_p=0.9) for i in range(4)]
+    asked = [replace(each, num_top_logprobs=4 - i) for i, each in enumerate(plain[:2])]
+    replies, named = ask(engine.policy, plain), ask(engine.policy, [*plain[2:], *asked])[2:]
+    assert {reply.tokens.top_logprobs for reply in replies} == {()}
+    for number, (reply, other) in enumerate(zip(named, replies, strict=False)):
+        assert reply.tokens.token_ids == other.tokens.token_ids
+        logprobs, tokens = rank_plainly(engine, reply.tokens, 4 - number)
+        assert [tuple(each.token for each in top) for top in reply.tokens.top_logprobs] == tokens
+        found = [[each.logprob for each in top] for top in reply.tokens.top_logprobs]
+        assert np.abs(np.subtract(found, logprobs)).max() <= 1e-5
+        assert [each.top_logprobs for each in reply.tokens.content] == list(reply.tokens.top_logprobs)
+
+
+def rank_plainly(engine, reply, count):
+    """Returns the highest log-probs at each position of a reply by one forward, and the texts of their tokens."""
+    whole = torch.tensor([reply.prompt_token_ids + reply.token_ids], device=DEVICE)
+    with torch.no_grad():
+        logits = engine.model.logits(engine.model.features(whole)[0]).float()
+    logits = logits[len(reply.prompt_token_ids) - 1 : -1] / reply.temperature
+    top = torch.log_softmax(logits, dim=-1).topk(count)
+    texts = [engine.policy.renderer.decode_each(row) for row in top.indices.tolist()]
+    return top.values.tolist(), texts

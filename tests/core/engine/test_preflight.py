@@ -1,7 +1,5 @@
 """The problems that preflight finds, one at a time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -30,20 +28,6 @@ def test_a_whole_folder_has_no_problem(folder):
     assert check_policy(PolicyConfig(model=str(folder))) == []
 
 
-def test_no_model():
-    assert only_problem().path == "finetuning.policy.model"
-
-
-def test_no_such_folder():
-    problem = only_problem(model="./nowhere")
-    assert problem.path == "finetuning.policy.model"
-    assert "no folder ./nowhere" in problem.message
-
-
-def test_a_file_is_not_a_folder(folder):
-    assert "is a file" in only_problem(model=str(folder / "config.json")).message
-
-
 def test_a_hub_id_is_left_to_transformers():
     assert check_policy(PolicyConfig(model="owner/name")) == []
     assert check_policy(PolicyConfig(model="bundled:tic_tac_toe")) == []
@@ -51,17 +35,48 @@ def test_a_hub_id_is_left_to_transformers():
     assert not any(map(looks_like_hub_id, ("./a", "/a", "~/a", "a/b/c", "a/", "name")))
 
 
-def test_no_config(folder):
-    (folder / "config.json").unlink()
-    assert "config.json" in only_problem(model=str(folder)).message
+@pytest.mark.parametrize(
+    ("settings", "key", "message"),
+    [
+        ({"model": None}, "model", ""),
+        ({"model": "./nowhere"}, "model", "no folder ./nowhere"),
+        ({"model": "{folder}/config.json"}, "model", "is a file"),
+        ({"tokenizer": "nowhere"}, "tokenizer", ""),
+        ({"chat_template": "nowhere.jinja"}, "chat_template", ""),
+    ],
+)
+def test_names_that_stand_for_nothing(folder, settings, key, message):
+    given = {name: value and value.format(folder=folder) for name, value in settings.items()}
+    problem = only_problem(**{"model": str(folder), **given})
+    assert problem.path == f"finetuning.policy.{key}"
+    assert message in problem.message
 
 
-def test_no_weights(folder):
-    (folder / "model.safetensors").unlink()
+@pytest.mark.parametrize(
+    ("files", "message", "fix", "instead"),
+    [
+        (["config.json"], "config.json", "", None),
+        (["model.safetensors"], "no weights", "init: random", {"init": "random"}),
+        (["tokenizer.json", "tokenizer_config.json"], "no tokenizer", "finetuning.policy.tokenizer", {"tokenizer": ""}),
+        (["chat_template.jinja"], "no chat template", "finetuning.policy.chat_template", {"chat_template": "{{ x }}"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_files_that_are_missing(folder, tiny_model_dir, files, message, fix, instead):
+    for name in files:
+        (folder / name).unlink()
     problem = only_problem(model=str(folder))
-    assert "no weights" in problem.message
-    assert "init: random" in problem.fix
-    assert check_policy(PolicyConfig(model=str(folder), init="random")) == []
+    assert message in problem.message
+    assert fix in problem.fix
+    if instead is not None:
+        settings = {name: value or str(tiny_model_dir) for name, value in instead.items()}
+        assert check_policy(PolicyConfig(model=str(folder), **settings)) == []
+
+
+def test_the_tokenizer_may_bring_the_chat_template(folder):
+    (folder / "chat_template.jinja").unlink()
+    edit_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
+    assert check_policy(PolicyConfig(model=str(folder))) == []
 
 
 def test_pickled_weights_are_rejected(folder):
@@ -71,41 +86,9 @@ def test_pickled_weights_are_rejected(folder):
     assert "save_pretrained" in problem.fix
 
 
-def test_remote_code_is_rejected(folder):
-    edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "model.Model"})
-    assert "auto_map" in only_problem(model=str(folder)).message
-
-
 def test_remote_code_of_a_tokenizer_is_rejected(folder):
     edit_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.Tok", None]})
     assert "tokenizer_config.json" in only_problem(model=str(folder)).message
-
-
-def test_no_tokenizer(folder, tiny_model_dir):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    problem = only_problem(model=str(folder))
-    assert "no tokenizer" in problem.message
-    assert "finetuning.policy.tokenizer" in problem.fix
-    assert check_policy(PolicyConfig(model=str(folder), tokenizer=str(tiny_model_dir))) == []
-
-
-def test_no_such_tokenizer(folder):
-    assert only_problem(model=str(folder), tokenizer="nowhere").path == "finetuning.policy.tokenizer"
-
-
-def test_no_chat_template(folder):
-    (folder / "chat_template.jinja").unlink()
-    problem = only_problem(model=str(folder))
-    assert "no chat template" in problem.message
-    assert "set finetuning.policy.chat_template" in problem.fix
-    assert check_policy(PolicyConfig(model=str(folder), chat_template="{{ messages }}")) == []
-    edit_json(folder / "tokenizer_config.json", chat_template="{{ messages }}")
-    assert check_policy(PolicyConfig(model=str(folder))) == []
-
-
-def test_no_such_template_file(folder):
-    assert only_problem(model=str(folder), chat_template="nowhere.jinja").path == "finetuning.policy.chat_template"
 
 
 def test_all_problems_come_at_once(tmp_path):

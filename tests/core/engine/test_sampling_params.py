@@ -1,37 +1,24 @@
 """A request that the sampler cannot follow fails alone: the other replies of its batch are sampled as without it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np
 import pytest
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine, policy
+from reinforge.engine import policy
 from reinforge.engine.sampling.params import check_params
 from reinforge.errors import EngineError
-from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
-from tests.device import DEVICE
+from reinforge.types.request import ModelReply
+from tests.engines import load_engine
+from tests.samples import outcomes, request
 
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model_dir):
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir) as engine:
         yield engine
-
-
-def request(content="hello", **settings):
-    return ModelRequest([{"role": "user", "content": content}], SamplingParams(**{"max_tokens": 4, **settings}))
-
-
-def ask(engine, *requests):
-    async def together():
-        return await asyncio.gather(*map(engine.policy.sample, requests), return_exceptions=True)
-
-    return asyncio.run(together())
 
 
 BAD = [
@@ -48,31 +35,25 @@ BAD = [
     ({"seed": "x"}, "seed is 'x', expected a whole number"),
     ({"seed": [1]}, "seed is "),
     ({"max_tokens": 2.5}, "max_tokens is 2.5"),
-    ({"stop": (5,)}, "stop has 5, expected texts"),
-    ({"stop": ("\ud800",)}, "stop has half of a surrogate pair (U+D800)"),
+    ({"stop": (5,)}, "stop has 5, expected strings"),
+    ({"stop": ("\ud800",)}, "stop has an unpaired surrogate (U+D800)"),
+    ({"text": "a\ud800"}, "an unpaired surrogate (U+D800)"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD)
 def test_an_impossible_request_fails_alone(engine, settings, message):
-    first, bad, last = ask(engine, request(seed=1), request(**settings), request(seed=2))
+    first, bad, last = outcomes(engine, request(seed=1), request(**settings), request(seed=2))
     assert isinstance(bad, ValueError)  # the agent's own failure; an EngineError would be the machine's
     assert message in str(bad)
-    assert [first, last] == ask(engine, request(seed=1), request(seed=2))
-
-
-def test_a_prompt_that_no_tokenizer_can_encode_fails_alone(engine):
-    first, bad, last = ask(engine, request(seed=1), request("a\ud800"), request(seed=2))
-    assert isinstance(bad, ValueError)
-    assert "half of a surrogate pair (U+D800)" in str(bad)
-    assert [first, last] == ask(engine, request(seed=1), request(seed=2))
+    assert [first, last] == outcomes(engine, request(seed=1), request(seed=2))
 
 
 def test_without_the_check_a_whole_batch_fails(tiny_model_dir, monkeypatch):
     """Mutation check: the sampler then meets the impossible setting in the middle of a batch."""
     monkeypatch.setattr(policy, "check_params", lambda *_: None)
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device=DEVICE) as engine:
-        replies = ask(engine, request(seed=1), request(seed="x"), request(seed=2))
+    with load_engine(tiny_model_dir) as engine:
+        replies = outcomes(engine, request(seed=1), request(seed="x"), request(seed=2))
         assert [type(reply) for reply in replies] == [EngineError] * 3
         assert "sampling: TypeError" in str(replies[0])
 
@@ -87,7 +68,7 @@ def test_without_the_check_a_whole_batch_fails(tiny_model_dir, monkeypatch):
 )  # fmt: skip
 def test_every_other_request_is_sampled(engine, settings):
     check_params(request(**settings).sampling, 320)
-    (reply,) = ask(engine, request(**settings))
+    (reply,) = outcomes(engine, request(**settings))
     assert isinstance(reply, ModelReply)
 
 
@@ -99,4 +80,4 @@ def test_scores_of_short_rows_and_unknown_tokens(engine):
     for token in (-1, 10**9, 2**70):
         with pytest.raises(ValueError, match="cannot score tokens that the model does not have; it has "):
             asyncio.run(engine.policy.score([[1, token]]))
-    assert ask(engine, request(seed=1)), "the engine goes on"
+    assert outcomes(engine, request(seed=1)), "the engine goes on"

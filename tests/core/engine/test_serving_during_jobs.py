@@ -2,42 +2,38 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
+from reinforge.config.policy import LoRAConfig
 from reinforge.engine.callers import SamplerTurns
 from reinforge.errors import EngineError, JobFailed
 from reinforge.trainer.versions import probe
-from reinforge.types.sample import LossSpec, Needs
-from tests.device import DEVICE
+from reinforge.types.sample import Needs
+from tests.engines import CLIPPED, load_engine, measure_error
 from tests.samples import ask, make_sample, random_samples, request
 
-CLIPPED = LossSpec("clipped_pg")
 LORA = {"lora": LoRAConfig(r=4, lora_alpha=8)}
 METHODS = pytest.mark.parametrize("method", [{}, LORA], ids=["full", "lora"])
 
 
-def load(folder, adapters=(), **config):
-    settings = {"max_num_seqs": 8, "batch": BatchConfig(steps_per_job=2, micro_batch_tokens=32), **config}
-    config = PolicyConfig(model=str(folder), **settings)
-    config.optimizer.learning_rate = 0.01
-    config.schedule.warmup_steps = 0
-    return Engine.load(config, seed=0, device=DEVICE, adapters=adapters, serves_during_jobs=True)
+def load(folder, **settings):
+    policy = {"batch": {"steps_per_job": 2, "micro_batch_tokens": 32}, "optimizer": {"learning_rate": 0.01}}
+    policy |= {"schedule": {"warmup_steps": 0}, "max_num_seqs": 8, "serves_during_jobs": True}
+    return load_engine(folder, **{**policy, **settings})
 
 
 def train(engine, seed=0, adapter=None):
     engine.update(random_samples(6, seed), CLIPPED, progress_start=0.0, progress_end=0.1, adapter=adapter)
 
 
-def largest_difference(policy, reply):
-    """Returns the largest difference between a reply's log-probs and those of the learner's weights, in nats."""
-    tokens = reply.tokens
-    [row] = asyncio.run(policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]]))
-    return float(np.abs(row[-len(tokens.token_ids) :] - tokens.logprobs).max())
+def make_job(engine, seed=0):
+    engine.begin_job()
+    train(engine, seed)
+    engine.end_job()
 
 
 @METHODS
@@ -53,11 +49,11 @@ def test_replies_of_the_published_version_come_during_a_job_and_after_it(tiny_mo
         [ended] = ask(engine.policy, [request(seed=1)])
         assert [each.tokens.policy_version for each in (before, during, ended)] == [0, 0, 0]
         assert before.tokens.logprobs == during.tokens.logprobs == ended.tokens.logprobs
-        assert largest_difference(engine.policy, ended) > 1e-2, "the learner has other weights by now"
+        assert measure_error(engine, [ended]) > 1e-2, "the learner has other weights by now"
         asyncio.run(engine.policy.publish(1))
         [after] = ask(engine.policy, [request(seed=1)])
         assert after.tokens.policy_version == 1
-        assert largest_difference(engine.policy, after) < 1e-4
+        assert measure_error(engine, [after]) < 1e-4
 
 
 @METHODS
@@ -72,9 +68,7 @@ def test_the_canary_finds_a_copy_that_was_not_updated(tiny_model_dir, method, mo
         with load(tiny_model_dir, **method) as engine:
             if forgets:
                 monkeypatch.setattr(engine.policy, "_copy_weights", lambda: None)
-            engine.begin_job()
-            train(engine)
-            engine.end_job()
+            make_job(engine)
             if forgets:
                 with pytest.raises(JobFailed, match="does not serve the trained weights"):
                     asyncio.run(publish(engine))
@@ -103,7 +97,7 @@ def test_each_of_several_adapters_is_served_from_its_own_copy(tiny_model_dir):
         assert (same.tokens.policy_version, same.tokens.logprobs) == (0, old.tokens.logprobs)
         asyncio.run(engine.policies["b"].publish(1))
         replies = {name: ask(policy, [request(seed=1)])[0] for name, policy in engine.policies.items()}
-        assert all(largest_difference(engine.policies[name], reply) < 1e-4 for name, reply in replies.items())
+        assert all(measure_error(engine, [reply], name) < 1e-4 for name, reply in replies.items())
         assert replies["a"].tokens.logprobs != replies["b"].tokens.logprobs
 
 
@@ -117,20 +111,16 @@ def test_a_job_that_is_undone_was_never_served(tiny_model_dir, method):
         [after] = ask(engine.policy, [request(seed=1)])
         assert after.tokens.policy_version == 0
         assert after.tokens.logprobs == before.tokens.logprobs
-        assert largest_difference(engine.policy, after) < 1e-4
+        assert measure_error(engine, [after]) < 1e-4
 
 
 def test_a_checkpoint_is_served_from_its_publication_on(tiny_model_dir, tmp_path):
     with load(tiny_model_dir) as engine:
-        engine.begin_job()
-        train(engine)
-        engine.end_job()
+        make_job(engine)
         asyncio.run(engine.policy.publish(1))
         engine.save(tmp_path / "c", 1)
         [trained] = ask(engine.policy, [request(seed=1)])
-        engine.begin_job()
-        train(engine, seed=3)
-        engine.end_job()
+        make_job(engine, seed=3)
         asyncio.run(engine.policy.publish(2))
         engine.load_weights(tmp_path / "c")
         asyncio.run(engine.policy.publish(1))
@@ -148,28 +138,18 @@ class Clock:
         return self.now_s
 
 
-class Sampler:
-    """Notes how long it was allowed to work."""
-
-    def __init__(self):
-        self.turns = []
-
-    def run_for(self, seconds):
-        self.turns.append(seconds)
-
-
 def test_the_sampler_gets_as_long_as_the_computation_before():
-    sampler, clock = Sampler(), Clock()
-    turns = SamplerTurns(sampler, clock)
+    given, clock = [], Clock()
+    turns = SamplerTurns(SimpleNamespace(run_for=given.append), clock)
     turns()
-    assert sampler.turns == [], "nothing shares the thread"
+    assert given == [], "nothing shares the thread"
     with turns.share_thread():
         clock.now_s += 4
         turns()
         clock.now_s += 2
         turns()
     turns()
-    assert sampler.turns == [5, 3]
+    assert given == [5, 3]
 
 
 def test_replies_are_sampled_between_the_micro_batches_of_a_job(tiny_model_dir):
@@ -185,9 +165,7 @@ def test_replies_are_sampled_between_the_micro_batches_of_a_job(tiny_model_dir):
                 turns()
 
         engine.learner.take_turns = take_turns
-        engine.begin_job()
-        train(engine)
-        engine.end_job()
+        make_job(engine)
         assert replied.is_set()
         asked.join()
 
@@ -195,9 +173,7 @@ def test_replies_are_sampled_between_the_micro_batches_of_a_job(tiny_model_dir):
 def stale_sample(engine):
     """Returns a sample of version 0 for an engine that has published version 1."""
     [reply] = ask(engine.policy, [request(seed=3)])
-    engine.begin_job()
-    train(engine)
-    engine.end_job()
+    make_job(engine)
     asyncio.run(engine.policy.publish(1))
     sample = make_sample(reply.tokens, advantage=1.0)
     sample.is_stale = True
@@ -207,7 +183,7 @@ def stale_sample(engine):
 @pytest.mark.parametrize("defer", [False, True])
 def test_tokens_of_an_older_version_are_weighted_by_how_likely_they_are_now(tiny_model_dir, defer):
     """c = min(p_old / p_sampler, tis_cap), p_old of the weights that the job starts from, where the ratio is 1."""
-    with load(tiny_model_dir, batch=BatchConfig(steps_per_job=1)) as engine:
+    with load(tiny_model_dir, batch={"steps_per_job": 1}) as engine:
         stale = stale_sample(engine)
         engine.begin_job()
         engine.score([stale], Needs(old_logprobs="inexact"), defer=defer)

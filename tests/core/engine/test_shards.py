@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.training.data_parallel import DataParallel, choose_backend, listen
 from reinforge.engine.training.sharding import ShardedModel
 from reinforge.errors import BackendUnavailable, EngineError
-from reinforge.types.sample import LossSpec
+from tests.engines import copy_weights, load_engine, measure_difference
+from tests.engines import train as make_job
 from tests.samples import ask, random_samples, request
 
 LOOPBACK = "127.0.0.1"
@@ -28,9 +27,7 @@ def load(tiny_model_dir):
 
     def make(**settings):
         policy = {"optimizer": {"learning_rate": 3e-3}, "batch": {"steps_per_job": 2, "micro_batch_tokens": 64}}
-        adapters = settings.pop("adapters", ())
-        config = PolicyConfig(model=str(tiny_model_dir), **policy, **settings)
-        engines.append(Engine.load(config, seed=0, device="cpu", keep_initial=True, adapters=adapters))
+        engines.append(load_engine(tiny_model_dir, device="cpu", keep_initial=True, **policy, **settings))
         return engines[-1]
 
     yield make
@@ -39,18 +36,11 @@ def load(tiny_model_dir):
 
 
 def train(engine, seed=1):
-    engine.begin_job()
-    report = engine.update(random_samples(9, seed), LossSpec("clipped_pg"), progress_start=0.0, progress_end=0.5)
-    engine.end_job()
-    return report
+    return make_job(engine, random_samples(9, seed))
 
 
 def copy(engine):
-    return {name: p.detach().clone() for name, p in engine.model.trained_parameters.items()}
-
-
-def measure_distance(a, b):
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+    return list(copy_weights(engine.model).values())
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
@@ -66,8 +56,8 @@ def test_shards_make_the_steps_of_the_whole_model(load, peers, monkeypatch, lora
 
     monkeypatch.setattr(ShardedModel, "compute", look)
     expected, report = train(alone), train(engine)
-    assert measure_distance(copy(alone), copy(engine)) < 1e-5
-    assert measure_distance(before, copy(engine)) > 1e-4
+    assert measure_difference(copy(alone), copy(engine)) < 1e-5
+    assert measure_difference(before, copy(engine)) > 1e-4
     assert report.metrics == pytest.approx(expected.metrics, rel=1e-3, abs=1e-5)
     assert len(sizes) > 2
     assert set(sizes) == {0}, "the whole weights are freed while the shards train"
@@ -101,10 +91,10 @@ def test_a_checkpoint_has_the_whole_state_and_is_loaded_into_shards(load, peers,
     engine.load_weights(tmp_path / "one")
     assert engine.fingerprint() == trained
     train(engine, 2)
-    assert measure_distance(expected, copy(engine)) == 0, "with the optimizer state of the checkpoint"
+    assert measure_difference(expected, copy(engine)) == 0, "with the optimizer state of the checkpoint"
     alone.load_weights(tmp_path / "one")
     train(alone, 2)
-    assert measure_distance(expected, copy(alone)) < 1e-5
+    assert measure_difference(expected, copy(alone)) < 1e-5
 
 
 def test_a_number_that_is_not_finite_skips_the_step(load, peers):
@@ -114,20 +104,18 @@ def test_a_number_that_is_not_finite_skips_the_step(load, peers):
     with torch.no_grad():
         next(iter(engine.learner.parameters.values())).fill_(torch.nan)
     engine.learner.gather_weights()
-    engine.begin_job()
-    report = engine.update(random_samples(9, 1), LossSpec("clipped_pg"), progress_start=0.0, progress_end=0.5)
+    report = train(engine)
     assert (report.num_updates, report.num_skipped_steps) == (0, 2)
-    assert any(not torch.equal(a, b) for a, b in zip(before.values(), copy(engine).values(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, copy(engine), strict=True))
 
 
 def test_a_process_that_stops_among_the_passes_sends_nothing_more(load, peers):
     """The others are in a pass: what came next would be taken for weights, and gloo would end their processes."""
     engine = load()
     engine.join_peers(peers, "full")
-    engine.begin_job()
     engine.learner.stopping.set()
     with pytest.raises(EngineError, match="the engine is closed"):
-        engine.update(random_samples(9, 1), LossSpec("clipped_pg"), progress_start=0.0, progress_end=0.5)
+        train(engine)
     assert peers.is_broken
 
 
@@ -140,7 +128,7 @@ def test_divided_weights_belong_to_the_processes_that_they_began_with(load, peer
 
 def test_what_cannot_be_divided_is_refused_or_replicated(load, peers):
     engine = load(lora={"rank": 2}, adapters=("a", "b"))
-    with pytest.raises(EngineError, match="sharding: full is not possible: 2 adapters are trained apart"):
+    with pytest.raises(EngineError, match="sharding: full is not possible: 2 adapters are trained separately"):
         engine.join_peers(peers, "full")
     assert engine.join_peers(peers, "auto") == "replicate"
 

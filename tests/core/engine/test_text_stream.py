@@ -74,10 +74,9 @@ def test_without_its_context_a_token_would_have_another_text():
 
 
 async def test_a_policy_streams_the_reply_that_it_would_sample(tiny_model_dir):
-    from reinforge.config.policy import PolicyConfig
-    from reinforge.engine import Engine
+    from tests.engines import load_engine
 
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir)), seed=0, device="cpu", frozen=True) as engine:
+    with load_engine(tiny_model_dir, device="cpu", frozen=True) as engine:
         for seed, stop in ((1, ()), (2, ("a", "e")), (3, ())):
             params = SamplingParams(max_tokens=30, seed=seed, stop=stop)
             request = ModelRequest([{"role": "user", "content": "hi"}], params, num_top_logprobs=2)

@@ -1,7 +1,5 @@
 """Every evaluator before and after, and the warning about a gain of one part alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from reinforge.evaluation.changes import MetricChange, compare_reports, find_one_sided_gain

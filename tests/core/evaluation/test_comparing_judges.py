@@ -27,21 +27,15 @@ from reinforge.evaluation.evaluators.relative_judge import RelativeJudge, Relati
 from reinforge.rollout.episode import build_steps
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
-from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
+from tests.doubles import make_item
 from tests.judges import ComparingJudge, read_answers, read_materials
 
 WORTH = {"good": 0.8, "fair": 0.5, "bad": 0.1}.get
 
 
-def item(output, expected=None, **fields):
-    return EvalInputItem(
-        id="q1", input_obj="2+3?", expected_output_obj=expected, output_obj=output, full_dataset_entry={}, **fields
-    )
-
-
 def items(*outputs):
-    return [item(output) for output in outputs]
+    return [make_item(output) for output in outputs]
 
 
 def relative(judge, **settings):
@@ -88,7 +82,7 @@ async def test_the_scale_of_scores_keeps_small_differences_small():
     assert sum(found) / 3 == pytest.approx(0.5)
 
 
-async def test_a_preference_for_the_first_places_averages_out(monkeypatch):
+async def test_a_preference_for_the_first_places_averages_out():
     """The judge adds 0.2, 0.1, 0 by place, which is more than the answers differ by."""
     close = {"a": 0.50, "b": 0.45, "c": 0.40}.get
     biased = ComparingJudge(close, bias=lambda place: 0.2 - 0.1 * place)
@@ -143,17 +137,9 @@ async def test_equal_answers_are_shown_once_and_score_the_same(build):
 
 
 def episode(*messages, reply="yes", output=None):
-    call = ModelCall(
-        "c",
-        "agent",
-        "m",
-        ModelRequest(list(messages), SamplingParams()),
-        ModelReply({"role": "assistant", "content": reply}, "stop", None),
-        (),
-        0.0,
-        1.0,
-    )
-    record = EpisodeRecord(EpisodeKey("collect", 0, "q1"), item(reply if output is None else output), calls=[call])
+    answer = ModelReply({"role": "assistant", "content": reply}, "stop", None)
+    call = ModelCall("c", "agent", "m", ModelRequest(list(messages), SamplingParams()), answer, (), 0.0, 1.0)
+    record = EpisodeRecord(EpisodeKey("collect", 0, "q1"), make_item(reply if output is None else output), calls=[call])
     return record.item.copy_with_updates(trajectory=build_steps(record))
 
 
@@ -192,7 +178,7 @@ def test_an_answer_that_cannot_be_shown_says_so():
     deep = []
     for _ in range(2000):
         deep = [deep]
-    assert build_contestants(items(deep, "x")).answers[0].startswith("[the output cannot be written as text")
+    assert build_contestants(items(deep, "x")).answers[0].startswith("[the output cannot be converted to a string")
 
 
 GOOD = '{"reason": "1 is right", "scores": {"1": 0.9, "2": 0.1}}'
@@ -274,10 +260,10 @@ async def test_siblings_meet_a_limited_number_of_opponents():
 async def test_one_answer_is_compared_with_the_expected_one():
     judge = ComparingJudge(WORTH)
     for build in (relative, pairwise):
-        assert (await score_item(build(judge), item("good", expected="fair"))).score == 1.0
-        assert (await score_item(build(judge), item("bad", expected="fair"))).score == 0.0
-        assert (await score_item(build(judge), item("fair", expected="fair"))).score == 0.5
-        missing = await score_item(build(judge), item("good"))
+        assert (await score_item(build(judge), make_item("good", expected="fair"))).score == 1.0
+        assert (await score_item(build(judge), make_item("bad", expected="fair"))).score == 0.0
+        assert (await score_item(build(judge), make_item("fair", expected="fair"))).score == 0.5
+        missing = await score_item(build(judge), make_item("good"))
         assert missing.score is None
         assert "this example has no expected answer to compare with" in missing.error
     assert all(read_materials(prompt)["expected"] == "(none)" for prompt in prompts(judge)), "a contestant is no key"

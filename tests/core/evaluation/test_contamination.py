@@ -1,14 +1,10 @@
 """Near-duplicate texts, and held-out examples that repeat training examples."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 
 from reinforge.config.schema import FinetuneConfig, GateConfig, SplitsConfig
-from reinforge.errors import ConfigError
 from reinforge.evaluation import contamination
 from reinforge.evaluation.contamination import (
     find_near_duplicates,
@@ -24,7 +20,7 @@ from reinforge.types.evaluation import EvalInputItem
 PASSWORD = "How do I reset the password of my account on the new website"
 
 
-def example(id_: str, question: Any, **columns: Any) -> EvalInputItem:
+def example(id_, question, **columns):
     row = {"id": id_, "question": question, **columns}
     return EvalInputItem(id=id_, input_obj=question, expected_output_obj=None, full_dataset_entry=row)
 
@@ -41,11 +37,11 @@ def example(id_: str, question: Any, **columns: Any) -> EvalInputItem:
         ("", "", 0.0),
     ],
 )
-def test_similarity_is_the_share_of_common_runs_of_five_words(one: str, other: str, similarity: float) -> None:
+def test_similarity_is_the_share_of_common_runs_of_five_words(one, other, similarity):
     assert measure_similarity(split_runs(one), split_runs(other)) == pytest.approx(similarity)
 
 
-def test_pairs_come_with_their_similarity_in_the_order_of_the_texts() -> None:
+def test_pairs_come_with_their_similarity_in_the_order_of_the_texts():
     texts = ["a b c d e f g h", "x", "A B C D E F G H", "a b c d e f g h i", "X!", "", ""]
     assert find_near_duplicates(texts) == [(0, 2, 1.0), (0, 3, 0.8), (1, 4, 1.0)]
     assert find_near_duplicates(texts, threshold=0.81) == [(0, 2, 1.0), (1, 4, 1.0)]
@@ -53,7 +49,7 @@ def test_pairs_come_with_their_similarity_in_the_order_of_the_texts() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 1.0])
-def test_the_index_finds_every_pair_that_comparing_all_texts_finds(threshold: float) -> None:
+def test_the_index_finds_every_pair_that_comparing_all_texts_finds(threshold):
     rng = random.Random(0)
     texts = []
     for _ in range(60):
@@ -72,7 +68,7 @@ def test_the_index_finds_every_pair_that_comparing_all_texts_finds(threshold: fl
     assert len(expected) > 20
 
 
-def test_a_dataset_that_repeats_one_long_text_takes_no_quadratic_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_repeats_one_long_text_takes_no_quadratic_time(monkeypatch):
     counted = []
     measure = contamination.measure_similarity
     monkeypatch.setattr(contamination, "measure_similarity", lambda a, b: counted.append(1) or measure(a, b))
@@ -80,7 +76,7 @@ def test_a_dataset_that_repeats_one_long_text_takes_no_quadratic_time(monkeypatc
     assert len(counted) <= 1000 * contamination.MAX_CANDIDATES  # of 499,500 pairs
 
 
-def test_held_out_questions_that_repeat_a_training_question_are_found_under_any_id() -> None:
+def test_held_out_questions_that_repeat_a_training_question_are_found_under_any_id():
     splits = {
         "train": [example("t1", PASSWORD), example("t2", "What is 3 + 4?", answer="7")],
         "select": [example("s1", f"{PASSWORD} please"), example("s2", "What is 4 + 4?")],
@@ -91,7 +87,7 @@ def test_held_out_questions_that_repeat_a_training_question_are_found_under_any_
     assert [each.id for each in find_repetitions(splits, 0.95)] == ["c1"]
 
 
-def test_only_what_the_agent_is_asked_counts() -> None:
+def test_only_what_the_agent_is_asked_counts():
     messages = [
         {"role": "system", "content": "You are helpful."},
         {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
@@ -101,52 +97,35 @@ def test_only_what_the_agent_is_asked_counts() -> None:
     assert read_question({"topic": "tea", "n": 3, "none": None}) == "3 tea"
 
 
-def test_the_template_of_a_prompt_makes_no_duplicates() -> None:
+def test_the_template_of_a_prompt_makes_no_duplicates():
     rule = "Read the following question with care, think step by step and give the answer in one word at the end of it:"
-    questions = [
-        "Who wrote Faust?",
-        "Where is Oslo?",
-        "What is H2O?",
-        "When was 1066?",
-        "Why is grass green?",
-        "Who am I?",
-    ]
-    items = [example(str(n), f"{rule} {question}") for n, question in enumerate(questions)]
+    asked = "Who wrote Faust?|Where is Oslo?|What is H2O?|When was 1066?|Why is grass green?|Who am I?"
+    items = [example(str(n), f"{rule} {question}") for n, question in enumerate(asked.split("|"))]
     splits = {"train": items[:3], "select": items[3:4], "confirm": [*items[4:], example("copy", items[0].input_obj)]}
     assert [each.id for each in find_repetitions(splits)] == ["copy"]
 
 
-def test_without_the_template_being_left_out_such_prompts_would_repeat_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(contamination, "BOILERPLATE_SHARE", 1.0)
-    rule = " ".join(f"word{n}" for n in range(60))
-    items = [example(str(n), f"{rule} {n}") for n in range(6)]
-    splits = {"train": items[:4], "select": items[4:5], "confirm": items[5:]}
-    assert [each.id for each in find_repetitions(splits)] == ["4", "5"]
-
-
-def test_a_question_that_many_examples_share_is_not_what_makes_them_examples() -> None:
+def test_a_question_that_many_examples_share_is_not_what_makes_them_examples():
     games = [example(f"g{n}", "Play noughts and crosses.", seed=n) for n in range(12)]
     assert find_repetitions({"train": games[:6], "select": games[6:8], "confirm": games[8:]}) == []
     few = {"train": games[:1], "select": games[1:2], "confirm": games[2:3]}
     assert [each.id for each in find_repetitions(few)] == ["g1", "g2"]
 
 
-def test_near_duplicates_are_grouped_also_through_others() -> None:
-    words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"]
+def test_near_duplicates_are_grouped_also_through_others():
+    words = "abcdefghijklmnopqrst"
     items = [example("x", " ".join(words)), example("y", " ".join(words[1:])), example("z", " ".join(words[2:]))]
     assert measure_similarity(split_runs(items[0].input_obj), split_runs(items[2].input_obj)) == 14 / 16
     assert group_near_duplicates([*items, example("w", "alone")], 0.9) == [["x", "y", "z"]]
 
 
-def many_with_copies() -> list[EvalInputItem]:
+def many_with_copies():
     rng = random.Random(1)
     texts = [" ".join(rng.choices([f"w{n}" for n in range(200)], k=20)) for _ in range(30)]
     return [example(f"{n}{copy}", f"{text} {copy}") for n, text in enumerate(texts) for copy in "ab"]
 
 
-def test_near_duplicates_go_into_one_split_if_they_are_to_be_grouped() -> None:
+def test_near_duplicates_go_into_one_split_if_they_are_to_be_grouped():
     items = many_with_copies()
     splits = split_examples(items, SplitsConfig(near_duplicates="group"), seed=0)
     assert find_repetitions(splits) == []
@@ -155,7 +134,7 @@ def test_near_duplicates_go_into_one_split_if_they_are_to_be_grouped() -> None:
     assert len(find_repetitions(split_examples(items, SplitsConfig(), seed=0))) > 5
 
 
-def test_a_run_warns_or_refuses_as_configured() -> None:
+def test_a_run_warns_or_refuses_as_configured():
     from reinforge.trainer.guards import find_warnings, refuse_repetitions
 
     splits = {
@@ -164,7 +143,7 @@ def test_a_run_warns_or_refuses_as_configured() -> None:
         "confirm": [example("c1", "Something else")],
     }
 
-    def warn(**settings: Any) -> list[str]:
+    def warn(**settings):
         config = FinetuneConfig(splits=SplitsConfig(**settings), gate=GateConfig(metric="judge"))
         return [event.guard for event in find_warnings(config, splits, "reward", ["reward", "judge"])]
 
@@ -180,10 +159,10 @@ def test_a_run_warns_or_refuses_as_configured() -> None:
     assert "cannot be put into one split, since the dataset itself says which examples are held out" in problem.fix
 
 
-def test_a_verdict_without_a_metric_apart_from_the_reward_is_warned_about() -> None:
+def test_a_verdict_without_a_metric_apart_from_the_reward_is_warned_about():
     from reinforge.trainer.guards import find_warnings, list_held_out_metrics
 
-    def texts(**gate: Any) -> list[str]:
+    def texts(**gate):
         events = find_warnings(FinetuneConfig(gate=GateConfig(**gate)), {}, "reward", ["reward", "exact"])
         return [event.text for event in events]
 
@@ -198,8 +177,3 @@ def test_a_verdict_without_a_metric_apart_from_the_reward_is_warned_about() -> N
         "a",
         "b",
     ]
-
-
-def test_equal_ids_are_still_refused() -> None:
-    with pytest.raises(ConfigError, match="more than once"):
-        split_examples([example("a", "x"), example("a", "y")], SplitsConfig(near_duplicates="group"), seed=0)

@@ -1,9 +1,6 @@
 """Row shapes: which fields become the input and the expected output, and the errors for invalid rows."""
 
-from __future__ import annotations
-
 import logging
-from typing import Any
 
 import pytest
 
@@ -42,7 +39,7 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("row", "shape", "prompt", "expected"), SHAPES, ids=[f"{r[1]}-{i}" for i, r in enumerate(SHAPES)]
 )
-def test_a_shape_is_detected(row: dict[str, Any], shape: str, prompt: Any, expected: Any) -> None:
+def test_a_shape_is_detected(row, shape, prompt, expected):
     loader = RowDataset([row, row])
     first, second = loader.load()
     assert (first.input_obj, first.expected_output_obj, loader.shape) == (prompt, expected, shape)
@@ -50,26 +47,26 @@ def test_a_shape_is_detected(row: dict[str, Any], shape: str, prompt: Any, expec
     assert (first.id, second.id) == ("1", "2")
 
 
-def test_configured_columns_take_precedence_over_shapes() -> None:
+def test_configured_columns_take_precedence_over_shapes():
     row = {"prompt": "no", "completion": "no", "ask": "2+3?", "sum": 5, "key": "a"}
     loader = RowDataset([row], question_key="ask", answer_key="sum", id_key="key")
     (item,) = loader.load()
     assert (item.id, item.input_obj, item.expected_output_obj, loader.shape) == ("a", "2+3?", 5, "question/answer")
 
 
-def test_an_answer_column_can_be_configured_for_messages() -> None:
+def test_an_answer_column_can_be_configured_for_messages():
     (item,) = RowDataset([{"messages": [USER, FIVE], "reference": "five"}], answer_key="reference").load()
     assert (item.input_obj, item.expected_output_obj) == ([USER], "five")
     with pytest.raises(ConfigError, match='no final assistant message and no field "refrence"'):
         RowDataset([{"messages": [USER], "reference": "five"}], answer_key="refrence").load()
 
 
-def test_null_fields_of_columnar_files_are_removed_from_messages() -> None:
+def test_null_fields_of_columnar_files_are_removed_from_messages():
     (item,) = RowDataset([{"messages": [{**USER, "tool_calls": None, "name": None}]}]).load()
     assert item.input_obj == [USER]
 
 
-def problems(*rows: Any) -> list[str]:
+def problems(*rows):
     with pytest.raises(ConfigError) as caught:
         RowDataset(list(rows)).load()
     return [f"{p.location}: {p.message}" for p in caught.value.problems]
@@ -103,11 +100,11 @@ GOOD = {"messages": [USER, FIVE]}
         ),
     ],
 )
-def test_a_row_of_another_shape_is_an_error(row: Any, message: str) -> None:
+def test_a_row_of_another_shape_is_an_error(row, message):
     assert problems(GOOD, row, GOOD) == [f"row 2: {message}"]
 
 
-def test_the_error_for_rows_of_no_known_shape_lists_their_fields() -> None:
+def test_the_error_for_rows_of_no_known_shape_lists_their_fields():
     assert problems({"text": "x"}) == ['row 1: no field "question"; the row has text']
     pair = {"prompt": "x", "chosen": "y", "rejected": "z"}
     assert problems(pair, pair, {"prompt": "x", "chosen": "y"}, {}) == [
@@ -116,12 +113,12 @@ def test_the_error_for_rows_of_no_known_shape_lists_their_fields() -> None:
     ]
 
 
-def test_all_bad_rows_are_reported_together_and_in_order() -> None:
+def test_all_bad_rows_are_reported_together_and_in_order():
     found = problems(GOOD, "x", {"messages": []}, GOOD, {"messages": [FIVE]})
     assert [text.split(":")[0] for text in found] == ["row 2", "row 3", "row 5"]
 
 
-def test_the_detected_shape_is_logged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_detected_shape_is_logged(tmp_path, caplog):
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 2)
     caplog.set_level(logging.INFO, "reinforge")
     config = JsonlDatasetConfig(file_path=tmp_path / "d.jsonl")

@@ -1,11 +1,8 @@
 """Files of every format and Python rows as examples, and the errors for rows that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,51 +16,50 @@ from reinforge.evaluation.datasets import (
     ParquetDatasetConfig,
     RowDataset,
 )
-from reinforge.types.evaluation import EvalInputItem
 
 ROWS = [{"id": 1, "question": "2+3?", "answer": "5"}, {"id": "b", "question": "1+1?", "answer": "2"}]
 
 
 @pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-async def read(config: Any, project_root: Path | None = None) -> list[EvalInputItem]:
+async def read(config, project_root=None):
     return FileDataset(config, project_root or Path.cwd()).load()
 
 
-async def find_problems(config: Any) -> list[str]:
+async def find_problems(config):
     with pytest.raises(ConfigError) as caught:
         await read(config)
     return [str(problem) for problem in caught.value.problems]
 
 
-async def problems(config: Any) -> list[str]:
+async def problems(config):
     with pytest.raises(ConfigError) as caught:
         await read(config)
     return [f"{p.location}: {p.message}" for p in caught.value.problems]
 
 
-def lines(*rows: Any) -> JsonlDatasetConfig:
+def lines(*rows):
     Path("d.jsonl").write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
     return JsonlDatasetConfig(file_path=Path("d.jsonl"))
 
 
-def document(text: str) -> JsonDatasetConfig:
+def document(text):
     Path("d.json").write_text(text)
     return JsonDatasetConfig(file_path=Path("d.json"))
 
 
 @pytest.mark.parametrize("config", [lambda: lines(*ROWS), lambda: document(json.dumps(ROWS, indent=2))])
-async def test_rows_become_examples(config: Any) -> None:
+async def test_rows_become_examples(config):
     first, second = await read(config())
     assert (first.id, first.input_obj, first.expected_output_obj) == ("1", "2+3?", "5")
     assert first.full_dataset_entry == ROWS[0]
     assert second.id == "b"
 
 
-async def test_columns_are_named_at_the_top_level_or_under_structure() -> None:
+async def test_columns_are_named_at_the_top_level_or_under_structure():
     path = lines({"key": "a", "q": "x", "label": 0}).file_path
     flat = JsonlDatasetConfig(file_path=path, id_key="key", question_key="q", answer_key="label")
     nested = JsonlDatasetConfig.model_validate(
@@ -75,12 +71,12 @@ async def test_columns_are_named_at_the_top_level_or_under_structure() -> None:
         JsonlDatasetConfig.model_validate({"file_path": path, "question_key": "q", "structure": {"question_key": "z"}})
 
 
-async def test_rows_without_ids_are_numbered_and_answers_are_optional() -> None:
+async def test_rows_without_ids_are_numbered_and_answers_are_optional():
     items = await read(lines({"question": "a"}, "", {"question": "b"}))
     assert [(item.id, item.expected_output_obj) for item in items] == [("1", None), ("2", None)]
 
 
-async def test_the_error_for_a_missing_file_lists_the_paths_tried_and_the_closest_name(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_file_lists_the_paths_tried_and_the_closest_name(tmp_path):
     lines(*ROWS)
     with pytest.raises(ConfigError) as caught:
         await read(JsonlDatasetConfig(file_path=Path("b.jsonl")), tmp_path / "project")
@@ -90,7 +86,7 @@ async def test_the_error_for_a_missing_file_lists_the_paths_tried_and_the_closes
     assert problem.fix == "correct the path or make it absolute"
 
 
-async def test_a_relative_path_is_looked_up_in_the_working_directory_first(tmp_path: Path) -> None:
+async def test_a_relative_path_is_looked_up_in_the_working_directory_first(tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "d.jsonl").write_text('{"question": "there"}')
@@ -107,19 +103,16 @@ async def test_a_relative_path_is_looked_up_in_the_working_directory_first(tmp_p
         ("", "d.json:1: expected a JSON list of objects"),
         ('{"question": 1}', "d.json:1: expected a JSON list of objects"),
         ('[\n {"question": "a"},\n {"question": }\n]', "d.json:3:15: invalid JSON: expecting value"),
-        (
-            '[\n {"question": "a"}\n {"question": "b"}\n]',
-            "d.json:3: invalid JSON: expected , or ] after a list item",
-        ),
+        ('[\n {"question": "a"}\n {"question": "b"}\n]', "d.json:3: invalid JSON: expected , or ] after a list item"),
         ('[{"question": "a"}] x', "d.json:1: invalid JSON: unexpected text after the end of the list"),
         ('[\n{"question": "a"},\n5]', "d.json:3: expected an object, found int"),
     ],
 )
-async def test_a_json_file_that_is_not_a_list_of_objects_is_an_error(text: str, message: str) -> None:
+async def test_a_json_file_that_is_not_a_list_of_objects_is_an_error(text, message):
     assert await problems(document(text)) == [message]
 
 
-async def test_all_bad_lines_of_a_jsonl_file_are_reported_together() -> None:
+async def test_all_bad_lines_of_a_jsonl_file_are_reported_together():
     config = lines(
         {"question": "a", "id": 1},
         "{",
@@ -139,19 +132,19 @@ async def test_all_bad_lines_of_a_jsonl_file_are_reported_together() -> None:
     assert await problems(lines('[{"question": 1}]')) == ["d.jsonl:1: expected one JSON object per line, found a list"]
 
 
-async def test_duplicate_ids_name_both_lines() -> None:
+async def test_duplicate_ids_name_both_lines():
     assert await problems(lines(ROWS[0], ROWS[1], {"id": "1", "question": "x", "answer": "y"})) == [
         'd.jsonl:3: id "1" is already used at d.jsonl:1'
     ]
 
 
-async def test_either_all_rows_have_an_answer_or_none_has() -> None:
+async def test_either_all_rows_have_an_answer_or_none_has():
     assert await problems(lines(ROWS[0], {"id": 2, "question": "x"})) == [
         'd.jsonl:2: no field "answer"; the row has id, question; some rows have an answer, so every row needs one'
     ]
 
 
-async def test_a_configured_column_must_exist() -> None:
+async def test_a_configured_column_must_exist():
     path = lines(*ROWS).file_path
     found = await problems(JsonlDatasetConfig(file_path=path, answer_key="anwser"))
     assert found[0] == 'd.jsonl:1: no field "anwser", did you mean "answer"? the row has id, question, answer'
@@ -159,13 +152,13 @@ async def test_a_configured_column_must_exist() -> None:
     assert found[0] == 'd.jsonl:1: no field "key"; the row has id, question, answer'
 
 
-async def test_the_list_of_problems_is_cut_at_twenty() -> None:
+async def test_the_list_of_problems_is_cut_at_twenty():
     found = await problems(lines(*["{"] * 25))
     assert len(found) == 21
     assert found[-1] == ": and 5 more problems like these"
 
 
-def test_rows_from_python() -> None:
+def test_rows_from_python():
     items = RowDataset([{"q": "a"}, {"q": "b"}], question_key="q").load()
     assert [(item.id, item.input_obj) for item in items] == [("1", "a"), ("2", "b")]
     assert RowDataset(items).load() == items
@@ -178,19 +171,19 @@ def test_rows_from_python() -> None:
 SAVED = [{"id": "a", "question": "2+3?", "answer": "5"}, {"id": "b", "question": "1+1?", "answer": "2"}]
 
 
-def triples(items: list[EvalInputItem]) -> list[tuple[Any, Any, Any]]:
+def triples(items):
     return [(item.id, item.input_obj, item.expected_output_obj) for item in items]
 
 
 EXPECTED = [("a", "2+3?", "5"), ("b", "1+1?", "2")]
 
 
-def csv_file(folder: Path, text: str, **settings: Any) -> CsvDatasetConfig:
+def csv_file(folder, text, **settings):
     (folder / "d.csv").write_bytes(text.encode())
     return CsvDatasetConfig(file_path=folder / "d.csv", **settings)
 
 
-async def test_csv(tmp_path: Path) -> None:
+async def test_csv(tmp_path):
     text = "\ufeffid,question,answer\r\na,2+3?,5\r\n\r\nb,1+1?,2\r\n"
     assert triples(await read(csv_file(tmp_path, text))) == EXPECTED
     text = 'key;q;label\n1;"two\nlines; ""quoted""";x\n'
@@ -212,12 +205,12 @@ async def test_csv(tmp_path: Path) -> None:
         ("text\nx\n", 'd.csv:2: no field "question"; the row has text'),
     ],
 )
-async def test_problems_with_a_csv_file_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+async def test_problems_with_a_csv_file_name_the_line(tmp_path, text, message):
     (found,) = await find_problems(csv_file(tmp_path, text))
     assert message in found
 
 
-async def test_parquet(tmp_path: Path) -> None:
+async def test_parquet(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
@@ -237,7 +230,7 @@ async def test_parquet(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     whole = datasets.Dataset.from_list(SAVED)
@@ -246,8 +239,8 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_saved_hugging_face_dataset(saved: Path) -> None:
-    def of(name: str, **settings: Any) -> HuggingFaceDatasetConfig:
+async def test_a_saved_hugging_face_dataset(saved):
+    def of(name, **settings):
         return HuggingFaceDatasetConfig(file_path=saved / name, **settings)
 
     assert triples(await read(of("whole"))) == EXPECTED
@@ -270,9 +263,7 @@ async def test_a_saved_hugging_face_dataset(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "module"), [(ParquetDatasetConfig, "pyarrow"), (HuggingFaceDatasetConfig, "datasets")]
 )
-async def test_without_the_extra_the_error_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, module: str
-) -> None:
+async def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch, config, module):
     path = tmp_path / "there"
     path.write_text("x") if module == "pyarrow" else path.mkdir()
     monkeypatch.setitem(sys.modules, module, None)  # what `import` sees where a package is not installed

@@ -73,7 +73,7 @@ async def test_a_process_that_ends_or_hangs_costs_one_score(rewards):
     await pool.start()
     killed, hung, scored = await scores_of(IsolatedEvaluator(pool), ["kill", "hang", "half"], timeout_s=3.0)
     await pool.close()
-    assert killed.error == "WorkerEnded: the process ended with exit code 3"
+    assert killed.error == "WorkerEnded: the process exited with code 3"
     assert hung.error == "the evaluator timed out after 3 s"
     assert scored.score == 0.5
 

@@ -5,19 +5,16 @@ import re
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation import opponents
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import GroupEvaluator
-from reinforge.rollout.runner import EpisodeRunner
-from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.rollout.workflow import PolicyFailure
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalOutputItem
 from reinforge.types.trajectory import Outcome
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
-
-OUTCOMES = OutcomesConfig(retries=1, policy_error=-0.25)
+from tests.doubles import Scored, examples
+from tests.episodes import make_runner
 
 
 class Longest(GroupEvaluator):
@@ -54,22 +51,14 @@ class Bench:
                 raise found
             return found
 
-        runner = EpisodeRunner(
-            bind_workflow(agent),
-            {"agent": PolicyModel(ScriptedPolicy())},
-            sampling=SamplingConfig(),
-            limits=LimitsConfig(),
-            outcomes=OUTCOMES,
-            run_seed=0,
-            max_concurrency=concurrency,
-        )
+        runner = make_runner(agent, seed=0, concurrency=concurrency, retries=1, policy_error=-0.25)
         items = examples(3 * count)
         self.evaluation = DatasetEvaluation(
             runner,
             {"train": items[:count], "select": items[count : 2 * count], "confirm": items[2 * count :]},
             evaluators,
             reward_metric=reward,
-            outcomes=OUTCOMES,
+            outcomes=runner.outcomes,
             listener=self.finished.append,
             note=self.notes.append,
             num_samples={"confirm": 2},
@@ -112,11 +101,7 @@ async def test_a_group_larger_than_the_concurrency_limit_does_not_wait_for_itsel
 async def test_other_evaluators_of_the_same_episode_are_scored_once_before_the_siblings_have_ended():
     calls = []
     plain = Scored(lambda item: calls.append(item.output_obj) or 1.0)
-    evaluators = {
-        "plain": plain,
-        "longest": Longest(),
-        "reward": Weighted({}, {"longest": 0.8, "plain": 0.2}),
-    }
+    evaluators = {"plain": plain, "longest": Longest(), "reward": Weighted({}, {"longest": 0.8, "plain": 0.2})}
     bench = Bench(in_turn("aa", "a"), evaluators, reward="reward", concurrency=1)
     assert rewards(await bench.collect(2)) == pytest.approx([1.0, 0.2])
     assert sorted(calls) == ["a", "aa"]

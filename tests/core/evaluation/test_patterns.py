@@ -1,7 +1,5 @@
 """Patterns: Python's syntax, a time limit, and no construct that `regex` would read as its own."""
 
-from __future__ import annotations
-
 import re
 import time
 import warnings
@@ -17,24 +15,24 @@ SLOW, TEXT = "(a|aa)+$", "a" * 60 + "b"
 """A pattern that takes ages on this text: it fails at every way of cutting 60 letters into ones and twos."""
 
 
-def test_a_pattern_stops_after_its_time_limit() -> None:
+def test_a_pattern_stops_after_its_time_limit():
     started = time.monotonic()
     with pytest.raises(PatternTimeout, match=r"'\(a\|aa\)\+\$' was still matching 61 characters after its time limit"):
         search_pattern(SLOW, TEXT, 0.05)
     assert time.monotonic() - started < 5
 
 
-def test_without_the_time_limit_the_pattern_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_time_limit_the_pattern_goes_on(monkeypatch):
     """The mutation: Python's own engine, on a text that is short enough for it to end."""
     monkeypatch.setattr(patterns, "compile_pattern", lambda pattern: Untimed(re.compile(pattern)))
     assert search_pattern(SLOW, "a" * 20 + "b", 0.001) is None, "no match instead of PatternTimeout"
 
 
 class Untimed:
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(self, pattern):
         self.pattern = pattern
 
-    def search(self, text: str, timeout: float) -> re.Match[str] | None:
+    def search(self, text, timeout):
         return self.pattern.search(text)
 
     fullmatch = search
@@ -51,7 +49,7 @@ class Untimed:
         ("x{,2}y", "xxy", "xxy"),
     ],
 )
-def test_what_regex_would_read_as_its_own_syntax_is_plain_text(pattern: str, text: str, matched: str | None) -> None:
+def test_what_regex_would_read_as_its_own_syntax_is_plain_text(pattern, text, matched):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         found, python = search_pattern(pattern, text, 1), re.search(pattern, text)
@@ -59,7 +57,7 @@ def test_what_regex_would_read_as_its_own_syntax_is_plain_text(pattern: str, tex
 
 
 @pytest.mark.parametrize("pattern", ["(a", "[z-a]", r"\p{L}", "a**", r"(?P>x)", "(?|a)", "(" * 2000])
-def test_only_pythons_syntax_is_accepted(pattern: str) -> None:
+def test_only_pythons_syntax_is_accepted(pattern):
     with pytest.raises(ValueError, match="invalid regular expression"):
         compile_pattern(pattern)
 
@@ -72,7 +70,7 @@ TEXTS = ["", "a", "b", "ab", "aab", "a{e}", "{", "}", '{"a"}', "a]", ":]", "[a",
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(ATOMS), st.sampled_from(REPEATS)), min_size=1, max_size=4))
-def test_ascii_matches_are_those_of_re(parts: list[tuple[str, str]]) -> None:
+def test_ascii_matches_are_those_of_re(parts):
     pattern = "".join(atom + repeat for atom, repeat in parts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

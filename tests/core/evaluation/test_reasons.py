@@ -1,7 +1,5 @@
 """The commonest reason beside a count of missing scores."""
 
-from __future__ import annotations
-
 from reinforge.evaluation import reasons
 from reinforge.evaluation.reasons import ReasonCounts, find_commonest_reason, find_unscored_reason
 from reinforge.types.episode import EpisodeKey, EpisodeRecord

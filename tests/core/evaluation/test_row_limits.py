@@ -1,24 +1,19 @@
 """Datasets that are damaged, hostile or far too large are refused by their line; no bytes raise anything else."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError
 from reinforge.evaluation import rows
 from reinforge.evaluation.datasets import (
     CsvDatasetConfig,
     FileDataset,
-    FileDatasetConfig,
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,
     JsonlDatasetConfig,
@@ -26,33 +21,29 @@ from reinforge.evaluation.datasets import (
 )
 from reinforge.evaluation.row_limits import RowLimits, find_unusable
 
-FORMATS: dict[str, type[FileDatasetConfig]] = {
-    "jsonl": JsonlDatasetConfig,
-    "json": JsonDatasetConfig,
-    "csv": CsvDatasetConfig,
-}
+FORMATS = {"jsonl": JsonlDatasetConfig, "json": JsonDatasetConfig, "csv": CsvDatasetConfig}
 GOOD = '{"question": "a"}'
 
 
 @pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def load(kind: str, content: bytes | str, **settings: Any) -> list[Any]:
+def load(kind, content, **settings):
     path = Path(f"d.{kind}")
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return FileDataset(FORMATS[kind](file_path=path, **settings), Path.cwd()).load()
 
 
-def refuse(kind: str, content: bytes | str, **settings: Any) -> Problem:
+def refuse(kind, content, **settings):
     with pytest.raises(ConfigError) as caught:
         load(kind, content, **settings)
     assert caught.value.exit_code == 2
     return caught.value.problems[0]
 
 
-def as_question(text: str) -> str:
+def as_question(text):
     return f'{{"question": {text}}}'
 
 
@@ -79,7 +70,7 @@ IDS = [message[:50] for _, message in ROWS]
 
 
 @pytest.mark.parametrize(("row", "message"), ROWS, ids=IDS)
-def test_a_bad_row_is_told_by_its_line_with_a_fix(row: str, message: str) -> None:
+def test_a_bad_row_is_told_by_its_line_with_a_fix(row, message):
     limit = 250 if "max_row_chars" in message else 10_000_000
     problem = refuse("jsonl", f"{GOOD}\n\n{row}\n{GOOD}\n", max_row_chars=limit)
     assert (problem.location, problem.message) == ("d.jsonl:3", message)
@@ -89,7 +80,7 @@ def test_a_bad_row_is_told_by_its_line_with_a_fix(row: str, message: str) -> Non
     assert problem.fix
 
 
-def test_what_looks_like_that_and_is_not_is_read() -> None:
+def test_what_looks_like_that_and_is_not_is_read():
     row = {
         "question": "\U0001f600 \\ud83d \\\\u0000 1e999",
         "n": 10**300,
@@ -100,7 +91,7 @@ def test_what_looks_like_that_and_is_not_is_read() -> None:
     assert item.full_dataset_entry == row
 
 
-def test_without_the_check_half_a_character_becomes_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_check_half_a_character_becomes_an_example(monkeypatch):
     """The mutation: no row is looked at."""
     monkeypatch.setattr(rows, "is_suspect", lambda text: False)
     (item,) = load("jsonl", as_question(HIGH))
@@ -111,7 +102,7 @@ def test_without_the_check_half_a_character_becomes_an_example(monkeypatch: pyte
     ("kind", "content"),
     [("jsonl", f"{GOOD}\n" * 4), ("json", f"[{GOOD},\n{GOOD},\n{GOOD},\n{GOOD}]"), ("csv", "question\n" + "a\n" * 4)],
 )
-def test_rows_are_counted(kind: str, content: str) -> None:
+def test_rows_are_counted(kind, content):
     assert len(load(kind, content, max_rows=4)) == 4
     problem = refuse(kind, content, max_rows=3)
     assert problem.message == "more than 3 rows (max_rows)"
@@ -119,7 +110,7 @@ def test_rows_are_counted(kind: str, content: str) -> None:
     assert problem.fix == "raise max_rows, or use fewer rows"
 
 
-def test_a_line_without_an_end_is_read_up_to_the_limit_only() -> None:
+def test_a_line_without_an_end_is_read_up_to_the_limit_only():
     problem = refuse("jsonl", b" " * 5000 + b"{}", max_row_chars=1000)
     assert (problem.location, problem.message) == (
         "d.jsonl:1",
@@ -127,7 +118,7 @@ def test_a_line_without_an_end_is_read_up_to_the_limit_only() -> None:
     )
 
 
-def test_cells_of_a_csv_file_have_limits_too() -> None:
+def test_cells_of_a_csv_file_have_limits_too():
     assert len(load("csv", f"question\n{'x' * 200_000}\n")) == 1, "more than the csv module's own limit"
     before = csv.field_size_limit()
     problem = refuse("csv", 'question\na\n"' + "b\n" * 1000, max_row_chars=500)
@@ -142,14 +133,14 @@ def test_cells_of_a_csv_file_have_limits_too() -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_file_that_is_not_utf8_names_the_line(kind: str) -> None:
+def test_a_file_that_is_not_utf8_names_the_line(kind):
     good = '{"question": "é"}\r\n'.encode() * 60_000  # more than one block of the search
     good = b"[" + good.replace(b"}", b"},") if kind == "json" else good
     problem = refuse(kind, good + b"ok\nfa\xfflse\n", max_row_chars=100)
     assert (problem.location, problem.message) == (f"d.{kind}:60002", "the file is not UTF-8")
 
 
-def test_only_files_are_read(tmp_path: Path) -> None:
+def test_only_files_are_read(tmp_path):
     os.mkfifo("pipe")
     Path("folder").mkdir()
     for path, message in [
@@ -168,17 +159,17 @@ def test_only_files_are_read(tmp_path: Path) -> None:
         FileDataset(HuggingFaceDatasetConfig(file_path=tmp_path / "pipe"), tmp_path).load()
 
 
-def test_a_file_that_is_too_large_is_not_opened() -> None:
+def test_a_file_that_is_too_large_is_not_opened():
     with Path("d.jsonl").open("wb") as file:
         file.truncate(3 * 2**20)
     with pytest.raises(ConfigError, match=r"the file has 3 MiB, more than max_file_mb \(2\)"):
         FileDataset(JsonlDatasetConfig(file_path=Path("d.jsonl"), max_file_mb=2), Path.cwd()).load()
 
 
-def test_rows_from_python_have_the_same_limits(set_limit: Callable[[str, int], None]) -> None:
-    cyclic: list[Any] = []
+def test_rows_from_python_have_the_same_limits(set_limit):
+    cyclic = []
     cyclic.append(cyclic)
-    shared: Any = []
+    shared = []
     for _ in range(60):
         shared = [shared, shared]
     set_limit("row_values", 1000)
@@ -193,7 +184,7 @@ def test_rows_from_python_have_the_same_limits(set_limit: Callable[[str, int], N
     assert item.input_obj != item.input_obj, "a missing number of a table is no error"
 
 
-def test_an_integer_is_measured_without_being_written() -> None:
+def test_an_integer_is_measured_without_being_written():
     assert find_unusable({"a": 10**4000}) is None
     found = find_unusable({"a": [10**6000]})
     assert found == ("the field a[0] has an integer of more than 4,300 digits", "write it as a string")
@@ -201,47 +192,17 @@ def test_an_integer_is_measured_without_being_written() -> None:
 
 
 TOKENS = [
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b'"',
-    b":",
-    b",",
-    b"\n",
-    b"\r",
-    b" ",
-    b"\\u",
-    b"\\",
-    b"d83d",
-    b"0000",
-    b"1e999",
-    b"-",
-    b"9" * 400,
-]
-TOKENS += [
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"\x00",
-    "é".encode(),
-    b"null",
-    b"true",
-    b"NaN",
-    b'"question"',
-    b'"messages"',
-    b'"id"',
-]
-TOKENS += [
-    b'{"question": "a"}',
-    b'{"prompt": "a", "completion": "b"}',
+    b"{", b"}", b"[", b"]", b'"', b":", b",", b"\n", b"\r", b" ", b"\\u", b"\\", b"d83d", b"0000", b"1e999", b"-",
+    b"9" * 400, b"\xff", b"\xef\xbb\xbf", b"\x00", "é".encode(), b"null", b"true", b"NaN", b'"question"',
+    b'"messages"', b'"id"', b'{"question": "a"}', b'{"prompt": "a", "completion": "b"}',
     b'{"messages": [{"role": "user", "content": "x"}]}',
-]
+]  # fmt: skip
 PIECES = st.lists(st.sampled_from(TOKENS) | st.binary(max_size=5), max_size=25).map(b"".join)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), PIECES)
-def test_any_bytes_are_rows_or_a_typed_error(kind: str, content: bytes) -> None:
+def test_any_bytes_are_rows_or_a_typed_error(kind, content):
     try:
         items = load(kind, content, max_rows=5, max_row_chars=200)
     except ConfigError as error:

@@ -33,12 +33,8 @@ def test_figures_of_conversations(load):
         chat("four", "ab", label=True, conversation="z", id=None),
     ]
     found = compute_row_statistics(load(*rows))
-    assert (found.num_rows, found.num_conversations, found.num_prompts, found.num_pairs) == (
-        4,
-        3,
-        3,
-        1,
-    )  # tools are part of the prompt
+    counts = (found.num_rows, found.num_conversations, found.num_prompts, found.num_pairs)
+    assert counts == (4, 3, 3, 1), "tools are part of the prompt"
     assert (found.num_repeated, found.num_tools) == (0, 1), "equal but for its tools"
     assert (found.labels, found.reward_key, found.rewards) == ({True: 3, False: 1}, "label", [1.0, 0.0, 1.0, 1.0])
     assert (found.num_replies, found.reply_chars) == ([1, 1, 2, 1], [2, 4, 1, 3, 2])

@@ -1,12 +1,8 @@
 """Schemas at fault are refused before any work; whatever an answer is, it is valid or wrong, and never missing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +15,8 @@ from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.json_schema import JsonSchema, JsonSchemaConfig
 from reinforge.evaluation.patterns import PatternTimeout
 from reinforge.evaluation.schemas import SchemaValidator
-from reinforge.types.evaluation import EvalInputItem
 from tests.core.evaluation.test_patterns import SLOW, TEXT
+from tests.doubles import make_item
 
 TREE = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
 EITHER = {"type": "object", "properties": {"child": {"$ref": "#"}}}
@@ -28,16 +24,12 @@ DOUBLING = {"anyOf": [EITHER | {"required": ["x"]}, EITHER | {"required": ["y"]}
 """Doubles the work at every level of an answer."""
 
 
-def build(schema: dict[str, Any], **settings: Any) -> JsonSchema:
+def build(schema, **settings):
     return JsonSchema(JsonSchemaConfig.model_validate({"schema": schema, **settings}), schema)
 
 
-def item(output: Any) -> EvalInputItem:
-    return EvalInputItem(id="1", input_obj="?", expected_output_obj=None, output_obj=output, full_dataset_entry={})
-
-
-def nest(depth: int) -> Any:
-    value: Any = {}
+def nest(depth):
+    value = {}
     for _ in range(depth):
         value = {"child": value}
     return value
@@ -60,13 +52,13 @@ def nest(depth: int) -> Any:
         ({"$schema": "http://json-schema.org/draft-03/schema#", "type": "objekt"}, "cannot be used|not a valid"),
     ],
 )
-def test_a_schema_that_is_at_fault_is_refused(schema: dict[str, Any], message: str) -> None:
+def test_a_schema_that_is_at_fault_is_refused(schema, message):
     with pytest.raises(ConfigError, match=message) as caught:
         SchemaValidator(schema)
     assert caught.value.problems[0].path == "schema"
 
 
-def test_a_schema_may_refer_to_itself_below_the_answers_parts() -> None:
+def test_a_schema_may_refer_to_itself_below_the_answers_parts():
     validator = SchemaValidator(TREE)
     assert validator.find_errors(nest(50), 1) == []
     (error,) = validator.find_errors({"child": {"chidl": {}}}, 1)
@@ -84,10 +76,10 @@ def test_a_schema_may_refer_to_itself_below_the_answers_parts() -> None:
         {"propertyNames": {"pattern": SLOW}},
     ],
 )
-async def test_a_pattern_that_takes_too_long_is_at_fault_wherever_it_stands(schema: dict[str, Any]) -> None:
+async def test_a_pattern_that_takes_too_long_is_at_fault_wherever_it_stands(schema):
     evaluator = build(schema, timeout_s=0.05)
     for answer in (json.dumps(TEXT), {TEXT: 1}):
-        found = await score_item(evaluator, item(answer))
+        found = await score_item(evaluator, make_item(answer))
         if found.error is not None:
             assert found.score is None
             assert found.error.startswith("PatternTimeout: the pattern '(a|aa)+$' was still matching 61 characters")
@@ -112,40 +104,38 @@ WRONG = [
     (
         {"uniqueItems": True},
         [1, True, "1", [1], {"a": 1, "b": 2}, {"b": 2, "a": 1.0}],
-        "$: {'b': 2, 'a': 1.0} is there",
+        "$: {'b': 2, 'a': 1.0} is a duplicate",
     ),
 ]
 
 
 @pytest.mark.parametrize(("schema", "output", "why"), WRONG, ids=[why[:40] or "tree" for _, _, why in WRONG])
-async def test_an_answer_that_cannot_be_validated_is_wrong_and_not_missing(
-    set_limit: Callable[[str, int], None], schema: dict[str, Any], output: Any, why: str
-) -> None:
+async def test_an_answer_that_cannot_be_validated_is_wrong_and_not_missing(set_limit, schema, output, why):
     set_limit("schema_checks", 2000)
-    found = await score_item(build(schema), item(output))
+    found = await score_item(build(schema), make_item(output))
     assert found.error is None
     assert why in found.reasoning
     if why:
         assert found.score == 0.0
 
 
-async def test_an_answer_that_raises_would_be_missing_without_that_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_raises_would_be_missing_without_that_rule(monkeypatch):
     """The mutation: what an answer makes fail counts as a failure of the evaluator."""
     monkeypatch.setattr(schemas, "UnusableOutputError", OverflowError)
-    found = await score_item(build({"multipleOf": 0.1}), item("1" + "0" * 399))
+    found = await score_item(build({"multipleOf": 0.1}), make_item("1" + "0" * 399))
     assert found.score is None
     assert str(found.error).startswith("OverflowError: the answer cannot be validated")
 
 
-async def test_unique_items_follow_jsons_equality() -> None:
+async def test_unique_items_follow_jsons_equality():
     evaluator = build({"uniqueItems": True})
     for unique in ([1, True], [0, False], [[1], [True]], [{"a": 1}, {"a": True}], ["1", 1], [{}, []]):
-        assert (await score_item(evaluator, item(unique))).score == 1.0
+        assert (await score_item(evaluator, make_item(unique))).score == 1.0
     for repeated in ([1, 1.0], [[1], [1.0]], [{"a": 1}, {"a": 1.0}], [None, None], ["a", "a"]):
-        assert (await score_item(evaluator, item(repeated))).score == 0.0
+        assert (await score_item(evaluator, make_item(repeated))).score == 0.0
 
 
-def test_a_fence_is_read_in_one_pass() -> None:
+def test_a_fence_is_read_in_one_pass():
     assert strip_fence("```json\n[1]\n```\n") == "[1]\n"
     assert parse_answer(" ```\n[1]```", allow_fence=True) == [1]
     for text in ("```\n" + " " * 1_000_000, "Sure!\n```\n[1]\n```", "```python\n[1]\n```", "``` [1]```"):
@@ -174,7 +164,7 @@ KEYWORDS = {
 }
 
 
-def nest_schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def nest_schemas(inner):
     return st.fixed_dictionaries(
         {},
         optional={
@@ -196,7 +186,7 @@ SCHEMAS = st.recursive(st.fixed_dictionaries({}, optional=KEYWORDS) | st.boolean
 
 @settings(max_examples=150, deadline=None)
 @given(SCHEMAS.filter(lambda schema: isinstance(schema, dict)), ANSWERS, st.booleans())
-def test_any_answer_to_any_schema_has_a_typed_outcome(schema: Any, answer: Any, as_text: bool) -> None:
+def test_any_answer_to_any_schema_has_a_typed_outcome(schema, answer, as_text):
     try:
         evaluator = build(schema, timeout_s=0.05)
     except ConfigError:

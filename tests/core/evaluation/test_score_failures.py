@@ -2,15 +2,14 @@
 
 import asyncio
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation import reasons
 from reinforge.evaluation.evaluators.python import PythonEvaluator
 from reinforge.evaluation.reasons import ScoreFailures
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.rollout.runner import EpisodeRunner
-from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.rollout.workflow import PolicyFailure
 from reinforge.types.episode import EpisodeKey
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
+from tests.doubles import Scored, examples
+from tests.episodes import make_runner
 
 
 def test_each_kind_of_failure_is_reported_once_and_at_most_three_kinds():
@@ -36,24 +35,10 @@ def build(score, notes, *, agent=None, count=3):
     async def answer(item, llm, context):
         return "yes"
 
-    runner = EpisodeRunner(
-        bind_workflow(agent or answer),
-        {"agent": PolicyModel(ScriptedPolicy())},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=1),
-        run_seed=0,
-        max_concurrency=count,
-    )
-    evaluators = {"reward": PythonEvaluator(score)}
-    return DatasetEvaluation(
-        runner,
-        {"train": examples(count)},
-        evaluators,
-        reward_metric="reward",
-        outcomes=runner.outcomes,
-        note=notes.append,
-    )
+    runner = make_runner(agent or answer, seed=0, concurrency=count, retries=1)
+    splits, evaluators = {"train": examples(count)}, {"reward": PythonEvaluator(score)}
+    fields = {"reward_metric": "reward", "outcomes": runner.outcomes, "note": notes.append}
+    return DatasetEvaluation(runner, splits, evaluators, **fields)
 
 
 def collect(evaluation):

@@ -1,9 +1,5 @@
 """Splitting examples into train, select and confirm."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from reinforge.config.schema import SplitsConfig
@@ -12,20 +8,20 @@ from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples, s
 from reinforge.types.evaluation import EvalInputItem
 
 
-def example(id_: Any, question: Any, answer: Any = None, **columns: Any) -> EvalInputItem:
+def example(id_, question, answer=None, **columns):
     row = {"id": id_, "question": question, "answer": answer, **columns}
     return EvalInputItem(id=str(id_), input_obj=question, expected_output_obj=answer, full_dataset_entry=row)
 
 
-def different(count: int) -> list[EvalInputItem]:
+def different(count):
     return [example(n, f"question {n}") for n in range(count)]
 
 
-def sizes(splits: dict[str, list[EvalInputItem]]) -> list[int]:
+def sizes(splits):
     return [len(splits[name]) for name in SPLITS]
 
 
-def ids(splits: dict[str, list[EvalInputItem]]) -> dict[str, set[str]]:
+def ids(splits):
     return {name: {item.id for item in items} for name, items in splits.items()}
 
 
@@ -41,36 +37,55 @@ def ids(splits: dict[str, list[EvalInputItem]]) -> dict[str, set[str]]:
         (10, {"train": 0.5, "select": 0.1, "confirm": 0.2}, [5, 1, 2]),
     ],
 )
-def test_shares_and_counts(count: int, config: dict[str, float], expected: list[int]) -> None:
+def test_shares_and_counts(count, config, expected):
     splits = split_examples(different(count), SplitsConfig(**config), seed=0)
     assert sizes(splits) == expected
     assert len(set().union(*ids(splits).values())) == sum(expected)
 
 
-def test_the_split_depends_on_the_seed_and_not_on_the_order_of_the_rows() -> None:
+def test_the_split_depends_on_the_seed_and_not_on_the_order_of_the_rows():
     items = different(40)
     once = ids(split_examples(items, SplitsConfig(), seed=1))
     assert ids(split_examples(items[::-1], SplitsConfig(), seed=1)) == once
     assert ids(split_examples(items, SplitsConfig(), seed=2)) != once
 
 
+def talk(count, size=3, **columns):
+    return [
+        example(n, f"question {n}", conversation=f"c{n // size}", user=n % 2, **columns) for n in range(count * size)
+    ]
+
+
+PLAYS = [example(n, "play") for n in range(10)]
+REPLIES = [example(n, "prompt", f"reply {n}", completion=f"reply {n}") for n in range(60)]
+TORN = [example(id_, question, split=split) for id_, question, split in zip(
+    "abcd", "xyxx", ("train", "select", "confirm", "train"), strict=True
+)]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("count", "config", "message"),
+    ("items", "config", "message"),
     [
-        (2, {}, "no examples are left for "),
-        (0, {}, "no examples are left for train and select and confirm: the dataset has 0"),
-        (10, {"train": 8, "select": 2}, "no examples are left for confirm"),
-        (10, {"train": 8, "select": 3}, "train 8 \\+ select 3 is more than the dataset's 10 examples"),
-        (10, {"train": 0.9, "select": 0.9}, "add up to more than 1"),
-        (10, {"train": 2.5}, "2.5 is neither a share"),
+        (different(2), {}, "no examples are left for "),
+        ([], {}, "no examples are left for train and select and confirm: the dataset has 0"),
+        (different(10), {"train": 8, "select": 2}, "no examples are left for confirm"),
+        (different(10), {"train": 8, "select": 3}, "train 8 \\+ select 3 is more than the dataset's 10 examples"),
+        (different(10), {"train": 0.9, "select": 0.9}, "add up to more than 1"),
+        (different(10), {"train": 2.5}, "2.5 is neither a share"),
+        (PLAYS, {}, "left for select and confirm: the dataset has 10, 1 of them distinct"),
+        (REPLIES, {}, r"has 60, 1 of them distinct \(replies to the same prompt count as one\)"),
+        ([*different(5), example(1, "other")], {}, "these ids more than once: 1"),
+        (TORN, {"key": "split"}, r"different splits: a \(train\), c \(confirm\), d \(train\)"),
+        (talk(20), {"group_key": "user"}, "no examples are left for"),  # two users cannot fill three splits
+        (talk(20), {"group_key": "usr"}, 'no row has .* in the column "usr", did you mean "user"'),
     ],
 )
-def test_impossible_splits_are_rejected(count: int, config: dict[str, float], message: str) -> None:
+def test_impossible_splits_are_rejected(items, config, message):
     with pytest.raises(ConfigError, match=message):
-        split_examples(different(count), SplitsConfig(**config), seed=0)
+        split_examples(items, SplitsConfig(**config), seed=0)
 
 
-def test_equal_examples_stay_in_one_split() -> None:
+def test_equal_examples_stay_in_one_split():
     items = [example(f"{n}-{copy}", f"question {n}", n) for n in range(20) for copy in range(3)]
     for seed in range(5):
         splits = split_examples(items, SplitsConfig(), seed=seed)
@@ -80,14 +95,12 @@ def test_equal_examples_stay_in_one_split() -> None:
         assert not (questions[0] | questions[1]) & questions[2]
 
 
-def test_a_different_column_makes_examples_different() -> None:
+def test_a_different_column_makes_examples_different():
     games = [example(n, "play", seed=n) for n in range(10)]
     assert sizes(split_examples(games, SplitsConfig(), seed=0)) == [6, 2, 2]
-    with pytest.raises(ConfigError, match="left for select and confirm: the dataset has 10, 1 of them distinct"):
-        split_examples([example(n, "play") for n in range(10)], SplitsConfig(), seed=0)
 
 
-def test_examples_that_differ_only_in_their_id_are_examples_if_the_key_says_so() -> None:
+def test_examples_that_differ_only_in_their_id_are_examples_if_the_key_says_so():
     """A game: every row is "play", and the id seeds the opponent."""
     games = [example(n, "play") for n in range(10)]
     with pytest.raises(ConfigError, match=r"set finetuning\.splits\.key: id") as caught:
@@ -103,19 +116,14 @@ def test_examples_that_differ_only_in_their_id_are_examples_if_the_key_says_so()
     assert "splits.key" not in caught.value.problems[0].fix, "no two rows are equal, so that would not help"
 
 
-def test_the_column_with_the_id_may_have_another_name() -> None:
+def test_the_column_with_the_id_may_have_another_name():
     games = [example(n, "play").copy_with_updates(full_dataset_entry={"game": n}) for n in range(10)]
     assert sizes(split_examples(games, SplitsConfig(key="game"), seed=0, id_key="game")) == [6, 2, 2]
     with pytest.raises(ConfigError, match=r"set finetuning\.splits\.key: game"):
         split_examples(games, SplitsConfig(), seed=0, id_key="game")
 
 
-def test_repeated_ids_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="these ids more than once: 1"):
-        split_examples([*different(5), example(1, "other")], SplitsConfig(), seed=0)
-
-
-def test_a_column_names_the_split() -> None:
+def test_a_column_names_the_split():
     items = [example(n, f"q{n}", split=name) for n, name in enumerate(["confirm", "train", "select", "train"])]
     assert ids(split_examples(items, SplitsConfig(key="split"), seed=0)) == {
         "train": {"1", "3"},
@@ -124,7 +132,7 @@ def test_a_column_names_the_split() -> None:
     }
 
 
-def test_every_row_with_a_wrong_split_column_is_reported() -> None:
+def test_every_row_with_a_wrong_split_column_is_reported():
     items = [example(0, "a", split="trian"), example(1, "b", spilt="train"), example(2, "c", split="train")]
     with pytest.raises(ConfigError) as caught:
         split_examples(items, SplitsConfig(key="split"), seed=0)
@@ -134,21 +142,10 @@ def test_every_row_with_a_wrong_split_column_is_reported() -> None:
     ]
 
 
-def test_a_column_that_puts_equal_examples_into_different_splits_is_rejected() -> None:
-    items = [
-        example("a", "x", split="train"),
-        example("b", "y", split="select"),
-        example("c", "x", split="confirm"),
-        example("d", "x", split="train"),
-    ]
-    with pytest.raises(ConfigError, match=r"different splits: a \(train\), c \(confirm\), d \(train\)"):
-        split_examples(items, SplitsConfig(key="split"), seed=0)
-
-
-def test_replies_to_the_same_prompt_are_in_the_same_split() -> None:
+def test_replies_to_the_same_prompt_are_in_the_same_split():
     """Otherwise `confirm` would ask what training has seen."""
     said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    columns: list[dict[str, Any]] = [
+    columns = [
         {"completion": "a", "score": 1},
         {"chosen": "a", "rejected": "b"},
         {"preferred_output": [said[1]]},
@@ -164,46 +161,29 @@ def test_replies_to_the_same_prompt_are_in_the_same_split() -> None:
     assert sizes(split_examples(seeds, SplitsConfig(), seed=0)) == [36, 9, 15], "questions are told apart by the row"
 
 
-def test_one_prompt_alone_cannot_be_split() -> None:
-    items = [example(n, "prompt", f"reply {n}", completion=f"reply {n}") for n in range(60)]
-    with pytest.raises(ConfigError, match=r"has 60, 1 of them distinct \(replies to the same prompt count as one\)"):
-        split_examples(items, SplitsConfig(), seed=0)
-
-
-def talk(count: int, size: int = 3, **columns: Any) -> list[EvalInputItem]:
-    return [
-        example(n, f"question {n}", conversation=f"c{n // size}", user=n % 2, **columns) for n in range(count * size)
-    ]
-
-
-def find_torn(splits: dict[str, list[EvalInputItem]]) -> set[str]:
+def find_torn(splits):
     """Returns the conversations that are in more than one split."""
-    names: dict[str, set[str]] = {}
+    names = {}
     for name, items in splits.items():
         for item in items:
             names.setdefault(item.full_dataset_entry["conversation"], set()).add(name)
     return {value for value, found in names.items() if len(found) > 1}
 
 
-def test_rows_of_one_conversation_stay_together() -> None:
+def test_rows_of_one_conversation_stay_together():
     splits = split_examples(talk(20), SplitsConfig(), seed=0)
     assert find_torn(splits) == set()
     assert sizes(splits) == [36, 9, 15]
     assert find_torn(split_examples(talk(20), SplitsConfig(group_key=None), seed=0)), "without it they are torn apart"
 
 
-def test_any_column_may_keep_rows_together() -> None:
-    with pytest.raises(ConfigError, match="no examples are left for"):  # two users cannot fill three splits
-        split_examples(talk(20), SplitsConfig(group_key="user"), seed=0)
-
-
 @pytest.mark.parametrize("value", [None, "", True, ["a"], {"a": 1}, 1.5])
-def test_what_names_no_conversation_groups_nothing(value: Any) -> None:
+def test_what_names_no_conversation_groups_nothing(value):
     items = [example(n, f"question {n}", conversation=value) for n in range(10)]
     assert sizes(split_examples(items, SplitsConfig(), seed=0)) == [6, 2, 2]
 
 
-def test_equal_rows_of_different_conversations_join_them() -> None:
+def test_equal_rows_of_different_conversations_join_them():
     items = talk(20)
     same = [example(f"x{c}", "thanks", conversation=f"c{c}") for c in range(0, 20, 2)]
     for item in same:
@@ -213,27 +193,21 @@ def test_equal_rows_of_different_conversations_join_them() -> None:
     assert find_torn(splits) == set()
 
 
-def test_a_column_of_splits_that_tears_a_conversation_is_refused() -> None:
+def test_a_column_of_splits_that_tears_a_conversation_is_refused():
     items = [example(n, f"question {n}", conversation=f"c{n // 2}", part=SPLITS[n % 3]) for n in range(6)]
     with pytest.raises(ConfigError, match="rows with conversation 'c0' are in different splits: train, select"):
         split_examples(items, SplitsConfig(key="part"), seed=0)
     assert sizes(split_examples(items, SplitsConfig(key="part", group_key=None), seed=0)) == [2, 2, 2]
 
 
-def test_whole_numbers_that_were_read_as_decimal_numbers_group_rows() -> None:
+def test_whole_numbers_that_were_read_as_decimal_numbers_group_rows():
     items = [example(n, f"question {n}", customer=None if n == 59 else float(n // 3)) for n in range(60)]
     splits = split_examples(items, SplitsConfig(group_key="customer"), seed=0)
     customers = [{item.full_dataset_entry["customer"] for item in splits[name]} - {None} for name in SPLITS]
     assert sum(map(len, customers)) == len(set.union(*customers)) == 20
 
 
-def test_a_column_that_no_row_has_cannot_group_rows() -> None:
-    with pytest.raises(ConfigError, match='no row has .* in the column "usr", did you mean "user"'):
-        split_examples(talk(20), SplitsConfig(group_key="usr"), seed=0)
-    assert sizes(split_examples(different(10), SplitsConfig(), seed=0)) == [6, 2, 2], "the default need not be there"
-
-
-def test_one_conversation_for_all_rows_is_told_with_its_column() -> None:
+def test_one_conversation_for_all_rows_is_told_with_its_column():
     items = [example(n, f"question {n}", conversation="web") for n in range(30)]
     with pytest.raises(ConfigError) as caught:
         split_examples(items, SplitsConfig(), seed=0)
@@ -243,23 +217,31 @@ def test_one_conversation_for_all_rows_is_told_with_its_column() -> None:
     assert "set finetuning.splits.group_key: null" in problem.fix
 
 
-def test_examples_of_one_conversation_or_prompt_are_one_cluster() -> None:
+def test_examples_of_one_conversation_or_prompt_are_one_cluster():
     items = [
         example("a", "one", completion="x", conversation="c"),
         example("b", "two", completion="x", conversation="c"),
         example("d", "one", completion="y"),
         example("e", "three", completion="y"),
-        example("f", "three"),
+        example("f", "Three!"),
     ]
-    assert find_clusters(items, "conversation") == {"a": "a", "b": "a", "d": "a"}
-    assert find_clusters(items, None) == {"a": "a", "d": "a"}, "f brings no reply: its id makes it an example"
+    assert find_clusters(items, SplitsConfig()) == {"a": "a", "b": "a", "d": "a", "e": "e", "f": "e"}
+    assert find_clusters(items, SplitsConfig(group_key=None)) == {"a": "a", "d": "a", "e": "e", "f": "e"}
+    assert find_clusters(items, SplitsConfig(key="id", group_key=None)) == {}, "the id makes the example"
 
 
-def games(*ids: str) -> list[EvalInputItem]:
+def test_the_rule_of_a_game_is_not_a_prompt_unless_the_rows_are_equal() -> None:
+    games = [example(n, "play", seed=n // 2) for n in range(8)]
+    assert find_clusters(games, SplitsConfig()) == {str(n): str(n // 2 * 2) for n in range(8)}
+    questions = [example(n, f"question {n % 10}", seed=n) for n in range(30)]
+    assert find_clusters(questions, SplitsConfig()) == {str(n): str(n % 10) for n in range(30)}
+
+
+def games(*ids):
     return [example(id_, "play", "win") for id_ in ids]
 
 
-def test_rows_that_differ_only_in_their_id_are_examples_if_the_key_says_so() -> None:
+def test_rows_that_differ_only_in_their_id_are_examples_if_the_key_says_so():
     train, validation = games("a", "b", "c"), games("v", "w", "x", "y", "z")
     with pytest.raises(ConfigError, match="also in the training dataset under another id") as caught:
         split_with_validation(train, validation, SplitsConfig(), 0, id_key="id")
@@ -270,17 +252,17 @@ def test_rows_that_differ_only_in_their_id_are_examples_if_the_key_says_so() -> 
     assert held_out == {"v", "w", "x", "y", "z"}
 
 
-def test_a_column_that_names_the_splits_is_refused_beside_a_validation_dataset() -> None:
+def test_a_column_that_names_the_splits_is_refused_beside_a_validation_dataset():
     with pytest.raises(ConfigError, match="both define which examples are held out"):
         split_with_validation(games("a"), games("v"), SplitsConfig(key="split"), 0, id_key="id")
 
 
-def talk_of(*ids: str) -> list[EvalInputItem]:
+def talk_of(*ids):
     """Examples whose conversation is the first character of their id."""
     return [example(id_, f"about {id_}", "a", conversation=id_[0]) for id_ in ids]
 
 
-def test_conversations_stay_in_one_split_and_in_one_dataset() -> None:
+def test_conversations_stay_in_one_split_and_in_one_dataset():
     validation = talk_of("v1", "v2", "v3", "w1", "w2", "w3")
     splits = split_with_validation(talk_of("a1", "b1"), validation, SplitsConfig(), 0, id_key="id")
     assert sorted("".join(sorted(item.id[0] for item in splits[name])) for name in ("select", "confirm")) == [
@@ -291,14 +273,3 @@ def test_conversations_stay_in_one_split_and_in_one_dataset() -> None:
         split_with_validation(talk_of("a1", "w9"), validation, SplitsConfig(), 0, id_key="id")
     assert "finetuning.splits.group_key: null" in caught.value.problems[0].fix
     split_with_validation(talk_of("a1", "w9"), validation, SplitsConfig(group_key=None), 0, id_key="id")
-
-
-def test_replies_to_one_prompt_stay_in_one_split() -> None:
-    rows = [{"id": f"{prompt}{n}", "prompt": prompt, "completion": f"{n}"} for prompt in "vwxyz" for n in range(2)]
-    held_out = [
-        EvalInputItem(id=r["id"], input_obj=r["prompt"], expected_output_obj="", full_dataset_entry=r) for r in rows
-    ]
-    splits = split_with_validation(talk_of("a1"), held_out, SplitsConfig(select=0.5, confirm=0.5), 0, id_key="id")
-    select, confirm = ({item.input_obj for item in splits[name]} for name in ("select", "confirm"))
-    assert not select & confirm
-    assert select | confirm == set("vwxyz")

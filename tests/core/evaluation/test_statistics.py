@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -15,6 +13,7 @@ from reinforge.evaluation.statistics import (
     compute_mean_interval,
     compute_paired_difference,
     compute_unpaired_difference,
+    count_independent,
     fair_coin_cdf,
     format_interval,
     summarize,
@@ -34,6 +33,12 @@ def test_t_quantile_matches_scipy(level):
         assert t_quantile(df, level) == pytest.approx(scipy.special.stdtrit(df, (1 + level) / 2), rel=1e-9), df
 
 
+def test_t_quantile_between_whole_numbers_is_close_to_scipy():
+    for df in np.arange(1.05, 40, 0.05):
+        found = t_quantile(float(df), 0.95) / scipy.special.stdtrit(df, 0.975)
+        assert found == pytest.approx(1, abs=0.03 if df < 5 else 0.001), df
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 12, 13, 20, 99, 100, 999, 1000, 5000])
 def test_fair_coin_cdf_matches_scipy(n):
     for k in sorted({0, n // 7, n // 3, n // 2 - n // 50, n // 2}):
@@ -50,20 +55,20 @@ def test_wilson_interval_matches_the_papers_formula():
 
 
 @pytest.mark.parametrize(
-    ("values", "low", "high"), [([1], 0.2065, 1.0), ([0] * 10, 0.0, 0.2775), ([True], 0.2065, 1.0)]
+    ("values", "mean", "low", "high"),
+    [
+        ([1], 1, 0.2065, 1.0),
+        ([0] * 10, 0, 0.0, 0.2775),
+        ([True], 1, 0.2065, 1.0),
+        ([1, 2, 3], 2, -0.4841, 4.4841),  # s = 1, n = 3, t(2) = 4.3027: half = 4.3027 / sqrt(3) = 2.4841
+        ([0.5], 0.5, None, None),
+        ([0.5, 0.5, 0.5], 0.5, None, None),
+        ([-1.0, -1.0], -1.0, None, None),
+    ],
 )
-def test_equal_binary_scores_have_an_interval_inside_0_and_1(values, low, high):
-    assert compute_mean_interval(values)[1:] == pytest.approx((low, high), abs=1e-4)
-
-
-def test_other_scores_get_a_t_interval():
-    # mean 2, s = 1, n = 3, t(2) = 4.3027: half = 4.3027 / sqrt(3) = 2.4841
-    assert compute_mean_interval([1, 2, 3]) == pytest.approx((2.0, -0.4841, 4.4841), abs=1e-4)
-
-
-@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5, 0.5], [-1.0, -1.0]])
-def test_without_spread_the_bounds_are_unknown(values):
-    assert compute_mean_interval(values) == (values[0], None, None)
+def test_the_interval_of_a_mean(values, mean, low, high):
+    """Equal scores of 0 and 1 have one inside 0 and 1, others a t interval, and without spread it is unknown."""
+    assert compute_mean_interval(values) == pytest.approx((mean, low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize("values", [[], [0.5, float("nan")], [float("inf")]])
@@ -84,6 +89,7 @@ def test_summarize_counts_examples_without_a_score():
         "num_examples": 0,
         "num_unscored": 6,
         "unscored_reason": None,
+        "num_clusters": None,
     }
     assert summarize("wins", arm(1), 2, "timeout: late").unscored_reason == "timeout: late"
     assert summarize("wins", arm(1), 1, "timeout: late").unscored_reason is None
@@ -110,27 +116,27 @@ def test_no_pair_is_an_error():
 
 def test_the_unpaired_difference_of_shares_is_newcombes_method_10():
     """56 of 70 against 48 of 80: 0.2 [0.0524, 0.3339] in the first example of Newcombe (1998)."""
-    found = compute_unpaired_difference([1.0] * 48 + [0.0] * 32, [1.0] * 56 + [0.0] * 14)
+    found = compute_unpaired_difference(arm(*[1.0] * 48, *[0.0] * 32), arm(*[1.0] * 56, *[0.0] * 14))
     assert (found.mean_difference, found.ci_low, found.ci_high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
     assert found.num_pairs == 0
-    back = compute_unpaired_difference([1.0] * 56 + [0.0] * 14, [1.0] * 48 + [0.0] * 32)
+    back = compute_unpaired_difference(arm(*[1.0] * 56, *[0.0] * 14), arm(*[1.0] * 48, *[0.0] * 32))
     assert (back.ci_low, back.ci_high) == pytest.approx((-0.3339, -0.0524), abs=1e-4)
     assert back.p_value == pytest.approx(found.p_value, abs=0.01)
 
 
 def test_the_permutation_test_counts_the_divisions_that_are_at_least_as_extreme():
     # of the 20 ways to choose 3 of 6 numbers, {4, 5, 6} and {1, 2, 3} are as extreme as the observed one
-    found = compute_unpaired_difference([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    found = compute_unpaired_difference(arm(1, 2, 3), arm(4, 5, 6))
     assert found.mean_difference == 3.0
     assert found.p_value == pytest.approx(2 / 20, abs=0.02)
-    assert compute_unpaired_difference([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).p_value == 1.0
+    assert compute_unpaired_difference(arm(1, 2, 3), arm(1, 2, 3)).p_value == 1.0
 
 
 def test_an_unknown_spread_of_one_side_leaves_the_interval_unknown():
-    found = compute_unpaired_difference([0.5, 0.5], [0.7, 0.9])
+    found = compute_unpaired_difference(arm(0.5, 0.5), arm(0.7, 0.9))
     assert (found.ci_low, found.ci_high) == (None, None)
     with pytest.raises(ValueError, match="one or more finite scores"):
-        compute_unpaired_difference([], [1.0])
+        compute_unpaired_difference({}, arm(1))
 
 
 @pytest.mark.parametrize(("p_value", "text"), [(0.0004, "p < 0.001"), (0.001, "p = 0.001"), (0.5, "p = 0.500")])
@@ -222,9 +228,6 @@ def test_detectable_effect():
 )
 def test_format_interval(numbers, signed, text):
     assert format_interval(*numbers, signed=signed) == text
-
-
-def test_improvement_reads_as_its_interval():
     assert str(Improvement(0.05, 0.01, 0.09, 0.02, 100, "")) == "+0.050 [+0.010, +0.090]"
 
 
@@ -252,12 +255,32 @@ def test_the_largest_scores_overflow_nowhere():
 
 def test_the_interval_over_clusters_is_that_of_their_sums():
     found = compute_paired_difference(arm(0, 0, 0, 0), arm(1, 1, 0, 0), clusters={"e0": "a", "e1": "a"})
-    # mean 0.5; sums of d - 0.5: a 1, e2 -0.5, e3 -0.5; se^2 = 3/2 * 1.5 / 4^2; t(2) = 4.3027
-    half = 4.302653 * math.sqrt(1.5 * 1.5 / 16)
+    # mean 0.5; sums of d - 0.5: a 1, e2 -0.5, e3 -0.5; sizes 2, 1, 1
+    # se^2 = (1 / (1 - 2/4) + 0.25 / (1 - 1/4) + 0.25 / (1 - 1/4)) / 4^2 = 1/6; df = 16 / (160/9 - 16 + 64/9) = 1.8
+    half = t_quantile(1.8, 0.95) / math.sqrt(6)
     assert (found.ci_low, found.ci_high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-5)
     assert found.p_value == 1.0, "the only cluster that changed may as well have changed the other way"
     assert found.num_pairs == 4
     assert found.method == "paired t interval over 3 clusters; sign-flip test, exact"
+
+
+def test_the_mean_of_copies_has_the_interval_of_the_originals():
+    once = compute_mean_interval([1, 0, 1, 1, 0, 0.5])
+    names = [str(n) for n in range(6) for _ in range(7)]
+    assert compute_mean_interval([v for v in (1, 0, 1, 1, 0, 0.5) for _ in range(7)], names=names) == pytest.approx(
+        once
+    )
+    low, high = compute_mean_interval([1.0] * 35, names=[str(n // 7) for n in range(35)])[1:]
+    assert (low, high) == pytest.approx(compute_mean_interval([1.0] * 5)[1:]), "five prompts, each seven times"
+    shares = [v for v in (1.0, 0, 1, 1, 0) for _ in range(7)]
+    copied = compute_mean_interval(shares, names=[str(n // 7) for n in range(35)])
+    assert copied[2] - copied[1] > 2 * (compute_mean_interval(shares)[2] - compute_mean_interval(shares)[1])
+
+
+def test_independent_values_of_clusters():
+    assert count_independent(["a", "a", "b", "b"]) == 2
+    assert count_independent(["a", "a", "a", "b"]) == pytest.approx(1.6)
+    assert count_independent(["a", "b", "c"]) == 3
 
 
 def test_copies_of_examples_in_a_cluster_bring_no_certainty():

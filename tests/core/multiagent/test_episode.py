@@ -10,7 +10,7 @@ from reinforge.multiagent.evaluators import InvalidReplies
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig
 from reinforge.multiagent.protocols.nip import NIP, NIPConfig
 from tests.doubles import PolicyModel, ScriptedPolicy
-from tests.talk import Talk, build_groups, format_messages, user
+from tests.talk import Talk, build_groups, format_messages
 
 
 def nip(**settings):
@@ -79,7 +79,6 @@ class Debater:
 
 
 def verdict(request):
-    """Accepts a message that ends in 1, else rejects."""
     return "accept" if request.messages[-1]["content"].split("\n")[-2].endswith("1") else "reject"
 
 
@@ -115,13 +114,6 @@ async def test_a_frozen_agent_does_not_branch():
     groups = build_groups([record])
     assert {t.agent for group in groups for t in group} == {"prover"}
     assert sorted(len(group) for group in groups) == [3, 3, 3, 3]
-
-
-async def test_a_validation_is_one_dialogue():
-    talk = Talk(nip(num_responses=3), {"prover": ["a"], "verifier": ["accept"]})
-    output = await talk.output(phase="validate")
-    assert [b["path"] for b in output["branches"]] == [[]]
-    assert [m["path"] for m in output["messages"]] == [[], []]
 
 
 async def test_a_branch_that_fails_leaves_the_others():
@@ -217,16 +209,6 @@ async def test_a_protocol_that_never_ends_stops_after_its_rounds():
     talk = Talk(Endless(NIPConfig(agents={}, max_message_rounds=3)), {"verifier": ["a", "accept"], "prover": ["x"]})
     (branch,) = (await talk.output())["branches"]
     assert (branch["terminated"], branch["rewards"]) == (True, {"prover": 0.75}), "and rewards of rounds add up"
-
-
-async def test_views_of_one_model_for_two_roles():
-    """Prover and verifier speak by one policy: each has a trajectory of its own, with its own reward."""
-    talk = Talk(nip(), {"prover": ["red"], "verifier": ["reject"]})
-    records = await talk.run("collect")
-    found = {group[0].agent: group[0] for group in build_groups(records)}
-    assert {name: t.reward for name, t in found.items()} == {"prover": 0.0, "verifier": -1.0}
-    assert {name: t.group_id for name, t in found.items()} == {"prover": "1/prover", "verifier": "1/verifier"}
-    assert talk.prompts_of("verifier") == [[user("I am verifier.", "prover: red", "Decide now: accept or reject.")]]
 
 
 @pytest.mark.parametrize(("epoch", "phase", "branches"), [(0, "collect", 1), (1, "collect", 4), (1, "validate", 1)])

@@ -29,7 +29,6 @@ def merged(settings, change):
 
 
 def write(folder, change=None, rows=None):
-    """Writes a project whose agent is the protocol nip."""
     settings = project_settings("nowhere")
     settings["workflow"] = json.loads(json.dumps(NIP))
     settings["eval"]["evaluators"] = {"accuracy": {"_type": "verifier_accuracy"}}

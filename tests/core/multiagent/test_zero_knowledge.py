@@ -16,7 +16,7 @@ from reinforge.multiagent.protocols.roles import RolesConfig
 from reinforge.multiagent.protocols.solo_verifier import SoloVerifier, SoloVerifierConfig
 from reinforge.multiagent.registration import find_protocol_problems
 from reinforge.multiagent.zero_knowledge import ZeroKnowledge, compare_word_counts
-from tests.talk import Talk, assistant, example, format_messages, user
+from tests.talk import Talk, assistant, example, format_messages, rewards, user
 
 BASES = [
     (ADP, ADPConfig),
@@ -35,11 +35,6 @@ SCRIPTS = {
 
 def variant(handler=NIP, config=NIPConfig, **fields):
     return ZeroKnowledge(handler(config(agents={}, zero_knowledge=True, **fields)))
-
-
-def rewards(output):
-    (branch,) = output["branches"]
-    return branch["rewards"]
 
 
 async def test_a_dialogue_of_nip():

@@ -1,21 +1,19 @@
 """Gradients that add up over several calls are those of one sum, and a step with them is that of torch's AdamW."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine, register_loss
+from reinforge.config.policy import LoRAConfig
+from reinforge.engine import register_loss
 from reinforge.errors import EngineError
 from reinforge.types.sample import AdamSettings, LossSpec
-from tests.device import DEVICE
+from tests.engines import load_engine, measure_error
 from tests.samples import ask, random_samples, request
 
-NAMES = ("one", "two")
+NAMES, LORA = ("one", "two"), LoRAConfig(r=4, lora_alpha=4)
 CLIPPED = LossSpec("clipped_pg", {"clip_low": 0.1, "clip_high": 0.1, "tis_cap": None})
 OFF_POLICY = LossSpec("clipped_pg", {"clip_low": 1.0, "clip_high": math.inf, "tis_cap": None})
 
@@ -27,8 +25,7 @@ def nan(batch, logprobs_BT):
 
 @pytest.fixture
 def engine(tiny_model_dir):
-    config = PolicyConfig(model=str(tiny_model_dir), lora=LoRAConfig(r=4, lora_alpha=4))
-    with Engine.load(config, seed=0, device=DEVICE, adapters=NAMES) as loaded:
+    with load_engine(tiny_model_dir, lora=LORA, adapters=NAMES) as loaded:
         change(loaded, "one", lambda: loaded.put_adapter(loaded.make_adapter(rank=4, seed=5), "one"))
         yield loaded
 
@@ -104,19 +101,6 @@ def test_a_loss_is_its_documented_formula_summed_over_tokens(engine, name):
         assert torch.allclose(found[parameter].cpu(), grad.cpu(), atol=2e-4 * max(1.0, grad.abs().max())), parameter
 
 
-def test_gspo_has_one_ratio_for_each_sequence(engine):
-    made = samples(3)
-    rows = engine.logprobs(made, "one")
-    expected = 0.0
-    for sample, row in zip(made, rows, strict=True):
-        mask = sample.loss_mask
-        ratio = math.exp(float((row - sample.sampling_logprobs)[mask].mean()))
-        clipped = min(max(ratio, 0.5), 2.0)
-        expected -= sum(min(ratio * a, clipped * a) for a in sample.advantages[mask])
-    spec = LossSpec("gspo", {"clip_low": 0.5, "clip_high": 1.0, "tis_cap": None})
-    assert engine.accumulate(made, spec, adapter="one").loss == pytest.approx(expected, rel=1e-4)
-
-
 def test_targets_are_scored_in_the_place_of_the_tokens(engine):
     made = samples(2)
     for sample in made:
@@ -149,19 +133,12 @@ def test_a_forward_pass_adds_no_gradient_and_a_failure_leaves_the_earlier_ones(e
     forward = engine.accumulate(made, CLIPPED, backward=False, adapter="one")
     assert forward.loss == pytest.approx(engine.accumulate(made, CLIPPED, backward=False, adapter="one").loss)
     assert engine.accumulate(made, LossSpec("test_accumulate_nan"), adapter="one") is None
+    by_sample = LossSpec("clipped_pg", {**CLIPPED.params, "constant_length": 8})
+    with pytest.raises(EngineError, match="one number per token"):  # which cannot be summed over tokens
+        engine.accumulate(made, by_sample, adapter="one")
     after = gradients(engine)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_loss_of_one_number_per_sample_is_refused_since_it_cannot_be_summed_over_tokens(engine):
-    made = samples(4)
-    engine.accumulate(made, CLIPPED, adapter="one")
-    before = gradients(engine)
-    by_sample = LossSpec("clipped_pg", {**CLIPPED.params, "constant_length": 8})
-    with pytest.raises(EngineError, match="one number per token"):
-        engine.accumulate(made, by_sample, adapter="one")
-    assert all(torch.equal(before[name], each) for name, each in gradients(engine).items())
 
 
 def score(engine):
@@ -185,15 +162,11 @@ def test_a_rollback_takes_other_weights_back_with_their_scale(engine):
 
 @pytest.mark.parametrize("alpha", [4.0, 16.0])
 def test_a_copy_that_serves_has_the_scale_of_the_weights_that_it_was_given(tiny_model_dir, alpha):
-    config = PolicyConfig(model=str(tiny_model_dir), lora=LoRAConfig(r=4, lora_alpha=4))
-    with Engine.load(config, seed=0, device=DEVICE, adapters=NAMES, serves_during_jobs=True) as engine:
+    with load_engine(tiny_model_dir, lora=LORA, adapters=NAMES, serves_during_jobs=True) as engine:
         made = engine.read_adapter("one")
         tensors = {name: torch.full_like(tensor, 0.2) for name, tensor in made.tensors.items()}
         change(engine, "one", lambda: engine.put_adapter(type(made)(tensors, alpha), "one"))
-        [reply] = ask(engine.policies["one"], [request(seed=3)])
-        row = [*reply.tokens.prompt_token_ids, *reply.tokens.token_ids]
-        [scored] = engine._score_tokens([row], "one")
-        assert np.allclose(scored[-len(reply.tokens.token_ids) :], reply.tokens.logprobs, atol=1e-3)
+        assert measure_error(engine, ask(engine.policies["one"], [request(seed=3)])) <= 1e-3
 
 
 def test_without_its_safety_a_failed_call_loses_the_earlier_gradients(engine, monkeypatch):

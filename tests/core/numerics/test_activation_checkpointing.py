@@ -1,26 +1,21 @@
 """Activation checkpointing: the same gradients, from layers that save their inputs and little else."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.causal_model import checkpoint_activations, find_checkpointable_layers
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError
-from reinforge.types.sample import LossSpec
-from tests.device import DEVICE
+from tests.engines import copy_weights, load_engine, measure_difference, train
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import random_samples, sibling_samples
 
 LAYERS = 6
-CLIPPED = LossSpec("clipped_pg")
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +24,8 @@ def deep_model_dir(tmp_path_factory):
 
 
 def load(folder, *, again: bool = True, **policy) -> Engine:
-    config = PolicyConfig(
-        model=str(folder), activation_checkpointing=again, batch=BatchConfig(steps_per_job=1, micro_batch_tokens=150),
-        **policy,
-    )  # fmt: skip
-    return Engine.load(config, seed=0, device=DEVICE)
+    batch = {"steps_per_job": 1, "micro_batch_tokens": 150}
+    return load_engine(folder, activation_checkpointing=again, batch=batch, **policy)
 
 
 def backward(engine: Engine, samples, *, again: bool, shares: bool, max_tokens: int = 500):
@@ -61,27 +53,21 @@ def backward(engine: Engine, samples, *, again: bool, shares: bool, max_tokens: 
 
 
 @pytest.mark.parametrize("fast_paths", [True, False])
-@pytest.mark.parametrize("shares", [False, True])
-def test_gradients_stay_and_saved_memory_falls(deep_model_dir, shares, fast_paths):
+@pytest.mark.parametrize(
+    ("samples", "shares", "max_tokens"),
+    [(random_samples(8), False, 500), (sibling_samples(), True, 500), (sibling_samples(stem=80), True, 2000)],
+    ids=["rows", "prefixes", "stems"],
+)
+def test_gradients_stay_and_saved_memory_falls(deep_model_dir, samples, shares, max_tokens, fast_paths):
     """A layer saves its input, and the keys and values that siblings share."""
-    samples = sibling_samples() if shares else random_samples(8)
     with load(deep_model_dir, fast_paths=fast_paths) as engine:
-        plain, saved = backward(engine, samples, again=False, shares=shares)
-        gradients, saved_again = backward(engine, samples, again=True, shares=shares)
-    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
-    assert saved_again < 0.2 * saved, (saved, saved_again)
-
-
-@pytest.mark.parametrize("fast_paths", [True, False])
-def test_gradients_stay_after_a_shared_stem(deep_model_dir, fast_paths):
-    samples = sibling_samples(stem=80)
-    with load(deep_model_dir, fast_paths=fast_paths) as engine:
-        batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, 2000)]
+        plain, saved = backward(engine, samples, again=False, shares=shares, max_tokens=max_tokens)
+        gradients, saved_again = backward(engine, samples, again=True, shares=shares, max_tokens=max_tokens)
+        batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, max_tokens)]
+        assert any(batch.stems for batch in batches) == (max_tokens == 2000)
         assert engine.learner.masks.shares_stems
-        assert any(batch.stems for batch in batches)
-        plain, _ = backward(engine, samples, again=False, shares=True, max_tokens=2000)
-        gradients, _ = backward(engine, samples, again=True, shares=True, max_tokens=2000)
-    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+    assert measure_difference(gradients.values(), plain.values()) <= 1e-6
+    assert saved_again < 0.2 * saved, (saved, saved_again)
 
 
 @pytest.mark.parametrize("fast_paths", [True, False])
@@ -98,11 +84,9 @@ def test_every_family(tmp_path, family, fast_paths):
         with load(
             folder, again=again, fast_paths=fast_paths, optimizer={"name": "sgd", "learning_rate": 0.1}
         ) as engine:
-            engine.begin_job()
-            engine.update(samples, CLIPPED, progress_start=0, progress_end=1)
-            weights.append({name: p.detach().clone() for name, p in engine.learner.parameters.items()})
-    for name, value in weights[0].items():
-        assert (value - weights[1][name]).abs().max() <= 1e-6, name
+            train(engine, samples)
+            weights.append(copy_weights(engine.learner).values())
+    assert measure_difference(*weights) <= 1e-6
 
 
 def test_adapters_of_a_frozen_model_get_their_gradients(deep_model_dir):
@@ -115,7 +99,7 @@ def test_adapters_of_a_frozen_model_get_their_gradients(deep_model_dir):
         plain, _ = backward(engine, samples, again=False, shares=True)
         gradients, _ = backward(engine, samples, again=True, shares=True)
     assert any("layers.0." in name and gradient.abs().max() > 1e-4 for name, gradient in plain.items())
-    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 for name in plain)
+    assert measure_difference(gradients.values(), plain.values()) <= 1e-6
 
 
 def test_layers_are_restored_after_a_step(deep_model_dir):

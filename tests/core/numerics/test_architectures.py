@@ -4,26 +4,32 @@ Where a layer keeps states, prompts end together, cached sequences are continued
 siblings share end in a state with gradient. The quick cases are one for each kind of cache; the rest are slow.
 """
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
+from reinforge.config.policy import LoRAConfig
 from reinforge.engine.model import architecture
 from reinforge.engine.model.architecture import HUB_KERNELS, shorten_kernel_warnings
 from reinforge.engine.model.model_cache import LeftPadding
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError, EngineError
-from reinforge.types.sample import LossSpec
 from tests.architectures import ARCHITECTURES, MULTIMODAL, QUICK, make_tiny_architecture, make_tiny_multimodal
-from tests.device import DEVICE
+from tests.engines import (
+    assert_close,
+    compute_gradients,
+    compute_plainly,
+    compute_sample_plainly,
+    copy_weights,
+    load_engine,
+    measure_difference,
+    measure_plain_error,
+    train,
+)
 from tests.models import make_tiny_model
 from tests.samples import ask, make_sample, request, sample_replies, sibling_samples, trained_samples
 
@@ -38,23 +44,9 @@ ALONE = {"jamba", "mamba", "falcon_mamba"}
 @pytest.fixture(scope="module", params=NAMES)
 def engine(request, tmp_path_factory):
     folder = make_tiny_architecture(tmp_path_factory.mktemp(request.param), request.param)
-    with Engine.load(PolicyConfig(model=str(folder), max_num_seqs=6), seed=0, device=DEVICE) as engine:
+    with load_engine(folder, max_num_seqs=6) as engine:
         engine.name = request.param
         yield engine
-
-
-def plain_logprobs(engine, ids, first, temperature=1.0, kept=None):
-    """log p of the tokens from `first` on, by one call of the Hugging Face module without a cache."""
-    with torch.no_grad():
-        logits = (
-            engine.model.module(input_ids=torch.tensor([ids], device=DEVICE), use_cache=False).logits[0].double()
-            / temperature
-        )
-    rows = []
-    for t in range(first, len(ids)):
-        support = logits[t - 1] if kept is None else logits[t - 1][kept[t].tolist()]
-        rows.append((logits[t - 1, ids[t]] - support.logsumexp(0)).item())
-    return np.array(rows)
 
 
 def test_the_sampler_and_the_learner_are_the_plain_forward(engine):
@@ -67,7 +59,7 @@ def test_the_sampler_and_the_learner_are_the_plain_forward(engine):
     for reply, sample, logprobs in zip(replies, samples, learned, strict=True):
         ids, first = sample.token_ids.tolist(), len(reply.tokens.prompt_token_ids)
         kept = None if sample.supports is None else sample.supports.sets
-        plain = plain_logprobs(engine, ids, first, reply.tokens.temperature, kept)
+        plain = compute_plainly(engine.model.module, ids, first, reply.tokens.temperature, kept)
         assert np.abs(sample.sampling_logprobs[first:] - plain).max() <= TOLERANCE
         assert np.abs(logprobs[first:] - plain).max() <= TOLERANCE
 
@@ -81,9 +73,7 @@ def test_second_turns_come_from_the_prefix_cache(engine):
         sizes = [(34 if turn == 0 else 5) + (i % 3) for i in range(6)]
         prompts = [h + tuple(rng.integers(6, 320, n).tolist()) for h, n in zip(histories, sizes, strict=True)]
         replies = sample_replies(engine, prompts, 7)
-        for reply in replies:
-            plain = plain_logprobs(engine, reply.prompt + reply.token_ids, len(reply.prompt))
-            assert np.abs(plain - reply.logprobs).max() <= TOLERANCE
+        assert measure_plain_error(engine.model.module, replies) <= TOLERANCE
         if turn:
             reused = engine.policy.stats().reused_tokens - before
             assert (reused == 0) == (engine.name in ALONE)
@@ -92,9 +82,7 @@ def test_second_turns_come_from_the_prefix_cache(engine):
         before = engine.policy.stats().reused_tokens
         histories = [reply.prompt + reply.token_ids for reply in replies]
     branches = [histories[0] + tuple(rng.integers(6, 320, n).tolist()) for n in (3, 3, 6)]
-    for reply in sample_replies(engine, branches, 5):
-        plain = plain_logprobs(engine, reply.prompt + reply.token_ids, len(reply.prompt))
-        assert np.abs(plain - reply.logprobs).max() <= TOLERANCE
+    assert measure_plain_error(engine.model.module, sample_replies(engine, branches, 5)) <= TOLERANCE
 
 
 def test_shared_prefixes_equal_whole_rows(engine):
@@ -104,41 +92,21 @@ def test_shared_prefixes_equal_whole_rows(engine):
     batches = [collate([samples[i] for i in batch]) for batch in make_micro_batches(samples, 2000)]
     assert any(batch.prefixes for batch in batches)
     rows, shared = (sample_logprobs(engine.model, samples, 2000, way) for way in (None, masks))
-    for row, other in zip(rows, shared, strict=True):
-        assert np.abs(row - other).max() <= TOLERANCE
-    gradients = []
-    for way in (None, masks):
-        engine.model.module.zero_grad()
-        for indices in make_micro_batches(samples, 2000, share=way is not None):
-            logprobs, entropies = token_logprobs(
-                engine.model, collate([samples[i] for i in indices]), masks=way, entropy_grad=True
-            )
-            (logprobs.sum() + 0.1 * entropies.sum()).backward()
-        gradients.append({n: p.grad.clone() for n, p in engine.learner.parameters.items() if p.grad is not None})
-    engine.model.module.zero_grad()
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        error = (gradients[1][name] - gradient).abs().max()
-        assert error <= 1e-4 * max(gradient.abs().max().item(), 1e-3), name
+    assert measure_difference(rows, shared) <= TOLERANCE
+    assert_close(compute_gradients(engine, samples, 2000, masks), compute_gradients(engine, samples, 2000))
 
 
 def load(folder, **settings):
-    return Engine.load(PolicyConfig(model=str(folder), max_num_seqs=6, **settings), seed=0, device=DEVICE)
+    return load_engine(folder, max_num_seqs=6, **settings)
 
 
 def sample_and_measure(engine):
     """Samples prompts of different lengths and returns the samples and the largest error of their log-probs."""
     replies = ask(engine.policy, [request("a" * (1 + 4 * i), max_tokens=6) for i in range(5)])
     tokens = [reply.tokens for reply in replies]
-    errors = [
-        np.abs(
-            plain_logprobs(engine, t.prompt_token_ids + t.token_ids, len(t.prompt_token_ids)) - np.array(t.logprobs)
-        ).max()
-        for t in tokens
-    ]
-    return [
-        make_sample(each, advantage) for each, advantage in zip(tokens, (1.0, -1.0, 0.5, -0.5, 1.0), strict=True)
-    ], max(errors)
+    samples = [make_sample(*each) for each in zip(tokens, (1.0, -1.0, 0.5, -0.5, 1.0), strict=True)]
+    plain = [compute_sample_plainly(engine.model.module, sample) for sample in samples]
+    return samples, measure_difference(plain, [sample.sampling_logprobs for sample in samples])
 
 
 def train_twice(engine, samples):
@@ -146,12 +114,9 @@ def train_twice(engine, samples):
     learner, masks, results = engine.learner, engine.learner.masks, []
     for way in (masks, None):
         learner.masks = way
-        engine.begin_job()
-        before = {name: p.detach().clone() for name, p in learner.parameters.items()}
-        report = engine.update(samples, LossSpec("clipped_pg", {}), progress_start=0.0, progress_end=0.1)
-        assert report.num_updates
+        before = copy_weights(learner)
+        assert train(engine, samples).num_updates
         results.append({name: p.detach() - before[name] for name, p in learner.parameters.items()})
-        engine.end_job()
         engine.rollback()
     learner.masks = masks
     return results
@@ -176,15 +141,11 @@ def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
         assert any("experts" in each for each in names) == (
             name not in ("qwen3_5_text", "lfm2", "falcon_h1", "gemma3n_text")
         )
-        shared, rows = train_twice(engine, sibling_samples(seed=2))
-        for each, change in rows.items():
-            assert (shared[each] - change).abs().max() <= 1e-4 * max(change.abs().max().item(), 1e-3), each
+        assert_close(*train_twice(engine, sibling_samples(seed=2)))
         samples, error = sample_and_measure(engine)
         assert error <= TOLERANCE
-        engine.begin_job()
         for _ in range(3):
-            engine.update(samples, LossSpec("clipped_pg", {}), progress_start=0.0, progress_end=0.1)
-        engine.end_job()
+            train(engine, samples)
         assert sample_and_measure(engine)[1] <= TOLERANCE
 
 
@@ -205,9 +166,7 @@ def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
             assert not [name for name in names if "vision" in name or "audio" in name or "projector" in name]
             if lora is None:
                 continue
-            shared, rows = train_twice(engine, sibling_samples(seed=2))
-            for each, change in rows.items():
-                assert (shared[each] - change).abs().max() <= 1e-4 * max(change.abs().max().item(), 1e-3), each
+            assert_close(*train_twice(engine, sibling_samples(seed=2)))
 
 
 def test_states_end_with_the_last_token_of_each_prompt(tmp_path, monkeypatch):
@@ -232,8 +191,7 @@ def test_only_whole_sequences_are_continued_where_there_are_states(tmp_path):
     def measure(engine):
         sample_replies(engine, [start + end], 8)
         before = engine.policy.stats().reused_tokens
-        reply = sample_replies(engine, [start + other], 8)[0]
-        error = np.abs(plain_logprobs(engine, reply.prompt + reply.token_ids, len(reply.prompt)) - reply.logprobs).max()
+        error = measure_plain_error(engine.model.module, sample_replies(engine, [start + other], 8))
         return engine.policy.stats().reused_tokens - before, error
 
     with load(make_tiny_architecture(tmp_path, "lfm2")) as engine:

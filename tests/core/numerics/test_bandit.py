@@ -3,24 +3,20 @@
 The whole way from trajectories to moved weights, with two steps a job, so that every second step is off policy.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.config.schema import Config
-from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.loading import load_module
-from reinforge.engine.training.learner import JobProgress, Learner
+from reinforge.engine.training.learner import JobProgress
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.registry import REGISTRY
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import add_mismatched_samples
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
+from tests.engines import make_learner
 
 PROMPT = (7, 8, 9)
 GROUPS, SIBLINGS = 4, 8
@@ -79,15 +75,6 @@ async def make(name, settings):
     return await anext(component.factory(component.config_type(**settings), SimpleNamespace(config=Config())))
 
 
-def make_learner(folder):
-    config = PolicyConfig(
-        optimizer=OptimizerConfig(learning_rate=3e-3),
-        schedule=ScheduleConfig(warmup_steps=0),
-        batch=BatchConfig(steps_per_job=2),
-    )
-    return Learner(CausalModel(load_module(folder, torch.float32)), config, seed=0)
-
-
 def credited(algorithm, groups, reference):
     """The work of an adapter between trajectories and the learner."""
     samples = algorithm.build_samples([g for g in groups if g.reward_range > 0 or not algorithm.needs_groups])
@@ -102,7 +89,8 @@ def credited(algorithm, groups, reference):
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 async def test_every_algorithm_learns_a_bandit(tiny_model_dir, name):
-    algorithm, learner, rng = await make(name, ALGORITHMS[name]), make_learner(tiny_model_dir), np.random.default_rng(0)
+    algorithm, rng = await make(name, ALGORITHMS[name]), np.random.default_rng(0)
+    learner = make_learner(tiny_model_dir, optimizer={"learning_rate": 3e-3}, batch={"steps_per_job": 2})
     reference = learner.model.make_frozen_copy()
     rewards = []
     for epoch in range(30):
@@ -120,25 +108,3 @@ async def test_every_algorithm_is_listed():
     """Add new algorithms to the bandit; ppo needs a critic and distill a teacher, so they have tests of their own."""
     names = {c.name for c in REGISTRY.components("algorithm") if c.origin.startswith("reinforge.algorithms")}
     assert names - {"ppo", "distill"} == set(ALGORITHMS)
-
-
-async def margins_of(folder, name, settings):
-    """Trains on the pairs of one epoch repeatedly; returns the margin of each iteration."""
-    algorithm, learner = await make(name, settings), make_learner(folder)
-    reference = learner.model.make_frozen_copy()
-    samples = credited(algorithm, play(learner.model, np.random.default_rng(0)), reference)
-    assert len(samples) == 2 * GROUPS
-    return [learner.update(samples, algorithm.loss, JobProgress(0, 0, n)).metrics["margin"] for n in range(40)]
-
-
-async def test_dpos_margin_keeps_growing(tiny_model_dir):
-    margins = await margins_of(tiny_model_dir, "dpo", {"beta": 0.5})
-    assert abs(margins[0]) < 1
-    assert margins[10] > 4
-    assert margins[-1] > margins[20] > margins[10]
-
-
-async def test_ipos_margin_grows_to_its_target(tiny_model_dir):
-    margins = await margins_of(tiny_model_dir, "ipo", {"beta": 0.25})
-    assert abs(margins[0]) < 1
-    assert margins[-1] == pytest.approx(1 / (2 * 0.25), abs=0.2)

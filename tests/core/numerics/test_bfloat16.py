@@ -1,32 +1,36 @@
 """bfloat16: updates too small for 8 bits add up, and the mismatch of sampler and learner is corrected."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
-from reinforge.engine import Engine
-from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.types.sample import LossSpec, Needs
-from tests.core.numerics.test_bandit import make, mean_reward, play
+from tests.engines import CLIPPED, LIKELIHOOD, load_engine
+from tests.engines import make_learner as make
 from tests.samples import random_samples
 
-LIKELIHOOD, CLIPPED = LossSpec("cross_entropy"), LossSpec("clipped_pg")
 SMALL = 1e-5
 
 
-def make_learner(folder, dtype, **settings) -> Learner:
-    config = PolicyConfig(
-        optimizer=OptimizerConfig(**{"learning_rate": SMALL, **settings}), schedule=ScheduleConfig(warmup_steps=0),
-        batch=BatchConfig(steps_per_job=1),
-    )  # fmt: skip
-    module = load_module(folder, torch.bfloat16).to(dtype)  # the same numbers in both
-    return Learner(CausalModel(module), config, seed=0)
+def make_learner(folder, dtype, **optimizer) -> Learner:
+    """A learner with the same numbers in any type."""
+    optimizer = {"learning_rate": SMALL, **optimizer}
+    return make(load_module(folder, torch.bfloat16).to(dtype), optimizer=optimizer, batch={"steps_per_job": 1})
+
+
+def make_unscored(count):
+    """Samples without old log-probs."""
+    samples = random_samples(count)
+    for sample in samples:
+        sample.old_logprobs = None
+    return samples
+
+
+def load(folder, **settings):
+    return load_engine(folder, device="cpu", **{"dtype": "bfloat16", **settings})
 
 
 def matrices(learner) -> torch.Tensor:
@@ -69,22 +73,12 @@ def test_float32_has_no_copies(tiny_model_dir):
     assert all(learner.masters.optimized[name] is p for name, p in learner.parameters.items())
 
 
-def test_with_lora_only_adapters_have_copies(tiny_model_dir):
-    config = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16", lora={"r": 4})
-    with Engine.load(config, seed=0, device="cpu") as engine:
-        names = set(engine.learner.masters.copies)
-        assert names == {name for name, p in engine.learner.parameters.items() if p.dtype == torch.bfloat16}
-        assert all("lora_" in name for name in engine.learner.masters.optimized)
-
-
 @pytest.mark.parametrize(("dtype", "asked", "computed"), [
     ("float32", "inexact", False), ("bfloat16", "inexact", True), ("float32", True, True), ("bfloat16", False, False),
 ])  # fmt: skip
 def test_old_logprobs_are_computed_where_the_samplers_are_inexact(tiny_model_dir, dtype, asked, computed):
-    samples = random_samples(3)
-    for sample in samples:
-        sample.old_logprobs = None
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir), dtype=dtype), seed=0, device="cpu") as engine:
+    samples = make_unscored(3)
+    with load(tiny_model_dir, dtype=dtype) as engine:
         engine.score(samples, Needs(old_logprobs=asked))
     assert all((sample.old_logprobs is not None) == computed for sample in samples)
 
@@ -94,13 +88,8 @@ def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, bat
     """The first step takes them from its own forward pass; those of later steps are computed before it."""
     found, weights = [], []
     for defer in (False, True):
-        samples = random_samples(4)
-        for sample in samples:
-            sample.old_logprobs = None
-        policy = PolicyConfig(
-            model=str(tiny_model_dir), dtype="bfloat16", batch=batch, optimizer={"learning_rate": 1e-2}
-        )
-        with Engine.load(policy, seed=0, device="cpu") as engine:
+        samples = make_unscored(4)
+        with load(tiny_model_dir, batch=batch, optimizer={"learning_rate": 1e-2}) as engine:
             engine.begin_job()
             engine.score(samples, Needs(old_logprobs="inexact"), defer=defer)
             assert all((sample.old_logprobs is None) == defer for sample in samples)
@@ -117,12 +106,9 @@ def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, bat
 @pytest.mark.parametrize("bad_step", [0, 1])
 def test_deferred_old_logprobs_are_from_before_the_job_though_a_step_is_skipped(tiny_model_dir, bad_step):
     """Steps of two samples, twice over, in other pairs; advantages that are not finite skip their own steps only."""
-    samples = random_samples(4)
-    for sample in samples:
-        sample.old_logprobs = None
+    samples = make_unscored(4)
     batch = {"steps_per_job": 2, "num_iterations": 2}
-    policy = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16", batch=batch, optimizer={"learning_rate": 1e-2})
-    with Engine.load(policy, seed=0, device="cpu") as engine:
+    with load(tiny_model_dir, batch=batch, optimizer={"learning_rate": 1e-2}) as engine:
         before = engine.logprobs(samples)
         engine.begin_job()
         engine.score(samples, Needs(old_logprobs="inexact"), defer=True)
@@ -140,30 +126,17 @@ def test_deferred_old_logprobs_are_from_before_the_job_though_a_step_is_skipped(
 
 def test_deferring_forgets_the_old_logprobs_of_an_earlier_job(tiny_model_dir):
     samples = random_samples(3)
-    with Engine.load(PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16"), seed=0, device="cpu") as engine:
+    with load(tiny_model_dir) as engine:
         engine.score(samples, Needs(old_logprobs="inexact"))
         engine.score(samples, Needs(old_logprobs="inexact"), defer=True)
     assert all(sample.old_logprobs is None for sample in samples)
 
 
 def test_old_logprobs_are_not_deferred_where_credit_compares_them_with_the_reference(tiny_model_dir):
-    samples = random_samples(3)
-    for sample in samples:
-        sample.old_logprobs = None
-    policy = PolicyConfig(model=str(tiny_model_dir), dtype="bfloat16")
-    with Engine.load(policy, seed=0, device="cpu", keep_reference=True) as engine:
+    samples = make_unscored(3)
+    with load(tiny_model_dir, keep_reference=True) as engine:
         engine.score(samples, Needs(old_logprobs="inexact", ref_logprobs=True), defer=True)
     assert all(sample.old_logprobs is not None for sample in samples)
-
-
-def test_an_update_of_1e_5_on_a_weight_of_1_survives_in_the_master_copy(tiny_model_dir):
-    learner = make_learner(tiny_model_dir, torch.bfloat16)
-    name, copy = next(iter(learner.masters.copies.items()))
-    with torch.no_grad():
-        copy.fill_(1.0).add_(1e-5)
-    learner.masters.store()
-    assert learner.parameters[name].unique().tolist() == [1.0], "the weight itself cannot hold it"
-    assert copy.unique().tolist() == pytest.approx([1 + 1e-5], abs=1e-7)
 
 
 def test_a_sampler_that_is_0_05_off_is_measured_and_corrected(tiny_model_dir):
@@ -198,21 +171,3 @@ def test_the_mismatch_is_measured_in_the_first_step_only(tiny_model_dir):
     for sample in samples:
         sample.sampling_logprobs = np.full(len(sample), np.nan, np.float32)
     assert "mismatch" not in learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 1)).metrics
-
-
-async def test_a_bandit_is_learned_in_bfloat16(tiny_model_dir):
-    algorithm, rng, rewards = await make("grpo", {}), np.random.default_rng(0), []
-    learner = make_learner(tiny_model_dir, torch.bfloat16, learning_rate=3e-3)
-    for epoch in range(30):
-        groups = play(learner.model, rng)
-        rewards.append(mean_reward(groups))
-        if rewards[-1] == 1:
-            break
-        samples = algorithm.build_samples([group for group in groups if group.reward_range > 0])
-        for sample, old in zip(samples, sample_logprobs(learner.model, samples, 4096), strict=True):
-            sample.old_logprobs = old
-        for sample, credit in zip(samples, algorithm.credit(samples), strict=True):
-            sample.advantages = credit
-        learner.update(samples, algorithm.loss, JobProgress(0, 0, epoch))
-    assert 0.3 < rewards[0] < 0.7
-    assert max(rewards[-3:]) > 0.9, rewards

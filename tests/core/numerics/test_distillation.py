@@ -1,17 +1,13 @@
 """The loss of on-policy distillation against arithmetic written here, and its gradient against the reverse KL's."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
-from reinforge.engine.losses.base import find_loss
 from reinforge.engine.losses.distillation import distill
 from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.errors import ConfigError
-from reinforge.types.sample import LossSpec
 from tests.core.numerics.test_losses import make_batch, row
 
 
@@ -57,7 +53,3 @@ def test_its_gradient_is_that_of_the_reverse_kl():
 def test_a_batch_without_a_teacher_is_refused():
     with pytest.raises(ConfigError, match="no log-probs of a teacher"):
         distill(make_batch([-1.0], [1.0]), row(-1.0))
-
-
-def test_it_is_found_by_name():
-    assert find_loss(LossSpec("distill", {"clip_low": 0.2, "tis_cap": 2.0})) is distill

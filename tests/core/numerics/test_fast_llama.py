@@ -1,28 +1,30 @@
 """Fast decoding of Llama-like models: which models use it, that its logits are the modules', and new weights."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
+from reinforge.config.policy import LoRAConfig
 from reinforge.engine.sampling import fast_llama, llama_weights, projection, token_sampling
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import PrefillRequest
 from reinforge.engine.sampling.running_batch import SampleRequest
-from tests.device import DEVICE
+from tests.engines import load_engine
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request
 
 SUPPORTED = {"llama", "mistral", "qwen2", "qwen3"}
+EACH_SUPPORTED = pytest.mark.parametrize("family", sorted(SUPPORTED))
 
 
-def load(folder, **config):
-    return Engine.load(PolicyConfig(model=str(folder), max_num_seqs=8, **config), seed=0, device=DEVICE)
+def load(folder, **settings):
+    return load_engine(folder, max_num_seqs=8, **settings)
+
+
+def load_family(tmp_path, family, **settings):
+    return load(make_tiny_model(tmp_path, family, **FAMILIES[family]), **settings)
 
 
 def find_fast_llama(engine):
@@ -80,7 +82,7 @@ def assert_equal_to_modules(engine):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_modules(tmp_path, family):
-    with load(make_tiny_model(tmp_path, family, **FAMILIES[family])) as engine:
+    with load_family(tmp_path, family) as engine:
         assert (find_fast_llama(engine) is not None) == (family in SUPPORTED)
         assert_equal_to_modules(engine)
 
@@ -119,10 +121,10 @@ def change_weights(engine, adapter="default"):
     engine.policy.sampler.resume(1, adapter)
 
 
-@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@EACH_SUPPORTED
 def test_new_weights_are_used(tmp_path, monkeypatch, family):
     """Mutation check: copies that are never refreshed give other logits."""
-    with load(make_tiny_model(tmp_path, family, **FAMILIES[family])) as engine:
+    with load_family(tmp_path, family) as engine:
         before = step(engine)
         change_weights(engine)
         assert_equal_to_modules(engine)
@@ -133,12 +135,12 @@ def test_new_weights_are_used(tmp_path, monkeypatch, family):
         assert (stale - modules).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@EACH_SUPPORTED
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "up_proj"]], ids=["all", "some"])
 def test_adapters_stay_beside_the_weights(tmp_path, monkeypatch, family, targets):
     """Mutation check: without the adapters the logits are others."""
     lora = LoRAConfig(r=4, target_modules=targets)
-    with load(make_tiny_model(tmp_path, family, **FAMILIES[family]), lora=lora) as engine:
+    with load_family(tmp_path, family, lora=lora) as engine:
         assert find_fast_llama(engine) is not None
         before = step(engine)
         change_weights(engine)
@@ -151,13 +153,10 @@ def test_adapters_stay_beside_the_weights(tmp_path, monkeypatch, family, targets
         assert (bare - modules).abs().max() > 0.001
 
 
-@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@EACH_SUPPORTED
 def test_rows_of_several_adapters_have_the_logits_of_the_modules(tmp_path, family):
     """Six rows and three prompts, whose adapters alternate."""
-    config = PolicyConfig(
-        model=str(make_tiny_model(tmp_path, family, **FAMILIES[family])), max_num_seqs=8, lora=LoRAConfig(r=4)
-    )
-    with Engine.load(config, seed=0, device=DEVICE, adapters=("a", "b", "c")) as engine:
+    with load_family(tmp_path, family, lora=LoRAConfig(r=4), adapters=("a", "b", "c")) as engine:
         assert find_fast_llama(engine) is not None
         for name in ("c", "b", "a"):
             engine.model.use_adapter(name)
@@ -173,40 +172,15 @@ def test_rows_of_several_adapters_have_the_logits_of_the_modules(tmp_path, famil
             assert (fast - compute(engine)).abs().max() > 0.01, "one adapter for all rows gives other logits"
 
 
-@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@EACH_SUPPORTED
 def test_bfloat16_logits_are_those_of_the_modules(tmp_path, family):
     """To within eight roundings of the largest number."""
-    with load(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype="bfloat16", lora=LoRAConfig(r=4)) as engine:
+    with load_family(tmp_path, family, dtype="bfloat16", lora=LoRAConfig(r=4)) as engine:
         assert find_fast_llama(engine) is not None
         change_weights(engine)
         for compute in (prompts, step):
             fast, modules = both_ways(engine, compute)
             assert (fast.float() - modules.float()).abs().max() <= 2**-5 * modules.float().abs().max()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_has_the_same_bits_in_every_batch(tiny_model_dir, dtype):
-    """From two rows on, with slots of any capacity: what `deterministic` relies on."""
-    with load(tiny_model_dir, dtype=dtype) as engine:
-        sampler = engine.policy.sampler
-        tokens, positions = np.arange(8) * 7, np.array([3, 0, 5, 1, 2, 4, 3, 2])
-
-        def compute(rows, capacity):
-            with torch.inference_mode():
-                sampler._cache.capacity = 0
-                for layer in sampler._cache.layers:
-                    layer.is_initialized = False
-                sampler._cache.reserve(capacity, 0)
-                find_fast_llama(engine)._slots()
-                torch.manual_seed(0)
-                for layer in sampler._cache.layers:
-                    for slots in (layer.keys, layer.values):
-                        slots[:, :, :16] = torch.randn(*slots.shape[:2], 16, slots.shape[3])
-                return sampler._forward(tokens[:rows], positions[:rows])
-
-        whole = sampler.call(lambda: compute(8, 16))
-        for rows, capacity in ((8, 32), (8, 64), (5, 16), (4, 48)):
-            assert torch.equal(sampler.call(lambda r=rows, c=capacity: compute(r, c)), whole[:rows])
 
 
 def test_models_too_large_to_copy_use_the_modules(tiny_model_dir, monkeypatch, caplog):

@@ -1,7 +1,5 @@
 """The switch for the fast paths turns each of them off; that log-probs then stay is tested by the parity tests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from dataclasses import fields
@@ -10,15 +8,13 @@ import pytest
 import torch
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import THRESHOLDS
 from reinforge.engine.model import attention
 from reinforge.engine.model.causal_model import find_last_layer
 from reinforge.engine.sampling import token_sampling
 from reinforge.engine.sampling.threads import ThreadLoad
-from reinforge.types.sample import LossSpec
-from tests.device import DEVICE
+from tests.engines import LIKELIHOOD, load_engine, train
 from tests.samples import ask, request, sibling_samples
 from tests.scripted_run import ScriptedRun, by_answer
 
@@ -26,8 +22,7 @@ KERNELS = ("flash_attention", "decode_attention", "few_keys_attention")
 
 
 def load(folder, enabled):
-    config = PolicyConfig(model=str(folder), max_num_seqs=8, fast_paths=enabled)
-    return Engine.load(config, seed=0, device=DEVICE, keep_reference=True)
+    return load_engine(folder, max_num_seqs=8, fast_paths=enabled, keep_reference=True)
 
 
 def sample_and_train(engine):
@@ -35,9 +30,7 @@ def sample_and_train(engine):
     first = request("a" * 200, max_tokens=2)
     ask(engine.policy, [request("short", max_tokens=3), first])
     ask(engine.policy, [request("a" * 200 + "and more", max_tokens=2)])
-    engine.begin_job()
-    engine.update(sibling_samples(), LossSpec("cross_entropy"), progress_start=0.0, progress_end=0.1)
-    engine.rollback()
+    train(engine, sibling_samples(), LIKELIHOOD)
 
 
 def uses_decode(folder, enabled, monkeypatch):
@@ -126,8 +119,7 @@ def uses_garbage_collection(folder, enabled, monkeypatch):
 
 def uses_fused_layers(folder, enabled, monkeypatch):
     """The LoRA layers of a model with adapters compute by a formula, or as PEFT does."""
-    config = PolicyConfig(model=str(folder), lora={"r": 2}, fast_paths=enabled)
-    with Engine.load(config, seed=0, device=DEVICE) as engine:
+    with load_engine(folder, lora={"r": 2}, fast_paths=enabled) as engine:
         layers = [layer for name, layer in engine.model.module.named_modules() if name.endswith("_proj")]
         fused = {"forward" in vars(layer) for layer in layers}
     assert len(fused) == 1

@@ -22,22 +22,6 @@ def test_the_kernel_exists_and_is_exact():
     assert is_kernel_exact()
 
 
-def test_two_tokens_by_hand():
-    """Scores 0 and ln 3 of the second token: a quarter of the first value and three quarters of the second."""
-    query = torch.tensor([0.0, math.log(3)]).view(1, 1, 2, 1)
-    key, value = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1), torch.tensor([4.0, 8.0]).view(1, 1, 2, 1)
-    assert flash_attention(query, key, value, 1.0).flatten().tolist() == pytest.approx([4.0, 7.0])
-
-
-def test_a_prefix_by_hand():
-    """Two rows of one token with a prefix of one token: all scores are 0, so each value counts one half."""
-    query, key = torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)
-    value, prefix = torch.tensor([2.0, 4.0]).view(2, 1, 1, 1), torch.tensor([6.0]).view(1, 1, 1, 1)
-    runs = find_prefix_runs([0, 0], [1])
-    output = flash_attention(query, key, value, 1.0, (torch.zeros(1, 1, 1, 1), prefix), runs)
-    assert output.flatten().tolist() == pytest.approx([4.0, 5.0])
-
-
 def test_runs_are_adjacent_rows_with_equally_many_members():
     runs = find_prefix_runs([0, 0, 1, 1, 2], [3, 3, 5])
     assert runs == [PrefixRun(slice(0, 4), slice(0, 2), 2, 3), PrefixRun(slice(4, 5), slice(2, 3), 1, 5)]

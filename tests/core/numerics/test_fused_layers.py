@@ -1,7 +1,5 @@
 """The formulas of fused layers against automatic differentiation of the layers that they replace."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -10,14 +8,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
+from reinforge.config.policy import LoRAConfig
 from reinforge.engine.model import fused_layers
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.fused_layers import GatedProduct, LoRALinear, RMSNorm, use_fused_layers
 from reinforge.engine.model.loading import add_adapter
 from reinforge.engine.training.shared_prefix import make_sharing_masks
-from reinforge.types.sample import LossSpec
+from tests.engines import LIKELIHOOD, load_engine, train
 from tests.samples import sibling_samples
 
 
@@ -42,16 +39,11 @@ def test_a_gated_product_has_the_right_gradients():
     assert torch.autograd.gradcheck(GatedProduct.apply, make_inputs((2, 3), (2, 3)))
 
 
-def test_rms_norm_by_hand():
-    """3 and 4 have the root mean square sqrt(12.5)."""
-    x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
-    assert RMSNorm.apply(x, weight, 0.0)[0].tolist() == pytest.approx([3 / 12.5**0.5, 8 / 12.5**0.5])
-
-
-def test_rms_norm_has_the_right_gradients():
+def test_rms_norm_has_the_right_values_and_gradients():
     x, weight = (each.detach().float().requires_grad_() for each in make_inputs((2, 3, 5), (5,)))
     fused = torch.autograd.grad((RMSNorm.apply(x, weight, 1e-5) ** 3).sum(), (x, weight))
     normed = nn.functional.rms_norm(x, [5], weight, 1e-5)
+    assert torch.allclose(RMSNorm.apply(x, weight, 1e-5), normed, atol=1e-6)
     for ours, theirs in zip(fused, torch.autograd.grad((normed**3).sum(), (x, weight)), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
@@ -115,16 +107,14 @@ def test_a_layer_that_computes_something_else_is_left_alone(tiny_model_dir, monk
 def test_a_step_in_bfloat16_has_the_loss_and_the_direction_of_float32(tiny_model_dir):
     found = {}
     for dtype in ("float32", "bfloat16"):
-        policy = PolicyConfig(model=str(tiny_model_dir), dtype=dtype, lora={"r": 4}, optimizer={"name": "sgd"})
-        with Engine.load(policy, seed=0, device="cpu") as engine:
+        policy = {"dtype": dtype, "lora": {"r": 4}, "optimizer": {"name": "sgd"}}
+        with load_engine(tiny_model_dir, device="cpu", **policy) as engine:
             before = {name: p.detach().clone() for name, p in engine.learner.masters.optimized.items()}
-            engine.begin_job()
-            report = engine.update(sibling_samples(), LossSpec("cross_entropy"), progress_start=0.0, progress_end=0.1)
+            report = train(engine, sibling_samples(), LIKELIHOOD)
             after = engine.learner.masters.optimized
             assert {p.dtype for p in after.values()} == {torch.float32}
             moved = torch.cat([(after[name] - p.float()).flatten() for name, p in sorted(before.items())])
             found[dtype] = report.metrics["loss"], moved
-            engine.rollback()
     assert found["bfloat16"][0] == pytest.approx(found["float32"][0], rel=0.02)
     assert torch.cosine_similarity(found["bfloat16"][1], found["float32"][1], dim=0) > 0.98
 

@@ -1,7 +1,5 @@
 """Training under a grammar: the learner's log-probs are those that were sampled from, and a reward is learned."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace
@@ -11,12 +9,6 @@ import pytest
 import torch
 from jsonschema import validate
 
-from reinforge.adapters.local import LocalAdapter
-from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.policy import PolicyConfig
-from reinforge.config.schema import FinetuneConfig
-from reinforge.engine import Engine
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.training import logprobs as logprobs_module
@@ -24,8 +16,7 @@ from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.types.request import Grammar, ModelRequest
 from reinforge.types.sample import LossSpec
-from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from tests.device import DEVICE
+from tests.engines import load_engine
 from tests.models import make_tiny_model
 from tests.samples import ask, random_samples, request, trained_samples
 
@@ -40,6 +31,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 JSON = Grammar("json_schema", json.dumps(SCHEMA))
+WIDTH = 2045
 BANS = ((40, -100.0), (250, -100.0))
 
 
@@ -49,13 +41,13 @@ def held(text: str = "hello", grammar: Grammar = JSON, **params) -> ModelRequest
 
 @pytest.fixture(scope="module")
 def wide_model_dir(tmp_path_factory):
-    """A vocabulary of which a text in JSON keeps more tokens than are recorded as ids."""
-    return make_tiny_model(tmp_path_factory.mktemp("wide") / "model", vocab_size=2048, initializer_range=0.02)
+    """A vocabulary of which a text in JSON keeps more tokens than are recorded as ids, wider than the tokenizer's."""
+    return make_tiny_model(tmp_path_factory.mktemp("wide") / "model", vocab_size=WIDTH, initializer_range=0.02)
 
 
 @pytest.fixture(scope="module")
 def engine(wide_model_dir):
-    with Engine.load(PolicyConfig(model=str(wide_model_dir)), seed=0, device=DEVICE) as engine:
+    with load_engine(wide_model_dir) as engine:
         yield engine
 
 
@@ -104,7 +96,7 @@ def test_log_probs_and_gradients_against_arithmetic(engine, wide_model_dir):
         for t in np.flatnonzero(one.loss_mask):
             kept = sets[t]
             if isinstance(kept, bytes):  # bit by bit, the lowest token first
-                kept = [token for token in range(2048) if kept[token // 8] >> token % 8 & 1]
+                kept = [token for token in range(WIDTH) if kept[token // 8] >> token % 8 & 1]
             allowed |= set(map(int, kept))
             z = logits[t - 1, list(kept)]
             expected = logits[t - 1, one.token_ids[t]] - z.logsumexp(0)
@@ -114,15 +106,15 @@ def test_log_probs_and_gradients_against_arithmetic(engine, wide_model_dir):
     gradients = [p.grad for p in model.module.parameters() if p.grad is not None]
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     rows = model.head.weight.grad.abs().sum(dim=1)
-    assert {token for token in range(2048) if rows[token] > 0} <= allowed
+    assert {token for token in range(WIDTH) if rows[token] > 0} <= allowed
     assert len(allowed) > 300
 
 
 def test_chunks_of_the_head_share_masks(engine, wide_model_dir, monkeypatch):
     _, samples = sample(engine, 4)
     results = []
-    for chunk in (2**24, 2048 * 5):
-        monkeypatch.setattr(logprobs_module, "split_tokens", make_split(chunk // 2048))
+    for chunk in (2**24, WIDTH * 5):
+        monkeypatch.setattr(logprobs_module, "split_tokens", make_split(chunk // WIDTH))
         model = CausalModel(load_module(wide_model_dir, torch.float32))
         values, _ = token_logprobs(model, collate(samples))
         values.sum().backward()
@@ -172,42 +164,14 @@ def test_a_penalty_is_applied_to_each_token_of_the_reply_so_far(engine):
     assert tokens.token_ids.count(9) > 2
 
 
-async def test_a_job_leaves_out_penalized_replies_and_counts_them(engine, wide_model_dir):
-    adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    policy = {"model": str(wide_model_dir), "schedule": {"warmup_steps": 0}}
-    await adapter.initialize(FinetuneConfig.model_validate({"policy": policy, "device": DEVICE}))
-    try:
-        asked = [held(seed=1), held(seed=2), request(seed=3, max_tokens=5, presence_penalty=1.0)]
-        replies = [await adapter.policy().sample(one) for one in asked]
-        group = [
-            Trajectory(
-                episode=[EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=reply.tokens)],
-                reward=float(place),
-            )
-            for place, reply in enumerate(replies)
-        ]
-        ref = await adapter.submit(TrajectoryCollection(trajectories=[group], run_id="r", epoch=0))
-        status = await adapter.wait_until_complete(ref)
-        assert status.status == "completed", status.message
-        assert status.metadata["num_tokens_left_out"] == replies[2].num_completion_tokens
-    finally:
-        await adapter.cleanup()
-
-
 @pytest.mark.parametrize("loss", ["clipped_pg", "cross_entropy"])
 def test_200_replies_under_a_schema_parse_and_train(tiny_model_dir, loss):
     """All of them validate; steps that favour one of two allowed words make it the more likely one."""
-    config = {"model": str(tiny_model_dir), "optimizer": {"learning_rate": 3e-3}, "schedule": {"warmup_steps": 0}}
-    with Engine.load(PolicyConfig.model_validate(config), seed=0, device=DEVICE) as engine:
+    with load_engine(tiny_model_dir, optimizer={"learning_rate": 3e-3}, schedule={"warmup_steps": 0}) as engine:
         shares = []
         for version in (1, 2, 3):
-            replies = ask(
-                engine.policy,
-                [
-                    held(seed=seed + 200 * version)
-                    for seed in range(200 if version == 1 and loss == "clipped_pg" else 60)
-                ],
-            )
+            count = 200 if version == 1 and loss == "clipped_pg" else 60
+            replies = ask(engine.policy, [held(seed=seed + 200 * version) for seed in range(count)])
             texts = [json.loads(reply.message["content"]) for reply in replies]
             for text in texts:
                 validate(text, SCHEMA)

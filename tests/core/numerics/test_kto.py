@@ -1,7 +1,5 @@
 """KTO against arithmetic written here: the value of a reply, its weight, and the KL baseline of a whole step."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,6 +17,7 @@ from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.errors import ConfigError, EngineError
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec, add_mismatched_samples
+from tests.core.numerics.test_losses import assert_gradient_is_slope
 from tests.core.numerics.test_whole_path import make_learner, step
 from tests.samples import make_sample, sibling_samples
 
@@ -67,17 +66,9 @@ def test_metrics_of_a_kind_that_is_absent_are_absent():
 
 
 def test_gradient_equals_finite_differences():
-    batch, logprobs = good_and_bad()
-    start = logprobs.double().requires_grad_()
-    kto(batch, start, beta=0.7).loss.mean().backward()
-    for spot in batch.loss_mask.nonzero().tolist():
-        change = torch.zeros_like(start)
-        change[tuple(spot)] = 1e-5
-        with torch.no_grad():
-            up, down = (kto(batch, start + sign * change, beta=0.7).loss.mean() for sign in (1, -1))
-        assert start.grad[tuple(spot)].item() == pytest.approx((up - down).item() / 2e-5, abs=1e-6)
-    assert (start.grad[0, 2:] < 0).all(), "a step makes the good reply more likely"
-    assert (start.grad[1, 2:4] > 0).all(), "and the bad one less"
+    gradient = assert_gradient_is_slope(kto, *good_and_bad(), beta=0.7)
+    assert (gradient[0, 2:] < 0).all(), "a step makes the good reply more likely"
+    assert (gradient[1, 2:4] > 0).all(), "and the bad one less"
 
 
 def test_what_is_missing_is_refused():
@@ -121,24 +112,6 @@ def test_the_baseline_is_the_weighted_mean_over_the_step_and_at_least_zero(tiny_
     samples[0].mismatched.ref_logprobs = None
     with pytest.raises(EngineError, match="mismatched samples need ref_logprobs"):
         estimate_kl(model, samples, 10_000)
-
-
-def test_how_a_step_is_computed_changes_nothing(tiny_model_dir):
-    """One batch or many, prefixes shared or not, any order: the same baseline, loss and gradient."""
-    samples = labeled_samples(make_learner(tiny_model_dir).model, shift=0.25)
-    expected, gradients = step(make_learner(tiny_model_dir), samples, SPEC)
-    assert expected["kl_baseline"] > 0.5
-    mixed = [samples[i] for i in np.random.default_rng(2).permutation(len(samples))]
-    for max_tokens, share, chosen in (
-        (1, False, samples),
-        (60, False, mixed),
-        (60, True, mixed),
-        (9999, True, samples),
-    ):
-        found, others = step(make_learner(tiny_model_dir, max_tokens, share), chosen, SPEC)
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
-        for ours, theirs in zip(others, gradients, strict=True):
-            assert (ours - theirs).abs().max() < 1e-6 * expected["grad_norm"]
 
 
 def test_a_baseline_of_each_micro_batch_would_show(tiny_model_dir, monkeypatch):

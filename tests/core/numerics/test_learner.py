@@ -1,6 +1,4 @@
-"""Optimizer steps: micro-batches do not change a step, chunks no log-prob, and NaN changes no weight."""
-
-from __future__ import annotations
+"""Optimizer steps: one by hand, what NaN and too little memory change, the order of samples, and learning rates."""
 
 import math
 from itertools import chain
@@ -9,19 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import ScheduleConfig
 from reinforge.engine import LossOutput, register_loss
-from reinforge.engine.model import heads as head
-from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.loading import load_module
 from reinforge.engine.training import learner as learner_module
-from reinforge.engine.training.collate import collate
 from reinforge.engine.training.learner import JobProgress, Learner
-from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
+from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.micro_batches import pack_rows
 from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
 from reinforge.errors import EngineError, TrajectoryError
 from reinforge.types.sample import LossSpec
+from tests.engines import copy_weights
+from tests.engines import make_learner as make
 from tests.samples import random_samples
 
 CLIPPED = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
@@ -29,26 +25,12 @@ ALL = JobProgress(0.0, 1.0)
 
 
 def make_learner(folder, **batch) -> Learner:
-    config = PolicyConfig(
-        optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
-        schedule=ScheduleConfig(warmup_steps=0),
-        batch=BatchConfig(**batch),
-    )
-    return Learner(CausalModel(load_module(folder, torch.float32)), config, seed=0)
-
-
-def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in learner.parameters.items()}
+    return make(folder, optimizer={"learning_rate": 1e-2, "weight_decay": 0.1}, batch=batch)
 
 
 @register_loss("test_nan_for_token_7")
 def nan_for_token_7(batch, logprobs_BT):
     return LossOutput(torch.where(batch.token_ids == 7, torch.nan, -logprobs_BT))
-
-
-@register_loss("test_nan_gradient")
-def nan_gradient(batch, logprobs_BT):
-    return LossOutput((logprobs_BT - logprobs_BT.detach()).abs().sqrt())  # 0, but its slope is infinite
 
 
 def test_one_step_by_hand(tiny_model_dir):
@@ -68,7 +50,7 @@ def test_one_step_by_hand(tiny_model_dir):
     loss = total / weight_sum
     expected = torch.autograd.grad(loss, list(learner.parameters.values()))
     norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in expected))
-    before = weights(learner)
+    before = copy_weights(learner)
     report = learner.update(samples, CLIPPED, ALL)
     assert report.metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert report.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -80,83 +62,6 @@ def test_one_step_by_hand(tiny_model_dir):
         clear = g.abs() > 1e-4 * norm
         moved = before[name] * (1 - decay) - 1e-2 * g.sign()
         assert torch.allclose(p[clear], moved[clear], atol=2e-4), name
-
-
-@pytest.mark.parametrize("loss", [CLIPPED, LossSpec("cross_entropy"), LossSpec("clipped_pg", {"entropy_coef": 0.1})])
-def test_micro_batches_do_not_change_the_step(tiny_model_dir, loss):
-    samples = random_samples(9, seed=1)
-    gradients, reports = [], []
-    for tokens in (10_000, 40, 1):
-        learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=tokens)
-        captured = {}
-        learner.optimizer.register_step_pre_hook(
-            lambda *_, learner=learner, captured=captured: captured.update(
-                {name: p.grad.clone() for name, p in learner.parameters.items()}
-            )
-        )
-        reports.append(learner.update(samples, loss, ALL))
-        gradients.append(captured)
-    for other, report in zip(gradients[1:], reports[1:], strict=True):
-        for name, gradient in gradients[0].items():
-            assert torch.allclose(gradient, other[name], atol=1e-6), name
-        assert report.metrics == pytest.approx(reports[0].metrics, rel=1e-4, abs=1e-6)
-
-
-def test_gradient_of_the_whole_path_equals_finite_differences(tiny_model_dir):
-    learner = make_learner(tiny_model_dir)
-    model, samples = learner.model, random_samples(3, seed=2)
-    model.module.double()  # but norms compute in float32
-    batch = collate(samples)
-    learned = token_logprobs(model, batch)[0]
-    learned.sum().backward()
-    parameter = model.module.model.layers[0].mlp.up_proj.weight
-    with torch.no_grad():
-        for row, column in ((0, 0), (5, 17), (100, 63)):
-            values = []
-            for step in (1e-3, -2e-3):
-                parameter[row, column] += step
-                values.append(token_logprobs(model, batch)[0].sum().item())
-            parameter[row, column] += 1e-3
-            assert parameter.grad[row, column].item() == pytest.approx((values[0] - values[1]) / 2e-3, rel=5e-3)
-
-
-def test_chunks_of_the_head_change_neither_logprobs_nor_gradient(tiny_model_dir, monkeypatch):
-    results = []
-    for chunk in (2**22, 320 * 4):
-        monkeypatch.setattr(head, "CHUNK_LOGITS", chunk)
-        learner = make_learner(tiny_model_dir)
-        values, entropies = token_logprobs(learner.model, collate(random_samples(6)), entropy_grad=True)
-        (values.sum() + entropies.sum()).backward()
-        results.append((values, entropies, learner.model.head.weight.grad.clone()))
-    for whole, chunked in zip(*results, strict=True):
-        assert torch.allclose(whole, chunked, atol=1e-5)
-
-
-def test_entropy_is_that_of_the_tempered_distribution(tiny_model_dir):
-    learner = make_learner(tiny_model_dir)
-    samples = random_samples(2)
-    with torch.no_grad():
-        entropies = token_logprobs(learner.model, collate(samples))[1]
-        for i, sample in enumerate(samples):
-            logits = learner.model.module(input_ids=torch.from_numpy(sample.token_ids)[None]).logits[0]
-            t = int(np.flatnonzero(sample.loss_mask)[0])
-            p = torch.softmax(logits[t - 1] / float(sample.temperatures[t]), -1)
-            assert entropies[i, t].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("loss", ["test_nan_for_token_7", "test_nan_gradient"])
-def test_a_step_that_is_not_finite_changes_no_bit(tiny_model_dir, loss):
-    learner = make_learner(tiny_model_dir, steps_per_job=1)
-    samples = random_samples(4)
-    learner.update(samples, CLIPPED, ALL)
-    samples[2].token_ids[-1] = 7
-    before, moments = weights(learner), {name: value.clone() for name, value in learner.state().items()}
-    report = learner.update(samples, LossSpec(loss), ALL)
-    assert (report.num_updates, report.num_skipped_steps, report.skipped_samples) == (0, 1, [0, 1, 2, 3])
-    assert (report.num_samples, report.num_tokens, report.metrics) == (0, 0, {})
-    assert all(torch.equal(before[name], p) for name, p in learner.parameters.items())
-    assert all(torch.equal(moments[name], value) for name, value in learner.state().items())
-    assert learner.update(samples, CLIPPED, ALL).num_updates == 1
 
 
 def test_only_the_step_that_is_not_finite_is_skipped(tiny_model_dir):
@@ -204,11 +109,11 @@ def test_a_first_token_cannot_be_trained(tiny_model_dir):
 def test_stopping_ends_an_update_at_the_next_micro_batch(tiny_model_dir):
     """An interrupted run relies on this: it must not wait for the rest of a long job."""
     learner = make_learner(tiny_model_dir)
-    before = weights(learner)
+    before = copy_weights(learner)
     learner.stopping.set()
     with pytest.raises(EngineError, match="closed"):
         learner.update(random_samples(4), LossSpec("cross_entropy"), JobProgress(0.0, 1.0, 0))
-    assert all(torch.equal(before[name], value) for name, value in weights(learner).items())
+    assert all(torch.equal(before[name], value) for name, value in copy_weights(learner).items())
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
@@ -236,15 +141,3 @@ def test_running_out_of_memory_halves_micro_batches_and_changes_no_gradient(tiny
         assert (learner.micro_batch_tokens < 10_000) == (limit == 40)
     for name, gradient in moved[0].items():
         assert torch.allclose(gradient, moved[1][name], rtol=1e-5, atol=1e-6), name
-
-
-def test_too_little_memory_for_one_sample_is_an_error(tiny_model_dir, monkeypatch):
-    def never(*args, **kwargs):
-        raise MemoryError
-
-    learner = make_learner(tiny_model_dir, steps_per_job=1)
-    before = weights(learner)
-    monkeypatch.setattr(learner_module, "token_logprobs", never)
-    with pytest.raises(MemoryError):
-        learner.update(random_samples(4), CLIPPED, ALL)
-    assert all(torch.equal(p, before[name]) for name, p in learner.parameters.items())

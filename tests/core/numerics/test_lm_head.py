@@ -1,21 +1,10 @@
 """Log-probs and entropies straight from features, against the softmax written out."""
 
-import math
-
 import pytest
 import torch
 
 from reinforge.engine.model import heads
 from reinforge.engine.model.heads import ChunkedLMHead, split_tokens
-
-
-def test_two_tokens_by_hand():
-    """Logits ln 3 and 0 at temperature 1, 2 ln 3 and 0 at temperature 2: p = 3/4 and 1/4 both times."""
-    features = torch.tensor([[math.log(3)], [2 * math.log(3)]])
-    weight = torch.tensor([[1.0], [0.0]])
-    logprobs, entropies = ChunkedLMHead.apply(features, weight, torch.tensor([0, 1]), torch.tensor([1.0, 2.0]), False)
-    assert logprobs.tolist() == pytest.approx([math.log(0.75), math.log(0.25)])
-    assert entropies.tolist() == pytest.approx([0.75 * math.log(4 / 3) + 0.25 * math.log(4)] * 2)
 
 
 def test_chunks_by_hand():

@@ -1,18 +1,17 @@
 """Optimizers against arithmetic written here; their state survives checkpoint and rollback to the last bit."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
 import torch
 from torch import nn
 
-from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.config.policy import OptimizerConfig
 from reinforge.engine import Engine
 from reinforge.engine.training.optimizers import get_state_keys, make_optimizer
 from reinforge.types.sample import LossSpec
-from tests.device import DEVICE
+from tests.engines import copy_weights, load_engine
+from tests.engines import train as make_job
 from tests.samples import random_samples
 
 CLIPPED = LossSpec("clipped_pg")
@@ -32,23 +31,17 @@ def settings(name: str) -> OptimizerConfig:
 
 
 def load(folder, name: str = "adamw", **policy) -> Engine:
-    config = PolicyConfig(
-        model=str(folder), optimizer=settings(name), schedule=ScheduleConfig(warmup_steps=0),
-        batch=BatchConfig(steps_per_job=2), **policy,
-    )  # fmt: skip
-    return Engine.load(config, seed=0, device=DEVICE)
+    policy = {"optimizer": settings(name), "schedule": {"warmup_steps": 0}, "batch": {"steps_per_job": 2}, **policy}
+    return load_engine(folder, **policy)
 
 
 def train(engine: Engine, seed: int) -> None:
-    engine.begin_job()
-    assert engine.update(random_samples(6, seed), CLIPPED, progress_start=0.0, progress_end=0.1).num_updates == 2
-    engine.end_job()
+    assert make_job(engine, random_samples(6, seed)).num_updates == 2
 
 
 def all_bits(engine: Engine) -> dict[str, torch.Tensor]:
-    return {f"weight.{k}": v.detach().clone() for k, v in engine.learner.parameters.items()} | {
-        k: v.clone() for k, v in engine.learner.state().items()
-    }
+    state = {name: value.clone() for name, value in engine.learner.state().items()}
+    return {f"weight.{name}": value for name, value in copy_weights(engine.learner).items()} | state
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -94,35 +87,32 @@ def test_state_keys_of_each_optimizer():
         assert len(slots - {"step"}) == settings(name).num_moments, "what `check` makes room for"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(EACH))
-def test_a_checkpoint_resumes_bit_by_bit(tiny_model_dir, tmp_path, name, dtype):
-    with load(tiny_model_dir, name, dtype=dtype) as engine:
+CASES = [(name, {"dtype": dtype}) for name in sorted(EACH) for dtype in ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize(("name", "policy"), [*CASES, ("adamw", {"dtype": "bfloat16", "lora": {"r": 4}})], ids=str)
+def test_a_checkpoint_and_a_rollback_bring_back_every_bit(tiny_model_dir, tmp_path, name, policy):
+    with load(tiny_model_dir, name, **policy) as engine:
         train(engine, 0)
         engine.save(tmp_path / "c", 1)
+        before = all_bits(engine)
         train(engine, 1)
         expected = all_bits(engine)
-    with load(tiny_model_dir, name, dtype=dtype) as engine:
+        assert not same(expected, before)
+        engine.rollback()
+        assert same(all_bits(engine), before)
+    with load(tiny_model_dir, name, **policy) as engine:
         engine.load_weights(tmp_path / "c")
         train(engine, 1)
         assert same(all_bits(engine), expected)
-        if get_state_keys(settings(name)) or dtype == "bfloat16":  # without the state the run would differ
+        if get_state_keys(settings(name)) or policy["dtype"] == "bfloat16":  # without the state the run would differ
             engine.load_weights(tmp_path / "c")
             engine.learner.reset()
             train(engine, 1)
             assert not same(all_bits(engine), expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(EACH))
-def test_a_rollback_restores_every_bit(tiny_model_dir, name, dtype):
-    with load(tiny_model_dir, name, dtype=dtype) as engine:
-        train(engine, 0)
-        before = all_bits(engine)
-        train(engine, 1)
-        assert not same(all_bits(engine), before)
-        engine.rollback()
-        assert same(all_bits(engine), before)
+    if policy["dtype"] == "bfloat16":  # the float32 copies are those of the trained weights alone
+        copies, weights = ({key for key in expected if key.startswith(kind)} for kind in ("master.", "weight."))
+        assert {key.replace("master.", "weight.", 1) for key in copies} == weights
 
 
 def test_another_optimizers_state_is_ignored_with_a_warning(tiny_model_dir, tmp_path, caplog):
@@ -135,20 +125,3 @@ def test_another_optimizers_state_is_ignored_with_a_warning(tiny_model_dir, tmp_
         assert (engine.fingerprint(), engine.learner.num_steps, engine.learner.state()) == (weights, 2, {})
         train(engine, 1)
     assert "another optimizer's state (exp_avg, exp_avg_sq, step; rmsprop needs square_avg, step)" in caplog.text
-
-
-def test_adapters_in_bfloat16_resume_bit_by_bit(tiny_model_dir, tmp_path):
-    """Their float32 copies belong to the adapters alone."""
-    policy = {"dtype": "bfloat16", "lora": {"r": 4}}
-    with load(tiny_model_dir, **policy) as engine:
-        train(engine, 0)
-        engine.save(tmp_path / "c", 1)
-        train(engine, 1)
-        expected = all_bits(engine)
-    with load(tiny_model_dir, **policy) as engine:
-        engine.load_weights(tmp_path / "c")
-        train(engine, 1)
-        assert same(all_bits(engine), expected)
-    assert {name for name in expected if name.startswith("master.")} == {
-        name.replace("weight.", "master.", 1) for name in expected if name.startswith("weight.")
-    }

@@ -1,27 +1,22 @@
 """`engine.step`: a step with your own loss equals the one that `update` makes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
-from reinforge.engine import Engine, LossOutput
+from reinforge.engine import Engine
 from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.errors import EngineError
-from reinforge.types.sample import LossSpec
-from tests.device import DEVICE
+from tests.engines import copy_weights, load_engine, measure_difference, train
 from tests.samples import random_samples
-
-CLIPPED = LossSpec("clipped_pg")
 
 
 def load(folder, *, tokens: int = 10_000, **optimizer) -> Engine:
-    config = PolicyConfig(
-        model=str(folder), optimizer=OptimizerConfig(learning_rate=1e-2, **optimizer),
-        schedule=ScheduleConfig(warmup_steps=0), batch=BatchConfig(steps_per_job=1, micro_batch_tokens=tokens),
-    )  # fmt: skip
-    return Engine.load(config, seed=0, device=DEVICE)
+    return load_engine(
+        folder,
+        optimizer={"learning_rate": 1e-2, **optimizer},
+        schedule={"warmup_steps": 0},
+        batch={"steps_per_job": 1, "micro_batch_tokens": tokens},
+    )
 
 
 def moved(folder, loss, samples=None, **settings):
@@ -29,20 +24,19 @@ def moved(folder, loss, samples=None, **settings):
     with load(folder, **settings) as engine:
         engine.begin_job()
         metrics = engine.step(samples or random_samples(6), loss)
-        return metrics, {name: p.detach().clone() for name, p in engine.learner.parameters.items()}
+        return metrics, copy_weights(engine.learner)
 
 
 def same(left, right, tolerance=0.0):
-    return all((value - right[name]).abs().max() <= tolerance for name, value in left.items())
+    return measure_difference(left.values(), right.values()) <= tolerance
 
 
 def test_it_equals_a_step_of_update(tiny_model_dir):
     samples = random_samples(6)
     metrics, weights = moved(tiny_model_dir, clipped_pg, samples)
     with load(tiny_model_dir) as engine:
-        engine.begin_job()
-        report = engine.update(samples, CLIPPED, progress_start=0, progress_end=1)
-        assert same(weights, engine.learner.parameters)
+        report = train(engine, samples)
+        assert same(weights, copy_weights(engine.learner))
     assert metrics == {k: v for k, v in report.metrics.items() if not k.startswith("mismatch")}
 
 
@@ -80,24 +74,6 @@ def test_the_mean_by_batch_is_the_mean_by_sample(tiny_model_dir):
     assert same(weights, others, 1e-7)
 
 
-def test_an_sgd_step_is_the_gradient_times_the_learning_rate(tiny_model_dir):
-    """-log p of one token by hand: sgd, no clipping; the head's weight goes down its own gradient."""
-    [sample] = random_samples(1)
-    sample.weight = 3.0
-    with load(tiny_model_dir, name="sgd", max_grad_norm=1e9) as engine:
-        module = engine.model.module
-        ids = torch.from_numpy(sample.token_ids)[None]
-        temperatures = torch.from_numpy(sample.temperatures)
-        logprobs = torch.log_softmax(module(input_ids=ids).logits[0, :-1] / temperatures[1:, None], -1)
-        chosen = logprobs.gather(1, ids[0, 1:, None])[:, 0][torch.from_numpy(sample.loss_mask)[1:]]
-        gradient = torch.autograd.grad(-chosen.mean(), module.lm_head.weight)[0]
-        before = module.lm_head.weight.detach().clone()
-        engine.begin_job()
-        metrics = engine.step([sample], lambda batch, logprobs_BT: LossOutput(-logprobs_BT))
-        assert metrics["loss"] == pytest.approx(-chosen.mean().item(), rel=1e-5)
-        assert torch.allclose(before - module.lm_head.weight, 1e-2 * gradient, atol=1e-6)
-
-
 def test_a_loss_that_is_not_finite_changes_no_bit(tiny_model_dir):
     with load(tiny_model_dir) as engine:
         before = engine.fingerprint()
@@ -106,17 +82,6 @@ def test_a_loss_that_is_not_finite_changes_no_bit(tiny_model_dir):
         engine.end_job()
         assert engine.fingerprint() == before
         assert engine.learner.state() == {}
-
-
-def test_a_step_can_be_rolled_back(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
-        before = engine.fingerprint()
-        engine.begin_job()
-        for _ in range(3):
-            engine.step(random_samples(3), by_token)
-        assert (engine.fingerprint() != before, engine.learner.num_steps) == (True, 3)
-        engine.rollback()
-        assert (engine.fingerprint(), engine.learner.num_steps) == (before, 0)
 
 
 def test_impossible_adapter_settings_are_refused(tiny_model_dir):

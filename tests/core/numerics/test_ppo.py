@@ -1,7 +1,5 @@
 """PPO: advantages and loss against arithmetic; the critic learns a known return; a bandit is learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -13,13 +11,13 @@ from reinforge.engine.losses.policy_gradient import ppo
 from reinforge.engine.model.heads import compute_values
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
-from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError, EngineError, TrajectoryError
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec, Needs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 from tests.core.numerics.test_losses import make_batch, row
 from tests.device import DEVICE
+from tests.engines import train
 from tests.models import make_tiny_model
 from tests.samples import ask, random_samples, request, sibling_samples
 
@@ -169,16 +167,6 @@ def with_returns(samples, seed=0):
     return samples
 
 
-DEFAULT = LossSpec("ppo")
-
-
-def job(engine, samples, spec=DEFAULT):
-    engine.begin_job()
-    report = engine.update(samples, spec, progress_start=0.0, progress_end=0.0)
-    engine.end_job()
-    return report
-
-
 @pytest.mark.parametrize("shares_trunk", [True, False])
 def test_the_value_head_learns_a_known_return(load, shares_trunk):
     """A token of the prompt determines the return; the policy gets no gradient."""
@@ -191,40 +179,13 @@ def test_the_value_head_learns_a_known_return(load, shares_trunk):
         sample.returns = np.full(len(sample), number % 2, np.float32)
     engine.score(samples, Needs(values=True))
     assert not any(sample.values.any() for sample in samples), "before anything is known, all is worth nothing"
-    report = job(engine, samples, LossSpec("ppo", {"value_clip": None, "value_coef": 1.0}))
+    report = train(engine, samples, LossSpec("ppo", {"value_clip": None, "value_coef": 1.0}))
     returns = np.concatenate([s.returns[s.loss_mask] for s in samples])
     assert report.metrics["return"] == pytest.approx(returns.mean())
     engine.score(samples, Needs(values=True))
     errors = [np.abs(s.values - s.returns)[s.loss_mask].mean() for s in samples]
     assert np.mean(errors) < (0.15 if shares_trunk else 0.35)
     assert (engine.fingerprint() != before) == shares_trunk
-
-
-@pytest.mark.parametrize("shares_trunk", [True, False])
-def test_neither_micro_batches_nor_shared_prefixes_change_the_step(load, shares_trunk):
-    samples = with_returns(sibling_samples())
-    gradients, reports = [], []
-    for tokens, shares in ((10_000, True), (60, True), (10_000, False)):
-        engine = load(micro_batch_tokens=tokens, shares_trunk=shares_trunk)
-        learner = engine.learner
-        with torch.no_grad():
-            engine.critic.weight.copy_(torch.linspace(-1, 1, 64))
-        learner.masks = learner.masks if shares else None
-        batches = make_micro_batches(samples, tokens, share=shares)
-        assert any(collate([samples[i] for i in batch]).prefixes for batch in batches)
-        captured = {}
-        learner.optimizer.register_step_pre_hook(
-            lambda *_, learner=learner, captured=captured: captured.update(
-                {name: p.grad.clone() for name, p in learner.parameters.items()}
-            )
-        )
-        reports.append(job(engine, samples))
-        gradients.append(captured)
-    for other, report in zip(gradients[1:], reports[1:], strict=True):
-        assert set(other) > {"value_head.weight", "value_head.bias"}
-        for name, gradient in gradients[0].items():
-            assert torch.allclose(gradient, other[name], atol=1e-6), name
-        assert report.metrics == pytest.approx(reports[0].metrics, rel=1e-4, abs=1e-6)
 
 
 def test_values_are_those_of_the_learners_own_pass_and_old_ones_stay(load):
@@ -246,29 +207,6 @@ def test_values_are_those_of_the_learners_own_pass_and_old_ones_stay(load):
     batch = collate(samples[:2])
     token_logprobs(engine.model, batch, critic=engine.critic)
     assert torch.allclose(batch.values[0, : len(samples[0])], batch.old_values[0, : len(samples[0])], atol=1e-5)
-
-
-def test_iterations_keep_the_logprobs_and_values_from_the_start_of_the_job(load):
-    """Two iterations of one step: the second still uses the sampler's log-probs and the values before the job."""
-    engine = load(num_iterations=2)
-    samples = with_returns(random_samples(4))
-    for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
-        sample.sampling_logprobs = logprobs
-    engine.score(samples, Needs(values=True))
-    kept = [(s.sampling_logprobs.copy(), s.values.copy()) for s in samples]
-    steps = []
-    step = engine.learner.step
-
-    def watched(*args, **kwargs):
-        steps.append(step(*args, **kwargs))
-        return steps[-1]
-
-    engine.learner.step = watched
-    job(engine, samples)
-    assert [round(s["ratio"], 5) == 1.0 for s in steps] == [True, False]
-    for sample, (logprobs, values) in zip(samples, kept, strict=True):
-        assert (sample.sampling_logprobs == logprobs).all()
-        assert (sample.values == values).all()
 
 
 def test_a_critic_exists_only_on_request(load, tmp_path):
@@ -298,6 +236,6 @@ def test_a_bandit_is_learned(load):
         engine.score(samples, algorithm.needs)
         for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):
             sample.advantages = advantages
-        job(engine, samples, algorithm.loss)
+        train(engine, samples, algorithm.loss)
     assert shares[0] < 0.5
     assert np.mean(shares[-3:]) > 0.9, shares

@@ -1,16 +1,15 @@
-"""DPO and IPO against arithmetic written here: pairs, smoothing, SFT term, length and refused input."""
-
-from __future__ import annotations
+"""DPO, IPO, ORPO and SimPO against arithmetic written here: pairs, smoothing, length, odds and refused input."""
 
 import math
 
 import pytest
 import torch
 
-from reinforge.engine.losses.preference import dpo, ipo
+from reinforge.engine.losses.preference import MAX_MEAN_LOGPROB, dpo, ipo, orpo, simpo
 from reinforge.engine.training.collate import collate
 from reinforge.errors import ConfigError, TrajectoryError
 from reinforge.types.request import TokenLogprobs
+from tests.core.numerics.test_losses import assert_gradient_is_slope
 from tests.samples import make_sample
 
 
@@ -23,14 +22,18 @@ def member(ids, reward, ref, pair="p"):
     return sample
 
 
-def one_pair():
+def one_pair(has_reference=True):
     """The worse one comes first: log-ratios -2 + 2.5 - 1 + 1 = 0.5 and -0.6 + 1 = 0.4 a token."""
     batch = collate([member([5, 6], 0.0, [-2.5, -1.0]), member([7, 8, 9], 1.0, [-1.0, -1.0, -1.0])])
     logprobs = torch.tensor([[0.0, 0.0, -2.0, -1.0, 0.0], [0.0, 0.0, -0.6, -0.6, -0.6]])
+    if not has_reference:
+        batch.ref_logprobs = None
     return batch, logprobs
 
 
 CHOSEN, REJECTED = 3 * 0.4, 0.5
+LIKELY, UNLIKELY = -0.6, -1.5
+"""Log-ratios to the reference, and mean log-probs without one."""
 
 
 def minus_log_sigma(x):
@@ -82,17 +85,17 @@ def test_ipo_is_the_squared_distance_from_its_target():
     assert ipo(batch, logprobs, beta=1.0, length_normalized=True).loss[0].item() == pytest.approx((0.15 - 0.5) ** 2)
 
 
-@pytest.mark.parametrize(("loss", "params"), [(dpo, {"label_smoothing": 0.2, "sft_coef": 0.5}), (ipo, {})])
+@pytest.mark.parametrize(
+    ("loss", "params"),
+    [
+        (dpo, {"label_smoothing": 0.2, "sft_coef": 0.5}),
+        (ipo, {}),
+        (orpo, {"odds_ratio_coef": 0.7}),
+        (simpo, {"beta": 2.5, "gamma": 1.6, "sft_coef": 0.5}),
+    ],
+)
 def test_gradient_equals_finite_differences(loss, params):
-    batch, logprobs = one_pair()
-    start = logprobs.double().requires_grad_()
-    loss(batch, start, **params).loss.mean().backward()
-    for spot in batch.loss_mask.nonzero().tolist():
-        step = torch.zeros_like(start)
-        step[tuple(spot)] = 1e-5
-        with torch.no_grad():
-            up, down = (loss(batch, start + sign * step, **params).loss.mean() for sign in (1, -1))
-        assert start.grad[tuple(spot)].item() == pytest.approx((up - down).item() / 2e-5, abs=1e-6)
+    assert_gradient_is_slope(loss, *one_pair(), **params)
 
 
 def test_two_pairs_are_kept_apart():
@@ -114,3 +117,66 @@ def test_invalid_pairs_are_refused():
     batch.ref_logprobs = None
     with pytest.raises(ConfigError, match="ref_logprobs"):
         ipo(batch, logprobs)
+
+
+def log_odds(mean):
+    p = math.exp(mean)
+    return math.log(p / (1 - p))
+
+
+def test_orpo_is_the_likelihood_plus_the_odds_ratio():
+    batch, logprobs = one_pair(has_reference=False)
+    output = orpo(batch, logprobs, odds_ratio_coef=0.25)
+    ratio = log_odds(LIKELY) - log_odds(UNLIKELY)
+    expected = -LIKELY + 0.25 * minus_log_sigma(ratio)
+    assert output.loss.tolist() == pytest.approx([expected, expected]), "both carry the loss of the pair"
+    assert output.metrics["log_odds_ratio"].tolist() == pytest.approx([ratio] * 2)
+    assert output.metrics["margin"].tolist() == pytest.approx([0.9, 0.9])
+    assert output.metrics["chosen_logprob"].tolist() == pytest.approx([LIKELY] * 2)
+    assert output.metrics["pair_accuracy"].tolist() == [1.0, 1.0]
+
+
+def test_equal_replies_have_an_odds_ratio_of_one():
+    batch, _ = one_pair(has_reference=False)
+    same = torch.where(batch.loss_mask, -1.0, 0.0)
+    assert orpo(batch, same, odds_ratio_coef=1.0).loss.tolist() == pytest.approx([1 + math.log(2)] * 2)
+
+
+@pytest.mark.parametrize("mean", [0.0, -1e-9, -1e-4, -0.69, -0.7, -5.0, -80.0])
+def test_orpo_is_finite_and_right_at_both_ends_of_the_odds(mean):
+    """A preferred reply of probability 1 has infinite odds; of float32's 1 - e^m nothing would be left."""
+    batch, logprobs = one_pair(has_reference=False)
+    start = torch.where(batch.loss_mask, mean, 0.0)
+    start[0] = logprobs[0]
+    start.requires_grad_()
+    output = orpo(batch, start, odds_ratio_coef=1.0)
+    odds = log_odds(min(mean, MAX_MEAN_LOGPROB))
+    expected = -mean + minus_log_sigma(odds - log_odds(UNLIKELY)) if odds > -50 else -mean - odds + log_odds(UNLIKELY)
+    assert output.loss[1].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    output.loss.sum().backward()
+    assert start.grad.isfinite().all()
+
+
+def test_simpo_is_the_logistic_loss_of_the_mean_logprobs():
+    batch, logprobs = one_pair(has_reference=False)
+    output = simpo(batch, logprobs, beta=2.0, gamma=0.5)
+    expected = minus_log_sigma(2 * (LIKELY - UNLIKELY) - 0.5)
+    assert output.loss.tolist() == pytest.approx([expected, expected])
+    assert output.metrics["margin"].tolist() == pytest.approx([0.9, 0.9])
+    assert output.metrics["rejected_logprob"].tolist() == pytest.approx([UNLIKELY] * 2)
+    added = simpo(batch, logprobs, beta=2.0, gamma=0.5, sft_coef=0.3).loss[0].item()
+    assert added == pytest.approx(expected + 0.3 * 0.6)
+
+
+def test_a_longer_reply_is_not_preferred_for_its_length():
+    """The same mean over 2 and 3 tokens: the margin is 0, where DPO's sums would differ by 1."""
+    batch, _ = one_pair(has_reference=False)
+    same = torch.where(batch.loss_mask, -1.0, 0.0)
+    assert simpo(batch, same, gamma=0.0).loss.tolist() == pytest.approx([math.log(2)] * 2)
+
+
+@pytest.mark.parametrize("loss", [orpo, simpo])
+def test_single_samples_are_refused(loss):
+    batch = collate([member([5], 1.0, [0.0], pair=None)])
+    with pytest.raises(TrajectoryError, match=f"{loss.__name__}: every sample must share its pair_id"):
+        loss(batch, torch.zeros(1, 3))

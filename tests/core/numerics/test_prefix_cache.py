@@ -3,47 +3,30 @@
 The tiny models have 2 layers with 2 heads of keys and values of 16 numbers: 2 * 2 * 2 * 16 * 4 = 512 bytes a token.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import Prefiller
 from reinforge.types.request import ModelRequest, SamplingParams
-from reinforge.types.sample import LossSpec
-from tests.device import DEVICE
+from tests.engines import load_engine, measure_error, train
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, hold_steps, random_samples, request, sample_replies
 
 BYTES = 512
 
 
-def load(folder, **config) -> Engine:
-    deterministic = config.pop("deterministic", False)
-    settings = PolicyConfig(model=str(folder), **{"max_num_seqs": 8, **config})
-    return Engine.load(settings, seed=0, device=DEVICE, deterministic=deterministic)
-
-
 @pytest.fixture
 def engine(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
+    with load_engine(tiny_model_dir, max_num_seqs=8) as engine:
         yield engine
 
 
 def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(6, 320, count).tolist())
-
-
-def assert_scores_match(engine, requests):
-    scored = engine._score_tokens([reply.prompt + reply.token_ids for reply in requests])
-    for reply, logprobs in zip(requests, scored, strict=True):
-        assert np.abs(logprobs[len(reply.prompt) :] - reply.logprobs).max() <= 1e-5
 
 
 def counts(engine):
@@ -56,7 +39,8 @@ def counts(engine):
 def test_replies_are_the_same_without_the_cache(family, fast_paths, tmp_path):
     """Six conversations of four turns, of different lengths, side by side; sliding windows are shorter than they."""
     folder = make_tiny_model(tmp_path / family, family, **FAMILIES[family])
-    with load(folder, fast_paths=fast_paths) as engine, load(folder, kv_cache_mb=0, fast_paths=fast_paths) as plain:
+    settings = {"fast_paths": fast_paths, "max_num_seqs": 8}
+    with load_engine(folder, **settings) as engine, load_engine(folder, kv_cache_mb=0, **settings) as plain:
         histories = [()] * 6
         for turn in range(4):
             new = [tokens((30 if turn == 0 else 5) + 3 * i, seed=turn) for i in range(6)]
@@ -65,7 +49,7 @@ def test_replies_are_the_same_without_the_cache(family, fast_paths, tmp_path):
             for one, other in zip(replies, others, strict=True):
                 assert one.token_ids == other.token_ids
                 assert np.abs(np.subtract(one.logprobs, other.logprobs)).max() <= 1e-5
-            assert_scores_match(engine, replies)
+            assert measure_error(engine, replies) <= 1e-5
             histories = [reply.prompt + reply.token_ids for reply in replies]
         cached, whole = engine.policy.stats(), plain.policy.stats()
         assert cached.prefilled_tokens + cached.reused_tokens == whole.prefilled_tokens == whole.prompt_tokens
@@ -103,7 +87,7 @@ def test_three_children_continue_one_node(engine):
     assert after[1] - before[1] == 3
     for one, other in zip(one_by_one, [together[0], together[1], together[3]], strict=True):
         assert one.token_ids == other.token_ids
-    assert_scores_match(engine, [*one_by_one, *together])
+    assert measure_error(engine, [*one_by_one, *together]) <= 1e-5
 
 
 def test_more_conversations_than_slots_next_to_new_ones(engine):
@@ -112,7 +96,7 @@ def test_more_conversations_than_slots_next_to_new_ones(engine):
     prompts = [history + tokens(1 + n, seed=50 + n) for n, history in enumerate(histories)]
     new = [tokens(5 + n, seed=100 + n) for n in range(20)]
     mixed = [prompt for pair in zip(prompts, new, strict=True) for prompt in pair]
-    assert_scores_match(engine, sample_replies(engine, mixed, 8))
+    assert measure_error(engine, sample_replies(engine, mixed, 8)) <= 1e-5
     assert counts(engine)[2] == sum(len(history) - 1 for history in histories)
 
 
@@ -126,13 +110,12 @@ def test_a_rewritten_history_is_used_up_to_the_change(engine):
     assert prompt[: first.num_prompt_tokens] == first.tokens.prompt_token_ids
     reused = counts(engine)[2]
     assert first.num_prompt_tokens <= reused <= first.num_prompt_tokens + 2
-    scored = engine._score_tokens([prompt + second.tokens.token_ids])[0]
-    assert np.abs(scored[len(prompt) :] - second.tokens.logprobs).max() <= 1e-5
+    assert measure_error(engine, [second]) <= 1e-5
 
 
 def test_memory_stays_within_the_budget(tiny_model_dir):
     """Sequences of 100 tokens take 51,200 bytes: 20 of them fit into a MiB, and the last 20 are cached."""
-    with load(tiny_model_dir, kv_cache_mb=1) as engine:
+    with load_engine(tiny_model_dir, kv_cache_mb=1) as engine:
         prompts = [tokens(100, seed=n) for n in range(30)]
         for prompt in prompts:
             sample_replies(engine, [prompt], 1)
@@ -140,7 +123,7 @@ def test_memory_stays_within_the_budget(tiny_model_dir):
         for prompt in prompts[:10]:
             sample_replies(engine, [(*prompt, 7)], 1)
         assert counts(engine)[2] == 0
-    with load(tiny_model_dir, kv_cache_mb=1) as engine:
+    with load_engine(tiny_model_dir, kv_cache_mb=1) as engine:
         for prompt in prompts:
             sample_replies(engine, [prompt], 1)
         for n, prompt in enumerate(prompts[10:], 1):
@@ -152,25 +135,23 @@ def test_new_weights_empty_the_cache(engine):
     history = tokens(40)
     sample_replies(engine, [history])
     assert engine.policy.stats().prefix_cache_bytes
-    engine.begin_job()
+    train(engine, random_samples(6))
     assert engine.policy.stats().prefix_cache_bytes == 0
-    engine.update(random_samples(6), LossSpec("cross_entropy"), progress_start=0.0, progress_end=0.1)
-    engine.end_job()
     asyncio.run(engine.policy.publish(1))
     replies = sample_replies(engine, [(*history, 9)])
     assert counts(engine)[2] == 0
-    assert_scores_match(engine, replies)
+    assert measure_error(engine, replies) <= 1e-5
 
 
 def test_publishing_the_same_weights_keeps_the_cache(engine):
     sample_replies(engine, [tokens(40)])
     asyncio.run(engine.policy.publish(1))
-    assert_scores_match(engine, sample_replies(engine, [(*tokens(40), 9)]))
+    assert measure_error(engine, sample_replies(engine, [(*tokens(40), 9)])) <= 1e-5
     assert counts(engine)[2] == 40
 
 
 def test_a_deterministic_engine_has_no_cache(tiny_model_dir):
-    with load(tiny_model_dir, deterministic=True) as engine:
+    with load_engine(tiny_model_dir, deterministic=True) as engine:
         reply = sample_replies(engine, [tokens(40)])[0]
         sample_replies(engine, [reply.prompt + reply.token_ids + (9,)])
         assert engine.policy.stats().prefix_cache_bytes == 0
@@ -205,6 +186,6 @@ def test_the_cache_shrinks_when_memory_runs_out(engine, caplog, monkeypatch):
 
             patch.setattr(owner, name, fail_once)
             caplog.clear()
-            assert_scores_match(engine, sample_replies(engine, [prompt], 5))
+            assert measure_error(engine, sample_replies(engine, [prompt], 5)) <= 1e-5
         assert "out of memory: reducing the prefix cache to at most" in caplog.text
         assert engine.policy.stats().prefix_cache_bytes == left * BYTES

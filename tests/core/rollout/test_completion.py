@@ -8,32 +8,12 @@ from types import SimpleNamespace
 import pytest
 from pydantic import BaseModel
 
-from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.handle.chat import normalize_message
 from reinforge.rollout.handle.completion import build_completion
-from reinforge.types.request import ModelReply, TokenLogprobs
+from reinforge.types.request import ModelReply
+from tests.core.rollout.test_handle import CALL, handle
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 MESSAGE = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-TOKENS = TokenLogprobs((1, 2), (7,), (-0.5,), texts=("é",))
-
-
-class Replies:
-    """A policy that replies with given messages and remembers the requests."""
-
-    is_policy, model_name = True, "m"
-
-    def __init__(self, *messages):
-        self.messages, self.requests = list(messages), []
-
-    async def sample(self, request):
-        self.requests.append(request)
-        return ModelReply(copy.deepcopy(self.messages.pop(0)), "tool_calls", TOKENS, 2, 1)
-
-
-def handle(*messages):
-    capture, model = Capture(seed=1), Replies(*messages)
-    return AsyncLLM("agent", model, capture, None), capture, model
 
 
 async def reply_to(*messages, llm=None):
@@ -58,7 +38,8 @@ async def test_a_completion_has_the_fields_of_openais():
     assert (reply.object, reply.model, choice.finish_reason, choice.index) == (
         "chat.completion", "m", "tool_calls", 0,
     )  # fmt: skip
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (2, 1, 3)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (2, 2, 4)
+    assert reply.usage.completion_tokens_details is None
     assert (choice.message.role, choice.message.content, choice.message.refusal) == ("assistant", None, None)
     assert choice.logprobs.content[0].logprob == -0.5
     assert reply.system_fingerprint is None
@@ -92,12 +73,15 @@ async def test_model_dump_gives_plain_data_with_every_field_of_openais():
     assert reply.choices[0].message.model_dump(include={"role"}) == {"role": "assistant"}
     assert json.loads(reply.model_dump_json(exclude_none=True)) == {
         "id": reply.id, "created": reply.created, "model": "m", "object": "chat.completion",
-        "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3},
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
         "choices": [
             {
                 "index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant", "tool_calls": [CALL]},
                 "logprobs": {
-                    "content": [{"token": "é", "bytes": [0xC3, 0xA9], "logprob": -0.5, "top_logprobs": []}],
+                    "content": [
+                        {"token": "4", "bytes": [52], "logprob": -0.5, "top_logprobs": []},
+                        {"token": "2", "bytes": [50], "logprob": -0.25, "top_logprobs": []},
+                    ],
                 },
             }
         ],

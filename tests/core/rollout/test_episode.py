@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.rollout.episode import (
-    attach_captured_tokens,
-    attach_remote_prompts,
+    attach_sources,
     build_trajectory,
     extract_text,
     is_trained_call,
@@ -17,33 +16,18 @@ from reinforge.rollout.isolation.worker_protocol import dump_call, load_call
 from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.request import ChatPrompt, ModelReply, ModelRequest, TokenLogprob, TokenLogprobs
-from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import EpisodeItem, Trajectory
 from tests.doubles import examples
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
+from tests.replies import assistant, user
 
 
 def record_of(*calls, marks=()):
     """Each call: messages, reply text, prompt ids, reply ids."""
-    made = [
-        ModelCall(
-            call_id=f"c{i}",
-            llm="agent",
-            model="m",
-            request=ModelRequest(messages),
-            reply=ModelReply(assistant(text), "stop", TokenLogprobs(tuple(prompt), tuple(ids), (-0.1,) * len(ids))),
-            functions=(),
-            started_s=0.0,
-            ended_s=0.0,
-        )
-        for i, (messages, text, prompt, ids) in enumerate(calls)
-    ]
+    made = []
+    for number, (messages, text, prompt, ids) in enumerate(calls):
+        tokens = TokenLogprobs(tuple(prompt), tuple(ids), (-0.1,) * len(ids))
+        reply = ModelReply(assistant(text), "stop", tokens)
+        made.append(ModelCall(f"c{number}", "agent", "m", ModelRequest(messages), reply, (), 0.0, 0.0))
     return EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=made, marks=list(marks))
 
 
@@ -81,12 +65,8 @@ def test_the_same_messages_with_other_tokens_are_not_merged():
     """A template that re-renders the history breaks the prefix: two samples, and no text is tokenized again."""
     first = [user("a")]
     record = record_of((first, "x", [1, 2], [4]), ([*first, assistant("x"), user("b")], "y", [1, 2, 5, 8], [7]))
-    assert [
-        sample.token_ids.tolist() for sample in samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
-    ] == [
-        [1, 2, 4],
-        [1, 2, 5, 8, 7],
-    ]
+    samples = samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
+    assert [sample.token_ids.tolist() for sample in samples] == [[1, 2, 4], [1, 2, 5, 8, 7]]
 
 
 def test_a_turn_that_is_not_a_target_is_context():
@@ -101,9 +81,7 @@ def test_a_turn_that_is_not_a_target_is_context():
 def test_restricted_tokens_are_left_untrained():
     record = record_of(([user("a")], "x", [1, 2], [4]))
     tokens = record.calls[0].reply.tokens
-    restricted = TokenLogprobs(tokens.prompt_token_ids, tokens.token_ids, tokens.logprobs, restricted=True)
-    reply = ModelReply(assistant("x"), "stop", restricted)
-    record.calls[0].reply = reply
+    record.calls[0].reply = ModelReply(assistant("x"), "stop", replace(tokens, restricted=True))
     assert samples_from_trajectory(build_trajectory(record, 1.0, [True])) == []
 
 
@@ -140,31 +118,6 @@ def test_extract_text():
     assert extract_text(None) == ""
     assert extract_text("a") == "a"
     assert extract_text([{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]) == "ab"
-
-
-def test_marked_rewards_reach_the_samples_by_turn():
-    marks = [Mark(1, 0.5, None, (), 0.0), Mark(2, 0.25, None, (), 0.0)]
-    record = record_of(([user("a")], "x", [1], [4]), ([user("b")], "y", [2], [5]), marks=marks)
-    first, second = samples_from_trajectory(build_trajectory(record, 1.0, [True, True]))
-    assert first.turn_rewards == second.turn_rewards == [0.5, 0.25]
-    assert first.turn_rewards[first.turn_ids[first.loss_mask][0]] == 0.5
-    assert second.turn_rewards[second.turn_ids[second.loss_mask][0]] == 0.25
-
-
-def test_repeated_roles_and_user_messages_after_tool_results_are_kept():
-    system = {"role": "system", "content": "be brief"}
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "t", "function": {"name": "f"}}]}
-    history = [
-        system,
-        system,
-        user("a"),
-        user("a"),
-        call,
-        {"role": "tool", "tool_call_id": "t", "content": "1"},
-        user("go on"),
-    ]
-    roles = [role for role, _ in messages_in(record_of((history, "x", [1], [4])))]
-    assert roles == ["system", "system", "user", "user", "assistant", "tool", "user", "assistant"]
 
 
 def hosted_call(version):
@@ -212,9 +165,9 @@ def test_likely_tokens_reach_an_agent_in_its_process_and_no_record():
     assert parse_episode(json.loads(text), record.item).calls[0].reply.tokens.top_logprobs == ()
 
 
-def remote_collection(*turns):
-    items = [EpisodeItem(role="user", content="hi"), *turns]
-    return TrajectoryCollection(trajectories=[[Trajectory(episode=items, reward=1.0)]], run_id="r")
+def attach_remote(find_call, *turns):
+    episode = [EpisodeItem(role="user", content="hi"), *turns]
+    attach_sources([Trajectory(episode=episode, reward=1.0)], find_call, is_remote=True)
 
 
 def test_turns_that_a_remote_backend_trains():
@@ -222,18 +175,17 @@ def test_turns_that_a_remote_backend_trains():
     given = EpisodeItem(role="assistant", content="from the data")
     named = EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"})
     scored = EpisodeItem(role="assistant", content="no", logprobs=[-0.5])
-    collection = remote_collection(given, named, scored)
-    attach_remote_prompts(collection, {"c0": hosted_call(None)}.get)
+    attach_remote({"c0": hosted_call(None)}.get, given, named, scored)
     assert [turn.is_trained for turn in (given, named, scored)] == [False, True, True]
     assert named.prompt == ChatPrompt((user("hi"),), None, -1), "of the call, which did not get the first turn"
     assert [message["content"] for message in scored.prompt.messages] == ["hi", "from the data", "yo"]
 
     alone = EpisodeItem(role="assistant", content="yo")
-    attach_remote_prompts(remote_collection(alone), lambda _: None)
+    attach_remote(lambda call_id: None, alone)
     assert (alone.is_trained, alone.prompt) == (True, ChatPrompt((user("hi"),), None, -1))
 
     context, refused = (EpisodeItem(role="assistant", content="yo", trained=flag) for flag in (None, False))
-    attach_remote_prompts(remote_collection(context, refused), lambda _: None)
+    attach_remote(lambda call_id: None, context, refused)
     assert not any(turn.is_trained for turn in (context, refused)), "the builder says that none of them is"
 
 
@@ -243,7 +195,6 @@ def test_a_custom_builders_turn_gets_the_prompt_of_the_call_it_names():
         EpisodeItem(role="assistant", content="yo", metadata={"call_id": "c0"}, trained=False),
         EpisodeItem(role="assistant", content="theirs"),
     ]
-    collection = TrajectoryCollection(trajectories=[[Trajectory(episode=turns, reward=1.0)]], run_id="r")
-    attach_captured_tokens(collection, {"c0": hosted_call(3)}.get)
+    attach_sources([Trajectory(episode=turns, reward=1.0)], {"c0": hosted_call(3)}.get)
     assert [turn.is_trained for turn in turns] == [True, False, False]
     assert turns[0].prompt == ChatPrompt((user("hi"),), None, 3)

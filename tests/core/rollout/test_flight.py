@@ -26,6 +26,7 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, ScriptedPolicy, examples
 from tests.episodes import make_runner
+from tests.scripted_run import ask
 from tests.virtual_clock import run_virtually
 
 EPOCH = 4711
@@ -34,8 +35,6 @@ MAX_BYTES = 4_500
 
 
 class Silent(ScriptedPolicy):
-    """Answers when it is told to."""
-
     def __init__(self):
         super().__init__()
         self.num_waiting, self.answering = 0, asyncio.Event()
@@ -44,11 +43,6 @@ class Silent(ScriptedPolicy):
         self.num_waiting += 1
         await self.answering.wait()
         return await super().sample(request)
-
-
-async def ask(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=64)
-    return reply.choices[0].message.content
 
 
 async def score(record):
@@ -145,15 +139,7 @@ def test_time_for_which_the_loop_was_blocked_does_not_count(monkeypatch):
     assert at_s == pytest.approx({"0": 15, "1": 15}, abs=0.01)
 
 
-def test_otherwise_it_would_count(monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(BlockedTime, "total_s", 0.0)
-    monkeypatch.setattr(TimeLimit, "_read_clock", lambda limit: limit._loop.time())
-    assert run_virtually(run_timed(block, 2))[0][2]["1"] == pytest.approx(10, abs=0.01)
-
-
 async def ignore(item, llm, context):
-    """Ignores its first cancellation."""
     if item.id == "1":
         return
     try:
@@ -167,13 +153,6 @@ def test_an_agent_that_ignores_its_cancellation_is_abandoned():
     assert [record.outcome for record in records] == [Outcome.TIMEOUT, Outcome.OK, Outcome.TIMEOUT]
     assert at_s["0"] == pytest.approx(10 + GRACE_S, abs=0.01)
     assert (runner.status.num_abandoned, runner.status.num_running) == (2, 0)
-
-
-def test_otherwise_the_batch_would_wait_for_it(monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(ContainedTask, "abandon", lambda task: None)
-    with pytest.raises(RuntimeError, match="deadlock"):
-        run_virtually(run_timed(ignore, 3))
 
 
 class Probe(ContainedTask):

@@ -26,16 +26,12 @@ from tests.doubles import PolicyModel, ScriptedPolicy, examples
 
 
 class AskConfig(WorkflowConfig, name="test_function_ask"):
-    """Asks its model."""
-
     player_model: LLMRef
     helper: FunctionRef | None = None
     wrapper: str = "openai"
 
 
 class HelperConfig(WorkflowConfig, name="test_function_helper"):
-    """A part of the agent."""
-
     llm: LLMRef
 
 

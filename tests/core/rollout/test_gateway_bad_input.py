@@ -15,12 +15,6 @@ MESSAGES = {**CHAT, "max_tokens": 9}
 
 
 @pytest.fixture
-async def gateway():
-    async with Gateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
 async def episode():
     return Episode(entries=("agent", "judge"))
 
@@ -36,27 +30,16 @@ async def access(gateway, episode):
     assert episode.capture.pending == 0
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
-BODIES = {
-    "invalid UTF-8": (b'{"model": "\xff"}', 400, "not UTF-8"),
-    "no JSON": (b"{", 400, "not JSON"),
-    "an empty body": (b"", 400, "JSON"),
-    "JSON that is no object": (b"[]", 400, "expected an object, found a list of 0"),
-    "deep JSON": (b"[" * 100_000, 400, "nested"),
-    "a number of 5,000 digits": (b'{"seed": ' + b"9" * 5000 + b"}", 400, "."),
-    "a model that does not exist": ({**CHAT, "model": "gpt"}, 404, "llms has: agent, judge"),
-    "no messages": ({"model": "agent"}, 400, "messages: expected at least one message"),
-    "a message without content": (
-        {"model": "agent", "messages": [{"role": "user"}]}, 400, "messages[0].content is missing"),
-    "a tool schema that is none": ({**CHAT, "tools": [TOOL]}, 400, "tools[0].function.parameters.type"),
-    "a schema of a kind that is none": (
-        {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": 7}}]}, 400, "object, found 7"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BODIES)
-async def test_a_bad_body_is_refused_with_its_reason(access, episode, name):
-    body, expected, reason = BODIES[name]
+@pytest.mark.parametrize(
+    ("body", "expected", "reason"),
+    [
+        (b'{"model": "\xff"}', 400, "not UTF-8"),
+        (b"[" * 100_000, 400, "nested"),
+        ({**CHAT, "model": "gpt"}, 404, "llms has: agent, judge"),
+    ],
+)
+async def test_a_bad_body_is_refused_with_its_reason(access, episode, body, expected, reason):
+    """Every other one is in the tests of the endpoint."""
     status, headers, answer = await ask(access, body)
     assert status == expected
     assert reason in json.loads(answer)["error"]["message"]
@@ -246,12 +229,14 @@ async def test_head_is_get_without_the_body(access):
     assert (await ask(access, b"", method="DELETE", path="/models"))[0] == 405
 
 
-@pytest.mark.parametrize(
-    ("headers", "path"), [({"authorization": "Bearer wrong"}, "/messages"), ({"host": "evil.example"}, "/messages")]
-)
-async def test_anthropics_clients_get_errors_in_their_form(access, headers, path):
-    _, _, body = await ask(access, MESSAGES, path=path, **headers)
-    assert json.loads(body)["type"] == "error"
+async def test_anthropics_clients_get_errors_in_their_form(access):
+    for headers, path, kind in (
+        ({"authorization": "Bearer wrong"}, "/messages", "authentication_error"),
+        ({"host": "evil.example"}, "/messages", "permission_error"),
+        ({}, "/messages/count_tokens", "not_found_error"),
+    ):
+        _, _, body = await ask(access, MESSAGES, path=path, **headers)
+        assert (json.loads(body)["type"], json.loads(body)["error"]["type"]) == ("error", kind)
 
 
 async def test_a_failure_of_the_model_is_told_and_recorded_nowhere(gateway):
@@ -295,8 +280,3 @@ async def test_one_episode_with_all_its_requests_in_flight_delays_no_other(gatew
         assert (await ask(calm_door))[0] == 200
         busy.policy.release.set()
         assert {status for status, _, _ in await asyncio.gather(*asking)} == {200}
-
-
-async def test_counting_tokens_is_refused_in_the_form_of_anthropic(access):
-    status, _, body = await ask(access, MESSAGES, path="/messages/count_tokens")
-    assert (status, json.loads(body)["error"]["type"]) == (404, "not_found_error")

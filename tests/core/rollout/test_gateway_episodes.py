@@ -1,9 +1,6 @@
 """Two-turn episodes with a tool, of agents that reach their model through the gateway: recorded token by token."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from anthropic import Anthropic
@@ -14,18 +11,6 @@ from tests.calculator import TOOLS, add, async_solve, solve
 from tests.core.rollout.test_clients import check_episode, run
 
 FUNCTION = TOOLS[0]["function"]
-PROGRAM = """
-import json, os, urllib.request
-
-body = {"model": "agent", "messages": [{"role": "user", "content": "2 + 3?"}]}
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps(body).encode(),
-    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-with urllib.request.urlopen(request) as response:
-    print(json.load(response)["choices"][0]["message"]["tool_calls"][0]["function"]["name"])
-"""
 
 
 def solve_by_responses(client, question, *, stream):
@@ -68,62 +53,41 @@ def solve_by_messages(client, question, *, stream):
         messages.append({"role": "user", "content": results})
 
 
+def by_chat(access, question, stream):
+    with OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+        return solve(client, question, stream=stream)
+
+
+def by_responses(access, question, stream):
+    with OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+        return solve_by_responses(client, question, stream=stream)
+
+
+def by_messages(access, question, stream):
+    environment = access.environment()
+    with Anthropic(base_url=environment["ANTHROPIC_BASE_URL"], api_key=environment["ANTHROPIC_API_KEY"]) as client:
+        return solve_by_messages(client, question, stream=stream)
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_completions(stream):
+@pytest.mark.parametrize("answer", [by_chat, by_responses, by_messages])
+async def test_a_client_of_each_api(answer, stream):
     def agent(item, llm, context):
-        with context.gateway() as access, OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
-            return solve(client, item.input_obj, stream=stream)
+        with context.gateway() as access:
+            return answer(access, item.input_obj, stream)
 
     for record in await run(agent, count=3):
         check_episode(record)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_completions_of_a_coroutine(stream):
+async def test_a_client_of_a_coroutine(stream):
     async def agent(item, llm, context):
-        async with (
-            context.gateway() as access,
-            AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client,
-        ):
+        async with context.gateway() as access, AsyncOpenAI(base_url=access.base_url, api_key=access.api_key) as client:
             return await async_solve(client, item.input_obj, stream=stream)
 
     for record in await run(agent, count=3):
         check_episode(record)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_responses(stream):
-    def agent(item, llm, context):
-        with context.gateway() as access, OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
-            return solve_by_responses(client, item.input_obj, stream=stream)
-
-    for record in await run(agent, count=3):
-        check_episode(record)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_messages_of_anthropic(stream):
-    def agent(item, llm, context):
-        with context.gateway() as access:
-            environment = access.environment()
-            url, key = environment["ANTHROPIC_BASE_URL"], environment["ANTHROPIC_API_KEY"]
-            with Anthropic(base_url=url, api_key=key) as client:
-                return solve_by_messages(client, item.input_obj, stream=stream)
-
-    for record in await run(agent, count=3):
-        check_episode(record)
-
-
-async def test_a_program_needs_its_environment_only():
-    def agent(item, llm, context):
-        with context.gateway() as access:
-            environment = {**os.environ, **access.environment()}
-            done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-        return done.stdout.strip() or done.stderr
-
-    (record,) = await run(agent)
-    assert record.item.output_obj == "add"
-    assert len(record.calls) == 1
 
 
 async def test_a_coroutine_that_would_block_the_run_is_told_so():

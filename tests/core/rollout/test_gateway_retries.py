@@ -18,12 +18,6 @@ HELLO = [{"role": "user", "content": "hello?"}]
 
 
 @pytest.fixture
-async def gateway():
-    async with Gateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
 async def episode():
     return Episode(HeldPolicy(held=False))
 

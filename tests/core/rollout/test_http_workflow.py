@@ -9,10 +9,14 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from reinforge.config.loader import dump_config, load_config
+from reinforge.config.dump import dump_config
+from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.rollout.models import openai_http
+from reinforge.rollout.workflows.templates import fill_template, fill_text
+from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome
+from tests.doubles import ScriptedPolicy
 from tests.outside_agents import open_workflow, run_episodes
 
 
@@ -150,15 +154,12 @@ async def test_an_agent_that_fails_after_its_calls_is_not_asked_again_in_the_sam
     assert (record.outcome, record.attempt, num_requests, len(record.calls)) == (Outcome.OK, 1, 2, 1)
 
 
-async def test_an_agent_that_fails_on_an_unusable_tool_call_met_a_failure_of_the_policy(tmp_path, service):
+async def test_an_agent_that_fails_on_an_unusable_tool_call_met_a_failure_of_the_policy(tmp_path, service, monkeypatch):
     async def handle(request):
         body = await request.json()
         tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
         await call_model(body, "x", tools=[tool])
         raise web.HTTPInternalServerError(text="no tool call")
-
-    from reinforge.types.request import ModelReply
-    from tests.doubles import ScriptedPolicy
 
     sample = ScriptedPolicy.sample
 
@@ -166,9 +167,8 @@ async def test_an_agent_that_fails_on_an_unusable_tool_call_met_a_failure_of_the
         reply = await sample(self, request)
         return ModelReply(reply.message, "stop", reply.tokens, failure="the tool call is not JSON")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptedPolicy, "sample", sample_bad_call)
-        (record,) = await run(tmp_path, await service(handle))
+    monkeypatch.setattr(ScriptedPolicy, "sample", sample_bad_call)
+    (record,) = await run(tmp_path, await service(handle))
     assert record.outcome is Outcome.POLICY_ERROR
     assert "the tool call is not JSON; the agent then failed" in record.reason
     assert "500 no tool call" in record.reason
@@ -255,8 +255,6 @@ async def test_the_place_of_the_episodes_key_is_no_secret(tmp_path, caplog):
 
 
 def test_templates_do_not_fill_in_what_they_filled_in():
-    from reinforge.rollout.workflows.templates import fill_template, fill_text
-
     values = {"input": "{seed}", "seed": 7}
     assert fill_template({"a": "{input}", "b": "x{input}{seed}", "c": json.loads("[true]")}, values) == {
         "a": "{seed}",

@@ -6,11 +6,10 @@ import pytest
 
 from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.rollout.isolation.isolated_agent import open_isolated
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.trajectory import Outcome
 from tests.calculator import ANSWER_IDS, CALL_IDS, CalculatorPolicy
 from tests.doubles import ScriptedPolicy, examples
-from tests.episodes import make_runner
+from tests.episodes import collect, make_evaluation, make_runner
 
 AGENTS = """
 import asyncio
@@ -54,15 +53,9 @@ def agents(tmp_path):
     return tmp_path
 
 
-async def score(record):
-    record.reward = 1.0
-
-
 async def run(folder, agent, policy, count=1):
     async with open_isolated(f"agents:{agent}", folder, None, share_environment_seed=True) as workflow:
-        runner = make_runner(workflow, policy, concurrency=1)
-        episodes = [(EpisodeKey("collect", 0, item.id, 0), item) for item in examples(count)]
-        return await runner.run(episodes, score, lambda record: None)
+        return await collect(make_evaluation(make_runner(workflow, policy, concurrency=1), examples(count)))
 
 
 @pytest.mark.parametrize("agent", ["plain", "coroutine", "loop"])

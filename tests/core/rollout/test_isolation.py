@@ -1,16 +1,18 @@
 """Agents in worker processes: the same episodes as in this process, and failures that cost one episode."""
 
-import asyncio
 import os
+import sys
 import textwrap
 from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 
+from reinforge.config.imports import import_object
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.rollout.isolation import worker_pool
-from reinforge.rollout.isolation.isolated_agent import open_isolated
+from reinforge.rollout.isolation.isolated_agent import LOADER, PlacedWorkflow, open_isolated
+from reinforge.rollout.isolation.worker_pool import WorkerPool
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.steps import TTCEventData
 from reinforge.types.trajectory import Outcome
@@ -75,26 +77,18 @@ async def fails_to_parse(item, llm, context):
 class Odd(ConnectionError):
     pass
 
+RAISED = {
+    "policy": PolicyFailure("illegal", output={"moves": 3}), "backend": BackendError("no answer"),
+    "connection": Odd("lost"), "overflow": ContextOverflow("too long"), "timeout": TimeoutError("mine"),
+    "cancelled": asyncio.CancelledError(), "exit": SystemExit(3), "generator exit": GeneratorExit(),
+}
+
 async def fail(item, llm, context):
     kind = item.input_obj
-    if kind == "policy":
-        raise PolicyFailure("illegal", output={"moves": 3})
+    if kind in RAISED:
+        raise RAISED[kind]
     if kind == "bug":
         return 1 / 0
-    if kind == "backend":
-        raise BackendError("no answer")
-    if kind == "connection":
-        raise Odd("lost")
-    if kind == "overflow":
-        raise ContextOverflow("too long")
-    if kind == "timeout":
-        raise TimeoutError("mine")
-    if kind == "cancelled":
-        raise asyncio.CancelledError
-    if kind == "exit":
-        sys.exit(3)
-    if kind == "generator exit":
-        raise GeneratorExit
     if kind == "model":
         await llm.chat.completions.create(messages=prompt(item))
     if kind == "argument":
@@ -172,9 +166,17 @@ async def isolated(folder, name):
         yield workflow
 
 
-def in_process(folder, name):
-    from reinforge.config.imports import import_object
+@asynccontextmanager
+async def placed(folder, name, num_processes=2):
+    """Agents in a few shared processes; their own tests are in test_placement.py."""
+    pool = WorkerPool(f"agents:{name}", folder, LOADER, num_shared=num_processes)
+    try:
+        yield PlacedWorkflow.share(in_process(folder, name), pool)
+    finally:
+        await pool.close()
 
+
+def in_process(folder, name):
     return bind_workflow(import_object(f"agents:{name}", folder))
 
 
@@ -188,19 +190,19 @@ def facts(record):
 
 @pytest.fixture(autouse=True)
 def _forget_the_agents(monkeypatch):
-    import sys
-
     monkeypatch.delitem(sys.modules, "agents", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
+@pytest.mark.parametrize("workers", [isolated, placed])
 @pytest.mark.parametrize("name", ["talk", "plain"])
-async def test_episodes_are_those_of_this_process(agents, name):
-    async with isolated(agents, name) as workflow:
-        there = await collect(evaluation_of(workflow), generations=3)
-    here = await collect(evaluation_of(in_process(agents, name)), generations=3)
+async def test_episodes_are_those_of_this_process(agents, name, workers):
+    async with workers(agents, name) as workflow:
+        there = await collect(evaluation_of(workflow, concurrency=6), generations=6)
+        assert workers is isolated or len(workflow.pool.workers) == 2, "six episodes at once share two processes"
+    here = await collect(evaluation_of(in_process(agents, name)), generations=6)
     assert [facts(record) for record in there] == [facts(record) for record in here]
-    assert [record.outcome for record in here] == [Outcome.OK] * 3
+    assert [record.outcome for record in here] == [Outcome.OK] * 6
     if name == "talk":
         assert isinstance(there[0].marks[2].data, TTCEventData)
         assert there[0].calls[0].functions == ("plan",)
@@ -226,25 +228,15 @@ async def test_a_reply_that_cannot_be_parsed_is_the_policys_failure_in_another_p
 
 
 FAILURES = [
-    "policy",
-    "bug",
-    "backend",
-    "connection",
-    "overflow",
-    "timeout",
-    "cancelled",
-    "exit",
-    "generator exit",
-    "argument",
-    "no such model",
-    "no such call",
-    "coroutine",
-]
+    "policy", "bug", "backend", "connection", "overflow", "timeout", "cancelled", "exit", "generator exit", "argument",
+    "no such model", "no such call", "coroutine",
+]  # fmt: skip
 
 
+@pytest.mark.parametrize("workers", [isolated, placed])
 @pytest.mark.filterwarnings("ignore:coroutine")
-async def test_exceptions_have_the_outcomes_and_reasons_of_this_process(agents):
-    async with isolated(agents, "fail") as workflow:
+async def test_exceptions_have_the_outcomes_and_reasons_of_this_process(agents, workers):
+    async with workers(agents, "fail") as workflow:
         there = await collect(evaluation_of(workflow, kinds=FAILURES))
         assert len(workflow.pool.workers) <= 2, "a worker whose agent raised is used again"
     here = await collect(evaluation_of(in_process(agents, "fail"), kinds=FAILURES))
@@ -261,14 +253,14 @@ async def test_errors_of_a_model_call_reach_the_agent_and_the_record(agents, err
 
 
 ENDS = {
-    "exit": "WorkerEnded: the process ended with exit code 3",
+    "exit": "WorkerEnded: the process exited with code 3",
     "kill": "WorkerEnded: the process was killed by SIGKILL",
     "segfault": "WorkerEnded: the process was killed by SIGSEGV",
     "close": "WorkerEnded: the process ",  # it closed its connection, or ended because of that
-    "fork": "WorkerEnded: the process ended with exit code 4",
-    "garbage": "WorkerEnded: the process sent what cannot be read",
+    "fork": "WorkerEnded: the process exited with code 4",
+    "garbage": "WorkerEnded: the process sent an unreadable message",
     "object": "TypeError: the result cannot leave the process: Object of type object is not JSON serializable",
-    "keys": "TypeError: the result cannot leave the process: the key 1 is a int; keys must be text",
+    "keys": "TypeError: the result cannot leave the process: the key 1 is a int; keys must be strings",
     "deep": "TypeError: the result cannot leave the process: it is nested too deeply",
 }
 
@@ -314,27 +306,6 @@ async def test_a_process_group_that_is_not_killed_is_left_behind(agents, monkeyp
     assert len(found) == 2
 
 
-async def test_a_run_that_stops_kills_its_processes(agents):
-    async with isolated(agents, "attack") as workflow:
-        work = asyncio.create_task(collect(evaluation_of(workflow, kinds=["hang"])))
-        while all(worker.is_idle for worker in workflow.pool.workers):
-            await asyncio.sleep(0.01)
-        (worker,) = workflow.pool.workers
-        work.cancel()
-        await asyncio.wait({work})
-        assert (worker.is_alive, workflow.pool.workers) == (False, [])
-
-
-async def test_a_process_ends_when_the_run_is_gone(agents):
-    """The run may be killed without a chance to end its workers."""
-    async with isolated(agents, "attack") as workflow:
-        (worker,) = workflow.pool.workers
-        worker.transport.writer.transport.abort()
-        while worker.is_alive:
-            await asyncio.sleep(0.01)
-        workflow.pool.workers.clear()
-
-
 async def test_a_process_inherits_no_file_of_the_run(agents, tmp_path):
     with (tmp_path / "lock").open("w") as file:
         os.set_inheritable(file.fileno(), True)
@@ -365,6 +336,6 @@ async def test_a_function_that_cannot_run_in_a_process_is_refused(agents, functi
 
 async def test_a_module_that_ends_its_process_is_refused(agents):
     (agents / "bad.py").write_text("import os\nos._exit(9)\n")
-    with pytest.raises(ConfigError, match="the process ended with exit code 9"):
+    with pytest.raises(ConfigError, match="the process exited with code 9"):
         async with open_isolated("bad:agent", agents, None, share_environment_seed=True):
             pass

@@ -9,6 +9,9 @@ import pytest
 from reinforge.errors import ConfigError
 from reinforge.finetuning import FunctionInfo, LLMFrameworkEnum, LLMRef, WorkflowConfig, register_function
 from reinforge.rollout.functions import build_client
+from reinforge.rollout.handle.completion import build_completion
+from reinforge.types.episode import ModelCall
+from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from tests.scripted_run import ScriptedRun
 
 
@@ -75,10 +78,7 @@ def make_call(arguments, id_="c1"):
 
 def make_client(*calls, **message):
     """Returns the chat model over a scripted reply, and what it was asked."""
-    from reinforge.rollout.handle.completion import build_completion
     from reinforge.rollout.langchain_client import build_chat_model
-    from reinforge.types.episode import ModelCall
-    from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 
     asked = []
 

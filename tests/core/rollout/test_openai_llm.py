@@ -1,7 +1,5 @@
 """The OpenAI-compatible model over real HTTP: requests, replies and failures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -9,12 +7,9 @@ import shutil
 import ssl
 import subprocess
 import traceback
-from functools import partial
-from pathlib import Path
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
 
-import aiohttp
 import pytest
 import stamina
 from aiohttp import web
@@ -24,34 +19,41 @@ from pydantic import SecretStr
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, InvalidCall
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.models import openai_config, openai_http
+from reinforge.rollout.models import openai_config
 from reinforge.rollout.models.openai_client import OpenAIChat, openai_llm
 from reinforge.rollout.models.openai_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
 from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse_retry_after
-from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams
-from tests.openai_server import OpenAIServer, Step, cut, fails, page, says, slow
+from reinforge.types.request import Grammar, ModelRequest, SamplingParams
+from tests.openai_server import OpenAIServer, cut, fails, page, says, slow
 
 KEY = "sk-canary-7f3a"
 HELLO = [{"role": "user", "content": "hello?"}]
 
 
 @pytest.fixture(autouse=True)
-def _no_backoff() -> Any:
+def _no_backoff():
     with stamina.set_testing(True, attempts=10, cap=True):
         yield
 
 
-async def ask(*script: Step, request: ModelRequest | None = None, **settings: Any) -> tuple[ModelReply, OpenAIServer]:
+@asynccontextmanager
+async def serve(*script, **settings):
+    """The server of a script, a model that calls it, and a handle of that."""
     async with OpenAIServer(*script) as server:
         config = OpenAILLMConfig(model_name="gpt", base_url=server.url, **settings)
         model = OpenAIChat(config, server.url, SecretStr(KEY))
         try:
-            return await model.sample(request or ModelRequest(HELLO)), server
+            yield server, model, AsyncLLM("gpt", model, Capture(seed=1), SamplingParams(temperature=0.7))
         finally:
             await model.close()
 
 
-async def test_a_reply_has_text_and_token_counts_but_no_tokens() -> None:
+async def ask(*script, request=None, **settings):
+    async with serve(*script, **settings) as (server, model, _):
+        return await model.sample(request or ModelRequest(HELLO)), server
+
+
+async def test_a_reply_has_text_and_token_counts_but_no_tokens():
     reply, server = await ask(says("hi", logprobs=[1], token_ids=[1, 2]))
     assert reply.message == {"role": "assistant", "content": "hi"}
     assert (reply.finish_reason, reply.tokens, reply.logprobs) == ("stop", None, None)
@@ -60,7 +62,7 @@ async def test_a_reply_has_text_and_token_counts_but_no_tokens() -> None:
     assert server.bodies == [{"model": "gpt", "messages": HELLO, "temperature": 1.0}]
 
 
-def returns(choice: dict[str, Any], **fields: Any) -> Step:
+def returns(choice, **fields):
     """Returns a step that answers with one choice, with these fields beside its message, and beside the choices."""
     listed = [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}, **choice}]
     return lambda request, _: web.json_response({"choices": listed, **fields})
@@ -69,7 +71,7 @@ def returns(choice: dict[str, Any], **fields: Any) -> Step:
 TOKEN = {"token": "hi", "logprob": -0.5, "bytes": [104, 105], "top_logprobs": [{"token": "ho", "logprob": -2.0}]}
 
 
-async def test_logprobs_and_token_ids_are_requested_and_kept_as_the_endpoint_returns_them() -> None:
+async def test_logprobs_and_token_ids_are_requested_and_kept_as_the_endpoint_returns_them():
     step = returns({"logprobs": {"content": [TOKEN]}, "token_ids": [7]}, prompt_token_ids=[1, 2])
     reply, server = await ask(step, logprobs=True, top_logprobs=1, seed=3)
     assert (server.bodies[0]["logprobs"], server.bodies[0]["top_logprobs"], server.bodies[0]["seed"]) == (True, 1, 3)
@@ -79,18 +81,15 @@ async def test_logprobs_and_token_ids_are_requested_and_kept_as_the_endpoint_ret
     assert server.bodies[0]["logprobs"] is True, "the API takes top_logprobs only with logprobs"
 
 
-async def test_tokens_that_are_spelled_as_ids_are_ids() -> None:
+async def test_tokens_that_are_spelled_as_ids_are_ids():
     content = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:12", "logprob": -1.0}]
     reply, _ = await ask(returns({"logprobs": {"content": content}}), logprobs=True)
     assert reply.logprobs == {"content": content, "token_ids": [7, 12]}
 
 
-async def test_an_agent_reads_logprobs_as_from_openais_client() -> None:
-    async with OpenAIServer(returns({"logprobs": {"content": [TOKEN]}})) as server:
-        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url), server.url)
-        llm = AsyncLLM("gpt", model, Capture(seed=1), SamplingParams(temperature=0.7))
+async def test_an_agent_reads_logprobs_as_from_openais_client():
+    async with serve(returns({"logprobs": {"content": [TOKEN]}})) as (server, _, llm):
         done = await llm.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=1)
-        await model.close()
     found = done.choices[0].logprobs
     assert (found.content[0].token, found.content[0].logprob, found.refusal) == ("hi", -0.5, None)
     assert found.content[0].top_logprobs[0].logprob == -2.0
@@ -99,7 +98,7 @@ async def test_an_agent_reads_logprobs_as_from_openais_client() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"token": "hi", "logprob": None}, {"token": 3, "logprob": -1}, {"logprob": -1}, "hi"])
-async def test_unreadable_logprobs_are_an_error_only_where_they_were_requested(bad: Any) -> None:
+async def test_unreadable_logprobs_are_an_error_only_where_they_were_requested(bad):
     step = returns({"logprobs": {"content": [bad]}, "token_ids": ["x"]}, prompt_token_ids="no")
     reply, _ = await ask(step)
     assert (reply.message["content"], reply.logprobs) == ("hi", None)
@@ -107,22 +106,20 @@ async def test_unreadable_logprobs_are_an_error_only_where_they_were_requested(b
         await ask(step, logprobs=True)
 
 
-async def test_an_endpoint_that_ignores_logprobs_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with OpenAIServer(says("hi")) as server:
-        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url, logprobs=True), server.url)
+async def test_an_endpoint_that_ignores_logprobs_is_reported_once(caplog):
+    async with serve(says("hi"), logprobs=True) as (server, model, _):
         for _ in range(3):
             assert (await model.sample(ModelRequest(HELLO))).logprobs is None
-        await model.close()
         expected = f"{server.url}/chat/completions returns no log-probs, although they were requested"
     assert [record.getMessage() for record in caplog.records] == [expected]
 
 
-def test_the_names_of_other_clients_are_accepted() -> None:
+def test_the_names_of_other_clients_are_accepted():
     config = OpenAILLMConfig(**{"model": "gpt", "request_timeout": 7})
     assert (config.model_name, config.timeout_s) == ("gpt", 7.0)
 
 
-async def test_tool_calls_and_refusals_are_kept() -> None:
+async def test_tool_calls_and_refusals_are_kept():
     calls = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
     tools = [{"type": "function", "function": {"name": "add"}}]
     reply, server = await ask(says(None, tool_calls=calls, refusal="no"), request=ModelRequest(HELLO, tools=tools))
@@ -130,7 +127,7 @@ async def test_tool_calls_and_refusals_are_kept() -> None:
     assert server.bodies[0]["tools"] == tools
 
 
-async def test_the_callers_arguments_override_the_configuration() -> None:
+async def test_the_callers_arguments_override_the_configuration():
     sampling = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=4, stop=("x",), seed=3)
     _, server = await ask(says(), request=ModelRequest(HELLO, sampling), temperature=0.1, max_tokens=9)
     asked = {key: value for key, value in server.bodies[0].items() if key not in ("model", "messages")}
@@ -141,7 +138,7 @@ async def test_the_callers_arguments_override_the_configuration() -> None:
     assert asked == {"temperature": 0.1, "max_completion_tokens": 5, "reasoning_effort": "low", "top_k": 4}
 
 
-async def test_what_a_hosted_policy_is_asked_for_is_sent_or_refused() -> None:
+async def test_what_a_hosted_policy_is_asked_for_is_sent_or_refused():
     """Its requests come without the agent's own arguments, as the run has read them."""
     tools = [{"type": "function", "function": {"name": "add"}}]
     sampling = SamplingParams(seed=1, frequency_penalty=0.5, presence_penalty=-1, logit_bias=((5, 1.5),))
@@ -168,41 +165,32 @@ async def test_what_a_hosted_policy_is_asked_for_is_sent_or_refused() -> None:
             await ask(says(), request=refused)
 
 
-async def test_the_agents_arguments_are_forwarded() -> None:
-    async with OpenAIServer(says("5")) as server:
-        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url), server.url)
-        capture = Capture(seed=1)
-        llm = AsyncLLM("gpt", model, capture, SamplingParams(temperature=0.7))
+async def test_the_agents_arguments_are_forwarded():
+    async with serve(says("5")) as (server, _, llm):
         done = await llm.chat.completions.create(
             messages=HELLO, model="other", temperature=0, tool_choice="auto", logprobs=True, extra_body={"top_k": 2}
         )
         with pytest.raises(TypeError, match="does not support: extra_headers"):
             await llm.chat.completions.create(messages=HELLO, extra_headers={"Authorization": "x"})
-        await model.close()
     assert (done.choices[0].message.content, done.choices[0].logprobs, done.usage.total_tokens) == ("5", None, 10)
     (body,) = server.bodies
     forwarded = {"temperature": 0, "tool_choice": "auto", "top_k": 2, "logprobs": True}
     assert body == {"model": "gpt", "messages": HELLO, **forwarded}
-    assert "Authorization" not in server.headers[0]
-    assert capture.calls[0].reply.tokens is None
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_several_choices_are_requested_at_once() -> None:
-    async with OpenAIServer(says("5", choices=["6", "7"]), says("8")) as server:
-        model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=server.url), server.url)
-        capture = Capture(seed=1)
-        llm = AsyncLLM("gpt", model, capture, None)
+async def test_several_choices_are_requested_at_once():
+    async with serve(says("5", choices=["6", "7"]), says("8")) as (server, _, llm):
         done = await llm.chat.completions.create(messages=HELLO, n=3)
         with pytest.raises(BackendError, match="requested n = 2 choices, received 1"):
             await llm.chat.completions.create(messages=HELLO, n=2)
-        await model.close()
     assert [choice.message.content for choice in done.choices] == ["5", "6", "7"]
     assert [body["n"] for body in server.bodies] == [3, 2]
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (7, 3), "the endpoint reports only the sum"
 
 
 @pytest.mark.parametrize("fault", [fails(429), fails(408), fails(409), fails(500), fails(503), page(502), cut])
-async def test_temporary_failures_are_retried(fault: Step) -> None:
+async def test_temporary_failures_are_retried(fault):
     reply, server = await ask(fault, fault, says("at last"))
     assert (reply.message["content"], len(server.bodies)) == ("at last", 3)
 
@@ -217,14 +205,14 @@ async def test_temporary_failures_are_retried(fault: Step) -> None:
         (slow(5), "no response within 0.05 s (3 attempts)"),
     ],
 )
-async def test_after_the_last_attempt_the_backend_is_unavailable(fault: Step, message: str) -> None:
+async def test_after_the_last_attempt_the_backend_is_unavailable(fault, message):
     with pytest.raises(BackendUnavailable) as caught:
         await ask(fault, timeout_s=0.05 if "within" in message else 5)
     assert message in str(caught.value)
     assert "/v1/chat/completions" in str(caught.value)
 
 
-async def test_a_refused_connection_is_unavailable() -> None:
+async def test_a_refused_connection_is_unavailable():
     model = OpenAIChat(OpenAILLMConfig(model_name="gpt", max_retries=0), "http://127.0.0.1:9/v1")
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1.*\(1 attempts\)"):
         await model.sample(ModelRequest(HELLO))
@@ -245,14 +233,14 @@ async def test_a_refused_connection_is_unavailable() -> None:
         (fails(400, "\x00"), "400"),
     ],
 )
-async def test_permanent_failures_are_not_retried(answer: Step, message: str) -> None:
+async def test_permanent_failures_are_not_retried(answer, message):
     with pytest.raises(BackendError) as caught:
         await ask(answer, says("never asked"))
     assert message in str(caught.value)
     assert not isinstance(caught.value, BackendUnavailable)
 
 
-async def test_retries_wait_as_long_as_the_server_asks() -> None:
+async def test_retries_wait_as_long_as_the_server_asks():
     with stamina.set_testing(False):
         _, server = await ask(fails(429, retry_after_ms="150"), fails(503, retry_after="0.2"), says())
     first, second, third = server.times
@@ -262,7 +250,7 @@ async def test_retries_wait_as_long_as_the_server_asks() -> None:
         await ask(fails(429, retry_after="3600"), says("never asked"))
 
 
-def test_every_form_of_retry_after_is_parsed() -> None:
+def test_every_form_of_retry_after_is_parsed():
     assert parse_retry_after({"retry-after": "2"}) == 2.0
     assert parse_retry_after({"retry-after-ms": "2500", "retry-after": "9"}) == 2.5
     assert parse_retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
@@ -270,12 +258,12 @@ def test_every_form_of_retry_after_is_parsed() -> None:
     assert parse_retry_after({"retry-after": "soon"}) is parse_retry_after({}) is None
 
 
-async def test_cancelling_ends_the_call() -> None:
+async def test_cancelling_ends_the_call():
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ask(slow(30)), 0.1)
 
 
-async def test_the_key_is_redacted_if_the_server_repeats_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_key_is_redacted_if_the_server_repeats_it(caplog):
     caplog.set_level(logging.DEBUG)
     for step, error in ((fails(401, f"Incorrect key {KEY}"), BackendError), (fails(500, KEY), BackendUnavailable)):
         with pytest.raises(error) as caught:
@@ -293,13 +281,9 @@ async def test_the_key_is_redacted_if_the_server_repeats_it(caplog: pytest.LogCa
         ("https://me:secret@host/v1", "contains a user or password"),
         ("https://host/v1?key=1", r"contains \? or #"),
         ("https://host/v1/chat/completions", "up to /v1"),
-        ("http://169.254.169.254/latest", "metadata service"),
-        ("http://[fe80::1]/v1", "metadata service"),
-        ("http://[::ffff:169.254.169.254]/v1", "metadata service"),
-        ("http://metadata.google.internal/v1", "metadata service"),
     ],
 )
-def test_an_invalid_base_url_is_rejected(url: str, message: str) -> None:
+def test_an_invalid_base_url_is_rejected(url, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build_config({"llms": {"x": {"_type": "openai", "model_name": "m", "base_url": url}}})
     assert "llms.x.base_url" in str(caught.value)
@@ -323,7 +307,7 @@ OTHER_HOSTS = [
 
 
 @pytest.mark.parametrize("host", METADATA_SPELLINGS)
-def test_every_spelling_of_a_metadata_address_is_refused(host: str) -> None:
+def test_every_spelling_of_a_metadata_address_is_refused(host):
     settings = {"_type": "openai", "model_name": "m", "base_url": f"http://{host}/v1"}
     with pytest.raises(ConfigError, match="is a link-local address or a cloud's metadata service, which is blocked"):
         build_config({"llms": {"x": settings}})
@@ -332,18 +316,18 @@ def test_every_spelling_of_a_metadata_address_is_refused(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", OTHER_HOSTS)
-def test_other_hosts_are_accepted(host: str) -> None:
+def test_other_hosts_are_accepted(host):
     assert OpenAILLMConfig(model_name="m", base_url=f"http://{host}/v1").base_url == f"http://{host}/v1"
 
 
-def test_without_the_embedded_addresses_an_ipv6_spelling_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_embedded_addresses_an_ipv6_spelling_passes(monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(openai_config, "_list_embedded", lambda address: [])
     assert is_metadata_host("169.254.169.254")
     assert not is_metadata_host("64:ff9b::a9fe:a9fe")
 
 
-def test_the_host_that_the_client_reads_is_checked_again() -> None:
+def test_the_host_that_the_client_reads_is_checked_again():
     with pytest.raises(ConfigError, match="metadata service"):
         OpenAIChat(OpenAILLMConfig(model_name="m"), "http://169.254.169.254/v1")
 
@@ -361,24 +345,26 @@ BAD_KEYS = {
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
-def test_a_key_that_no_header_can_hold_is_refused_with_its_variables_name(key: str, tmp_path: Path) -> None:
+def test_a_key_that_no_header_can_hold_is_refused_with_its_variables_name(key, tmp_path):
     file = tmp_path / "run.yml"
     file.write_text("llms:\n  x:\n    _type: openai\n    model_name: m\n    api_key: ${JUDGE_KEY}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file, environ={"JUDGE_KEY": key})
-    expected = f"run.yml:5:5 llms.x.api_key: ${{JUDGE_KEY}}: this is no API key: {BAD_KEYS[key]}"
+    expected = f"run.yml:5:5 llms.x.api_key: ${{JUDGE_KEY}}: this is not an API key: {BAD_KEYS[key]}"
     assert expected in str(caught.value)
     with pytest.raises(ConfigError) as in_environment:
         resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_API_KEY": key})
-    assert f"the environment variable OPENAI_API_KEY: this is no API key: {BAD_KEYS[key]}" in str(in_environment.value)
-    with pytest.raises(ValueError, match="this is no API key") as in_python:
+    assert f"the environment variable OPENAI_API_KEY: this is not an API key: {BAD_KEYS[key]}" in str(
+        in_environment.value
+    )
+    with pytest.raises(ValueError, match="this is not an API key") as in_python:
         OpenAILLMConfig(model_name="m", api_key=key)
     for error in (caught.value, in_environment.value, in_python.value):
         assert "canary" not in f"{error}{error!r}" + "".join(traceback.format_exception(error))
 
 
 @pytest.mark.parametrize("end", ["\r", "\n", "\r\n", " ", "\t"])
-async def test_whitespace_after_a_key_is_not_sent(end: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+async def test_whitespace_after_a_key_is_not_sent(end, caplog, tmp_path):
     """Half of all keys that are read from a file end with a line break."""
     async with OpenAIServer(says("hi")) as server:
         file = tmp_path / "run.yml"
@@ -398,13 +384,13 @@ async def test_whitespace_after_a_key_is_not_sent(end: str, caplog: pytest.LogCa
     assert KEY not in caplog.text
 
 
-def test_an_empty_key_is_no_key() -> None:
+def test_an_empty_key_is_no_key():
     assert OpenAILLMConfig(model_name="m", api_key=" \n").api_key is None
     with pytest.raises(ConfigError, match="OPENAI_API_KEY is not set"):
         resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_API_KEY": "\n"})
 
 
-async def test_a_name_that_resolves_to_a_metadata_address_is_blocked() -> None:
+async def test_a_name_that_resolves_to_a_metadata_address_is_blocked():
     """DNS rebinding: the name was harmless when the configuration was read."""
     assert is_metadata_host("169.254.169.254")
     assert not is_metadata_host("10.0.0.1")
@@ -414,7 +400,7 @@ async def test_a_name_that_resolves_to_a_metadata_address_is_blocked() -> None:
     assert await resolver.resolve("127.0.0.1", 80)
 
 
-def test_the_environments_key_is_not_sent_to_a_configured_base_url() -> None:
+def test_the_environments_key_is_not_sent_to_a_configured_base_url():
     environ = {"OPENAI_API_KEY": KEY}
     url, key = resolve_endpoint(OpenAILLMConfig(model_name="m"), environ)
     assert (url, key and key.get_secret_value()) == (OPENAI_URL, KEY)
@@ -429,7 +415,7 @@ def test_the_environments_key_is_not_sent_to_a_configured_base_url() -> None:
         resolve_endpoint(OpenAILLMConfig(model_name="m"), {"OPENAI_BASE_URL": "here"})
 
 
-async def test_a_key_in_the_file_or_sent_unencrypted_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_in_the_file_or_sent_unencrypted_is_warned_about(caplog):
     settings = {"_type": "openai", "model_name": "m", "base_url": "http://far.example/v1", "api_key": KEY}
     loaded = build_config({"llms": {"x": settings}})
     async for model in openai_llm(loaded.config.llms["x"], SimpleNamespace(config=loaded.config, loaded=loaded)):
@@ -439,45 +425,18 @@ async def test_a_key_in_the_file_or_sent_unencrypted_is_warned_about(caplog: pyt
     assert KEY not in caplog.text
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """A certificate that nobody has signed but itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    key, signed = tmp_path_factory.mktemp("tls") / "key.pem", tmp_path_factory.mktemp("tls") / "certificate.pem"
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+async def test_a_self_signed_certificate_is_refused(tmp_path):
+    key, signed = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-keyout", key, "-out", signed], check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(signed, key)
-    return context
-
-
-async def ask_over_tls(context: ssl.SSLContext) -> ModelReply:
-    app = web.Application()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        return says("hi")(request, {})
-
-    app.router.add_post("/v1/chat/completions", answer)
-    server = TestServer(app, scheme="https")
+    server = TestServer(web.Application(), scheme="https")
     await server.start_server(ssl=context)
     url = f"https://localhost:{server.port}/v1"
     model = OpenAIChat(OpenAILLMConfig(model_name="gpt", base_url=url, max_retries=0), url, SecretStr(KEY))
-    try:
-        return await model.sample(ModelRequest(HELLO))
-    finally:
-        await model.close()
-        await server.close()
-
-
-async def test_a_self_signed_certificate_is_refused(certificate: ssl.SSLContext) -> None:
     with pytest.raises(BackendUnavailable, match="certificate verify failed"):
-        await ask_over_tls(certificate)
-
-
-async def test_without_verification_a_self_signed_certificate_is_accepted(
-    certificate: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Mutation check."""
-    monkeypatch.setattr(openai_http.aiohttp, "TCPConnector", partial(aiohttp.TCPConnector, ssl=False))
-    assert (await ask_over_tls(certificate)).message["content"] == "hi"
+        await model.sample(ModelRequest(HELLO))
+    await model.close()
+    await server.close()

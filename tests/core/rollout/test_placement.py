@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import psutil
@@ -13,13 +12,13 @@ from reinforge.rollout.isolation.isolated_agent import LOADER, PlacedWorkflow
 from reinforge.rollout.isolation.worker_pool import WorkerPool
 from reinforge.types.trajectory import Outcome
 from tests.core.rollout.test_isolation import (
-    FAILURES,
     _forget_the_agents,  # noqa: F401  fixtures
     agents,  # noqa: F401
     collect,
     evaluation_of,
     facts,
     in_process,
+    placed,
 )
 from tests.doubles import examples
 
@@ -106,35 +105,6 @@ def folder(agents, monkeypatch):  # noqa: F811
     return agents
 
 
-@asynccontextmanager
-async def placed(folder, name, num_processes=2):
-    workflow = in_process(folder, name)
-    pool = WorkerPool(f"agents:{name}", folder, LOADER, num_shared=num_processes)
-    try:
-        yield PlacedWorkflow.share(workflow, pool)
-    finally:
-        await pool.close()
-
-
-@pytest.mark.parametrize("name", ["talk", "plain"])
-async def test_episodes_are_those_of_this_process(folder, name):
-    async with placed(folder, name) as workflow:
-        there = await collect(evaluation_of(workflow, concurrency=6), generations=6)
-        assert len(workflow.pool.workers) == 2, "six episodes at once share two processes"
-    here = await collect(evaluation_of(in_process(folder, name)), generations=6)
-    assert [facts(record) for record in there] == [facts(record) for record in here]
-    assert [record.outcome for record in here] == [Outcome.OK] * 6
-
-
-@pytest.mark.filterwarnings("ignore:coroutine")
-async def test_failures_are_those_of_this_process(folder):
-    async with placed(folder, "fail") as workflow:
-        there = await collect(evaluation_of(workflow, kinds=FAILURES))
-        assert len(workflow.pool.workers) == 2, "a worker whose agent raised is used again"
-    here = await collect(evaluation_of(in_process(folder, "fail"), kinds=FAILURES))
-    assert [facts(record) for record in there] == [facts(record) for record in here]
-
-
 @pytest.mark.parametrize("name", ["meet", "meet_in_threads"])
 async def test_several_episodes_run_in_one_process_at_once(folder, name):
     async with placed(folder, name, num_processes=1) as workflow:
@@ -170,7 +140,7 @@ async def test_an_agent_that_ends_its_process_costs_its_own_episode_alone(folder
         records = await collect(evaluation_of(workflow, kinds=["die", *[""] * 5], concurrency=6))
         pids = [worker.transport.process.pid for worker in workflow.pool.workers]
     assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, *[Outcome.OK] * 5]
-    assert records[0].reason == "WorkerEnded: the process ended with exit code 3"
+    assert records[0].reason == "WorkerEnded: the process exited with code 3"
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 

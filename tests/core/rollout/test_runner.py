@@ -10,11 +10,7 @@ from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import collect, make_evaluation, make_runner
-
-
-async def ask(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
-    return reply.choices[0].message.content
+from tests.scripted_run import ask
 
 
 def evaluation_of(
@@ -240,15 +236,6 @@ async def test_a_model_handle_fails_after_its_episode():
     assert len(record.calls) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"beam": True}, {"n": 0}, {"logit_bias": {"x": 1}}])
-async def test_unsupported_arguments_are_rejected_by_name(arguments):
-    async def asks(item, llm, context):
-        await llm.chat.completions.create(messages=[{"role": "user", "content": "x"}], **arguments)
-
-    record = (await collect(evaluation_of(asks, count=1)))[0]
-    assert next(iter(arguments)) in record.reason
-
-
 async def test_if_an_evaluator_fails_the_score_is_missing():
     def score(item):
         return {"0": 1.0, "1": None, "2": float("nan")}.get(item.id) if item.id != "3" else 1 / 0
@@ -256,18 +243,6 @@ async def test_if_an_evaluator_fails_the_score_is_missing():
     records = await collect(evaluation_of(ask, score=score))
     assert [record.outcome for record in records] == [Outcome.OK] + [Outcome.JUDGE_ERROR] * 3
     assert [record.reward for record in records] == [1.0, None, None, None]
-
-
-async def test_a_report_counts_episodes_without_a_score():
-    async def fails_on_two(item, llm, context):
-        if item.id == "2":
-            raise RuntimeError("a tool broke")
-
-    evaluation = evaluation_of(fails_on_two, score=lambda item: 0.5)
-    report = evaluation.report("train", 0, await collect(evaluation))
-    summary = report.summaries["reward"]
-    assert (summary.mean, summary.num_examples, summary.num_unscored) == (0.5, 3, 1)
-    assert report.outcomes == {"ok": 3, "tool_error": 1}
 
 
 async def test_run_eval_returns_steps_and_the_reasons_of_missing_scores():

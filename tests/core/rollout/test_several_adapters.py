@@ -22,16 +22,9 @@ POLICIES = {"planner": "a", "worker": "b", "helper": "b"}
 
 def call(number, llm, prompt, reply):
     tokens = TokenLogprobs((1, number), (10 + number,), (-0.1,))
-    return ModelCall(
-        call_id=f"c{number}",
-        llm=llm,
-        model=llm,
-        request=ModelRequest([{"role": "user", "content": prompt}], SamplingParams(seed=number)),
-        reply=ModelReply({"role": "assistant", "content": reply}, "stop", tokens, 2, 1),
-        functions=(),
-        started_s=0.0,
-        ended_s=0.0,
-    )
+    request = ModelRequest([{"role": "user", "content": prompt}], SamplingParams(seed=number))
+    answer = ModelReply({"role": "assistant", "content": reply}, "stop", tokens, 2, 1)
+    return ModelCall(f"c{number}", llm, llm, request, answer, (), 0.0, 0.0)
 
 
 def mark(after_call, step_reward, call_id=None):
@@ -166,7 +159,6 @@ def test_find_adapters():
 
 async def test_a_server_with_one_policy_rejects_other_names():
     policy = ScriptedPolicy()
-    assert policy.names == ()
     assert PolicyLLM(lambda: policy).model_name == "scripted"
     with pytest.raises(ConfigError, match="ScriptedPolicy serves a single policy, none named a"):
         _ = PolicyLLM(lambda: policy, "a").model_name

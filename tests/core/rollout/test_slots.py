@@ -13,8 +13,6 @@ def key(epoch, name="a", phase="collect"):
 
 
 class Queue:
-    """Episodes that hold their slot until `end`."""
-
     def __init__(self, num_slots):
         self.slots, self.begun, self.ends, self.tasks = EpisodeSlots(num_slots), [], {}, {}
 

@@ -6,6 +6,7 @@ import pytest
 
 from reinforge.finetuning import IntermediateStep, IntermediateStepPayload, parse_to_openai_messages
 from reinforge.types.steps import TraceMetadata
+from tests.replies import assistant, user
 
 
 def step(event, *, name="m", id_="1", metadata=None, **data):
@@ -18,14 +19,6 @@ def call(prompt, answer, id_="1", logprobs=None):
     reply = {"message": {"role": "assistant", "content": answer}, "logprobs": logprobs}
     payload = SimpleNamespace(choices=[reply])
     return [step("LLM_START", id_=id_, input=prompt), step("LLM_END", id_=id_, input=prompt, payload=payload)]
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
 
 
 SYSTEM = {"role": "system", "content": "s"}
@@ -85,21 +78,9 @@ def test_content_blocks_and_missing_content():
     assert parse_to_openai_messages([start, end]) == [{"role": "user", "content": blocks}, assistant("A")]
 
 
-def test_messages_of_langchain():
-    """Objects with `type` and `content`; log-probs in the reply's `response_metadata`."""
-    question = SimpleNamespace(type="human", content="a")
-    reply = SimpleNamespace(type="ai", content="A", response_metadata={"logprobs": {"content": [1]}})
-    steps = [step("LLM_START", input=[question]), step("LLM_END", payload=SimpleNamespace(message=reply))]
-    found = parse_to_openai_messages(steps)
-    assert found == [user("a"), {**assistant("A"), "logprobs": {"content": [1]}}]
-
-
 def test_log_probs_and_the_choice_that_the_agent_used():
     payload = SimpleNamespace(
-        choices=[
-            {"message": assistant("first"), "logprobs": "p0"},
-            {"message": assistant("second"), "logprobs": "p1"},
-        ]
+        choices=[{"message": assistant("first"), "logprobs": "p0"}, {"message": assistant("second"), "logprobs": "p1"}]
     )
     end = step("LLM_END", input="a", payload=payload, metadata={"choice": 1})
     assert parse_to_openai_messages([end]) == [user("a"), {**assistant("second"), "logprobs": "p1"}]

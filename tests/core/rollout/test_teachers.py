@@ -30,7 +30,6 @@ def _no_backoff():
 
 
 def completes(**choice):
-    """Returns a step that answers with one completion."""
     return lambda request, body: web.json_response({"choices": [{"text": "", **choice}]})
 
 
@@ -126,7 +125,7 @@ async def test_an_endpoint_with_the_policys_tokens_is_accepted():
     ],
 )
 async def test_an_endpoint_with_other_tokens_is_refused(name, expected):
-    with pytest.raises(ConfigError, match=f"the teacher big has another tokenizer than the policy: .*{expected}"):
+    with pytest.raises(ConfigError, match=f"the teacher big has a different tokenizer than the policy: .*{expected}"):
         await prepare(name)
 
 

@@ -12,12 +12,10 @@ import pytest
 
 from reinforge.errors import BackendUnavailable, ConfigError
 from reinforge.limits import Limits
-from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
 from reinforge.trainer.options import LiveRun
 from reinforge.trainer.shutdown import ShutdownThread
-from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
@@ -122,12 +120,7 @@ async def test_the_policy_calls_tools_and_answers(loop):
     assert first.sampling.max_tokens == 9
     results = {message["tool_call_id"]: message["content"] for message in last.messages[3:]}
     assert results["c1"] == "3"
-    assert json.loads(results["c2"]) == {
-        "word": "x",
-        "input": "question",
-        "seed": record.seed,
-        "scope": ["look"],
-    }
+    assert json.loads(results["c2"]) == {"word": "x", "input": "question", "seed": record.seed, "scope": ["look"]}
     assert [tool["function"]["name"] for tool in first.tools] == ["add", "look", "fail"]
     assert first.tools[0]["function"] == {
         "name": "add",
@@ -183,7 +176,7 @@ async def test_long_results_are_cut(loop):
         (
             ([{"id": "c", "type": "function", "function": {"name": "add", "arguments": "[1]"}}],),
             {},
-            "the arguments of a call of add are no JSON object",
+            "the arguments of a call of add are not a JSON object",
         ),
     ],
 )
@@ -426,12 +419,6 @@ async def test_a_server_behind_a_url(loop, tmp_path, unused_tcp_port):
         process.kill()
         await process.wait()
     assert find_results(record) == ["by http"], record.reason
-
-
-def test_what_the_run_gives_is_no_argument():
-    def tool(item: EvalInputItem, context: EpisodeContext): ...
-
-    assert build_python_tool(tool).definition["function"]["parameters"]["properties"] == {}
 
 
 async def test_a_tool_behind_a_url_may_take_as_long_as_its_episode():

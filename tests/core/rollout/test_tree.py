@@ -1,5 +1,7 @@
 """Trees from episodes: replies to equal prompts are siblings, and everything above a reply is context."""
 
+from dataclasses import replace
+
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
@@ -8,23 +10,13 @@ from reinforge.rollout.tree import build_tree, groups_from_tree
 from reinforge.types.episode import EpisodeKey
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import make_runner
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
+from tests.replies import assistant, user
 
 REWARDS = {"go": {"a": 0.0, "b": 1.0}, "a": {"c": 1.0, "d": 0.0}, "b": {"e": 0.25, "f": 0.5}}
 """The reward of each reply to a message; the policy gives them in this order."""
 
 
 class NextReply:
-    """Answers a prompt with its next reply."""
-
     def __init__(self):
         self.counts = {}
 
@@ -101,6 +93,17 @@ async def test_the_path_above_a_reply_is_context_and_each_reply_is_trained_once(
         assert sample.token_ids.tolist() == [*tokens.prompt_token_ids, *tokens.token_ids]
         assert sample.num_trained == len(tokens.token_ids)
         assert not sample.loss_mask[: len(tokens.prompt_token_ids)].any()
+
+
+async def test_replies_of_a_remote_model_have_what_its_endpoint_returned_and_their_prompts():
+    record = await run(grow)
+    for call in record.calls:
+        call.reply = replace(call.reply, tokens=None, logprobs={"content": []})
+    turns = [t.turns[-1] for group in groups_from_tree(record, [True] * len(record.calls)) for t in group]
+    assert len(turns) == 6
+    assert all(turn.logprobs == {"content": []} and turn.is_trained for turn in turns)
+    prompts = [call.request.messages for call in record.calls]
+    assert all(list(turn.prompt.messages) in prompts for turn in turns)
 
 
 async def test_calls_that_are_not_trained_are_not_branches():

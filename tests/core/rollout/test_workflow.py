@@ -1,7 +1,5 @@
 """An agent's source, for messages."""
 
-from __future__ import annotations
-
 from functools import partial, wraps
 
 import pytest

@@ -1,14 +1,14 @@
 """Two runs side by side: paired where both ran on the same examples, else unpaired, and it says which."""
 
 import asyncio
+import importlib
 import json
 import shutil
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from reinforge.cli import main
+from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
 from reinforge.runs.comparison import compare_runs
 from reinforge.runs.episodes import count_changes
@@ -16,11 +16,13 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
+from reinforge.trainer.provenance import identify_evaluators
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalOutputItem
 from tests.core.e2e.test_reporting import LearningRun, by_version
 from tests.doubles import examples
 from tests.journal_rows import read_rows
+from tests.project import call
 from tests.scripted_run import ask
 
 
@@ -59,6 +61,14 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def copied(made, tmp_path):
+    """The folder of copies of two of them, to be changed at will."""
+    for name in ("short", "long"):
+        shutil.copytree(made / name, tmp_path / name)
+    return tmp_path
+
+
 def compare(folder, first, second):
     return compare_runs(folder / first, folder / second)
 
@@ -79,15 +89,9 @@ def test_runs_on_the_same_examples_are_compared_example_by_example(made):
     assert count_changes(found.examples) == (6, 0, 0)
     assert [str(change) for change in found.changes] == ["finetuning.num_epochs: 2 -> 4"]
     assert found.notes == []
-
-
-def test_the_other_way_round_it_is_worse(made):
-    found = compare(made, "long", "short")
-    assert found.conclude().startswith(
-        "short is better" if found.metrics[0].difference.ci_low > 0 else "long is better"
-    )
-    assert found.metrics[0].difference.mean_difference < 0
-    assert [str(change) for change in found.changes] == ["finetuning.num_epochs: 4 -> 2"]
+    back = compare(made, "long", "short")
+    assert back.conclude().startswith("long is better in reward: "), "the other way round too"
+    assert back.metrics[0].difference.mean_difference < 0
 
 
 def test_other_examples_are_compared_by_their_means_and_it_says_so(made):
@@ -122,29 +126,27 @@ def forget_dataset(folder):
     journal.close()
 
 
-def test_equal_ids_without_recorded_prompts_are_not_paired(made, tmp_path):
+def test_equal_ids_without_recorded_prompts_are_not_paired(copied):
     """Nothing shows that the examples are the same: two agents whose calls were not recorded."""
     for name in ("short", "long"):
-        shutil.copytree(made / name, tmp_path / name)
-        forget_dataset(tmp_path / name)
-        change_episodes(tmp_path / name, lambda data: data | {"calls": []})
-    found = compare_runs(tmp_path / "short", tmp_path / "long")
+        forget_dataset(copied / name)
+        change_episodes(copied / name, lambda data: data | {"calls": []})
+    found = compare(copied, "short", "long")
     assert not found.is_paired
     assert "the prompts differ or were not recorded" in found.pairing
 
 
-def test_the_whole_prompt_counts_not_its_last_message(made, tmp_path):
+def test_the_whole_prompt_counts_not_its_last_message(copied):
     for name in ("short", "long"):
-        shutil.copytree(made / name, tmp_path / name)
-        forget_dataset(tmp_path / name)
+        forget_dataset(copied / name)
         first = {"role": "user", "content": f"question of {name}"}
-        change_episodes(tmp_path / name, lambda data, first=first: ask_first(data, first))
-    assert not compare_runs(tmp_path / "short", tmp_path / "long").is_paired
+        change_episodes(copied / name, lambda data, first=first: ask_first(data, first))
+    assert not compare(copied, "short", "long").is_paired
 
 
 def ask_first(data, message):
-    for call in data["calls"]:
-        call["messages"] = [message, {"role": "user", "content": "Answer now."}]
+    for each in data["calls"]:
+        each["messages"] = [message, {"role": "user", "content": "Answer now."}]
     return data
 
 
@@ -162,30 +164,27 @@ def change_episodes(folder, change, **columns):
     journal.close()
 
 
-def test_a_run_that_was_extended_is_compared_by_its_last_verdict(made, tmp_path):
+def test_a_run_that_was_extended_is_compared_by_its_last_verdict(copied):
     """The episodes of the first verdict stay in the journal; they are of an earlier model."""
-    shutil.copytree(made / "long", tmp_path / "long")
-    before = compare_runs(made / "short", tmp_path / "long").metrics[0]
-    journal = RunJournal.open(tmp_path / "long")
+    before = compare(copied, "short", "long").metrics[0]
+    journal = RunJournal.open(copied / "long")
     for head in journal.episode_heads("confirm_tuned"):
         key = EpisodeKey("confirm_tuned", head.epoch - 1, head.example_id, 0)
         scores = {"reward": EvalOutputItem(id=head.example_id, score=-50.0, reasoning=None)}
         journal.record_episode(EpisodeRecord(key, examples(1)[0], scores=scores, reward=-50.0))
     journal.close()
-    assert compare_runs(made / "short", tmp_path / "long").metrics[0] == before
-    assert {example.second for example in read_content(tmp_path / "long").examples} != {-50.0}
-    assert min(example.second for example in read_content(tmp_path / "long").examples) > 0
+    assert compare(copied, "short", "long").metrics[0] == before
+    assert min(example.second for example in read_content(copied / "long").examples) > 0
 
 
-def test_an_episode_that_failed_outside_the_policy_is_left_out_whatever_was_scored(made, tmp_path):
+def test_an_episode_that_failed_outside_the_policy_is_left_out_whatever_was_scored(copied):
     """Where the judge failed, other evaluators may have scored; the verdict leaves such an episode out as well."""
-    shutil.copytree(made / "long", tmp_path / "long")
     change_episodes(
-        tmp_path / "long",
-        lambda data: data | {"outcome": "judge_error"} if data["example_id"] in pick_two(made) else None,
+        copied / "long",
+        lambda data: data | {"outcome": "judge_error"} if data["example_id"] in pick_two(copied) else None,
         outcome="judge_error",
     )
-    found = compare_runs(made / "short", tmp_path / "long")
+    found = compare(copied, "short", "long")
     assert found.metrics[0].difference.num_pairs == 4
     assert found.notes == ["2 of 6 examples have no reward in long and are left out."]
 
@@ -194,21 +193,21 @@ def pick_two(made):
     return sorted(head.example_id for head in JournalReader(made / "long").last_heads("confirm_tuned"))[:2]
 
 
-def test_examples_of_one_conversation_are_not_independent(made, tmp_path):
+def test_examples_of_one_conversation_are_not_independent(made, copied):
     """Three conversations of two examples: 3 clusters flip, so p is 2 / 2^3 and nothing is shown."""
     for name in ("short", "long"):
-        shutil.copytree(made / name, tmp_path / name)
-        ids = sorted(head.example_id for head in JournalReader(tmp_path / name).last_heads("confirm_tuned"))
-        journal = RunJournal.open(tmp_path / name)
+        ids = sorted(head.example_id for head in JournalReader(copied / name).last_heads("confirm_tuned"))
+        journal = RunJournal.open(copied / name)
         journal.set_facts(clusters={example: f"talk {number // 2}" for number, example in enumerate(ids)})
         journal.close()
-    found = compare_runs(tmp_path / "short", tmp_path / "long")
+    found = compare(copied, "short", "long")
     difference = found.metrics[0].difference
     assert "over 3 clusters" in difference.method
     assert difference.p_value == 0.25
     assert found.conclude() == f"No difference in reward was shown: {difference} may be due to chance, p = 0.250."
-    found = compare_runs(tmp_path / "short", made / "large")
-    assert any("so its interval is too narrow" in note for note in found.notes)
+    found = compare_runs(copied / "short", made / "large")
+    wide, narrow = (each.metrics[0].difference for each in (found, compare_runs(made / "short", made / "large")))
+    assert wide.ci_high - wide.ci_low > narrow.ci_high - narrow.ci_low, "conversations count, not their examples"
 
 
 async def test_a_run_records_the_conversations_of_its_held_out_examples(tmp_path):
@@ -218,54 +217,76 @@ async def test_a_run_records_the_conversations_of_its_held_out_examples(tmp_path
     await run.run()
     clusters = JournalReader(tmp_path / "r").facts()["clusters"]
     assert clusters
-    assert clusters
     assert all(clusters[example] == clusters[str(int(example) ^ 1)] for example in clusters), "0 and 1, 2 and 3, ..."
     assert len(set(clusters.values())) == len(clusters) / 2
 
 
-def test_a_model_that_only_judges_differently_is_named(made, tmp_path):
+def test_a_model_that_only_judges_differently_is_named(copied):
     for name, model in (("short", "small"), ("long", "large")):
-        shutil.copytree(made / name, tmp_path / name)
-        config = yaml.safe_load((tmp_path / name / "config.yml").read_text())
+        config = yaml.safe_load((copied / name / "config.yml").read_text())
         config["llms"]["critic"] = {"_type": "openai", "model_name": model}
         config["eval"]["evaluators"]["reward"]["llm_name"] = "critic"
-        (tmp_path / name / "config.yml").write_text(yaml.safe_dump(config))
-    found = compare_runs(tmp_path / "short", tmp_path / "long")
+        (copied / name / "config.yml").write_text(yaml.safe_dump(config))
+    found = compare(copied, "short", "long")
     assert found.notes == ["The two runs are scored differently: llms.critic.model_name."]
 
 
-def test_a_run_with_a_baseline_alone_is_named(made, tmp_path):
-    shutil.copytree(made / "short", tmp_path / "short")
-    journal = RunJournal.open(tmp_path / "short")
+def test_a_run_with_a_baseline_alone_is_named(copied):
+    journal = RunJournal.open(copied / "short")
     journal._writer.put(lambda db: db.execute("DELETE FROM episodes WHERE epoch >= 0"))
     journal._writer.put(lambda db: db.execute("DELETE FROM validations WHERE epoch >= 0"))
     journal.close()
-    found = compare_runs(tmp_path / "short", made / "long")
+    found = compare(copied, "short", "long")
     assert "short was validated before training only: these are the scores of its base model." in found.notes
 
 
 def test_runs_that_are_scored_differently_say_so(made):
     found = compare(made, "short", "fast")
-    assert any(note.startswith("The two runs are scored differently: eval.evaluators.reward") for note in found.notes)
+    assert found.notes[0] == "reward cannot be compared. Its code, its settings or its judge changed between the runs."
+    assert found.notes[1].startswith("The two runs are scored differently: eval.evaluators.reward")
+    assert (
+        found.conclude() == "short and fast were scored by different evaluators named reward: they cannot be compared."
+    )
+    assert found.metrics[0].describe_difference() == ("not comparable", "")
 
 
-def test_code_that_differs_is_named(made, tmp_path):
+def test_a_reward_of_the_same_name_is_another_one_if_what_it_calls_has_changed(tmp_path, monkeypatch):
+    """The helper of a reward, and a constant: the function itself and its name stay as they are."""
+    source = "SCALE = 1.0\n\ndef shape(score):\n    return SCALE * score\n\ndef reward(output, expected):\n"
+    source += "    return shape(len(output) / 10)\n\ndef unused():\n    return 1\n"
+    hashes = []
+    for name, text in {
+        "once": source,
+        "same": source.replace("return 1\n", "return 2\n"),
+        "scaled": source.replace("1.0", "2.0"),
+        "shaped": source.replace("SCALE * score", "SCALE - score"),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"rewards_{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / name)
+        module = importlib.import_module(f"rewards_{name}")
+        evaluators = {"reward": {"_type": "python", "function": module.reward}}
+        hashes.append(identify_evaluators(build_config({"eval": {"evaluators": evaluators}}))["reward"])
+    once, same, scaled, shaped = hashes
+    assert once == same, "what the reward does not use does not count"
+    assert len({once, scaled, shaped}) == 3
+
+
+def test_code_that_differs_is_named(copied):
     for name, digest in (("short", "1"), ("long", "2")):
-        shutil.copytree(made / name, tmp_path / name)
-        journal = RunJournal.open(tmp_path / name)
+        journal = RunJournal.open(copied / name)
         files = {"reward.py": digest, "agent.py": "0", "tiny/config.json": digest}
         journal.set_facts(provenance={"files": files, "functions": {"__main__.score": digest}, "versions": {}})
         journal.close()
-    found = compare_runs(tmp_path / "short", tmp_path / "long")
-    expected = "The code differs in __main__.score, reward.py. Scores of an evaluator that changed cannot be compared."
-    assert found.notes == [expected]
+    found = compare(copied, "short", "long")
+    assert found.notes == ["The code differs in __main__.score, reward.py."]
 
 
 def test_without_a_verdict_the_last_validations_are_compared(made):
     found = compare(made, "short", "flat")
     assert found.split == "select"
     assert "the last validations on the same" in found.pairing
-    assert "it flatters both" in found.notes[0]
+    assert any("it flatters both" in note for note in found.notes)
 
 
 def test_a_run_is_not_compared_with_itself(made):
@@ -275,14 +296,10 @@ def test_a_run_is_not_compared_with_itself(made):
 
 def test_the_command(made):
     folder = str(made)
-    shown = CliRunner().invoke(main, ["runs", "compare", "short", "long", "--output_dir", folder])
-    assert shown.exit_code == 0, shown.output
+    shown = call("runs", "compare", "short", "long", "--output_dir", folder, code=0)
     assert "Compared example by example" in shown.output
     assert "6 examples score higher in long, 0 the same, 0 lower" in shown.output
     assert "finetuning.num_epochs: 2 -> 4" in shown.output
-    found = json.loads(
-        CliRunner().invoke(main, ["runs", "compare", "short", "long", "--output_dir", folder, "--json"]).output
-    )
+    found = json.loads(call("runs", "compare", "short", "long", "--output_dir", folder, "--json").output)
     assert (found["paired"], found["first"]["name"], len(found["examples"])) == (True, "short", 6)
-    missing = CliRunner().invoke(main, ["runs", "compare", "short", "nothing", "--output_dir", folder])
-    assert missing.exit_code == 2
+    call("runs", "compare", "short", "nothing", "--output_dir", folder, code=2)

@@ -3,14 +3,13 @@
 import sqlite3
 
 import pytest
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.errors import ConfigError, StorageError
 from reinforge.runs.journal import writer
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.repair import check_journal, repair_journal
+from tests.project import call
 
 
 @pytest.fixture(params=[4, -1, 2])
@@ -31,7 +30,7 @@ def test_a_journal_of_another_format_is_refused_and_left_alone(other):
     folder, said = other
     before = (folder / "run.sqlite").read_bytes()
     for arguments, code in ((("list",), 0), (("show", "r"), 4), (("verify", "r"), 4)):
-        result = CliRunner().invoke(main, ["runs", *arguments, "--output_dir", str(folder.parent)])
+        result = call("runs", *arguments, "--output_dir", str(folder.parent))
         assert (result.exit_code, said in result.output) == (code, True), result.output
     assert (check_journal(folder).problems, repair_journal(folder)) == ([], False)
     with pytest.raises(ConfigError, match=said):

@@ -8,6 +8,7 @@ import pytest
 from reinforge.runs.notebook import MAX_LINES, NotebookProgress, find_display
 from reinforge.runs.rows import EpochMetrics
 from reinforge.runs.summary import RunSummary
+from tests.core.runs.test_progress import clock  # noqa: F401  the fixture
 
 
 class FrontEnd:
@@ -31,27 +32,13 @@ class FrontEnd:
         return [bundle["text/html"] for bundle in self.outputs.values()]
 
 
-class Clock:
-    """Stands still until it is moved."""
-
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def front_end():
     return FrontEnd()
 
 
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def progress(front_end, clock, tmp_path):
+def progress(front_end, clock, tmp_path):  # noqa: F811
     shown = NotebookProgress(front_end, every_s=0.5, clock=clock)
     shown.start("r", tmp_path, 1000, [("agent", "<script>"), ("seed", "0")])
     return shown
@@ -61,11 +48,11 @@ def metrics(epoch):
     return EpochMetrics(epoch, avg_reward=epoch / 1000)
 
 
-def test_a_thousand_epochs_are_one_output_of_some_twenty_lines(front_end, clock, progress):
+def test_a_thousand_epochs_are_one_output_of_some_twenty_lines(front_end, clock, progress):  # noqa: F811
     for epoch in range(1000):
         progress.stage(epoch, "COLLECT", 8)
         for _ in range(8):
-            clock.now_s += 0.01
+            clock.now += 0.01
             progress.episode("ok", 0.5, 3)
         progress.epoch_done(metrics(epoch))
     progress.close()
@@ -79,10 +66,10 @@ def test_a_thousand_epochs_are_one_output_of_some_twenty_lines(front_end, clock,
     assert front_end.num_messages <= 2 + 80 / 0.5, "at most two a second, over 80 s"
 
 
-def test_the_output_says_what_the_run_is_doing_until_it_ends(front_end, clock, progress):
+def test_the_output_says_what_the_run_is_doing_until_it_ends(front_end, clock, progress):  # noqa: F811
     progress.stage(3, "COLLECT", 64)
     for _ in range(12):
-        clock.now_s += 0.25
+        clock.now += 0.25
         progress.episode("ok", 0.25, 3)
     assert front_end.texts[0].splitlines()[-1] == "epoch 3 (4/1000) collect: 12/64 episodes, reward 0.250, 12 tokens/s"
     progress.close()

@@ -1,12 +1,11 @@
+import sqlite3
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 
-from reinforge.cli import main
 from reinforge.config.dump import find_changed_settings
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.page import page as page_module
@@ -15,18 +14,16 @@ from reinforge.runs.page.chats import (
     TokenTexts,
     TrainedTokens,
     build_chat,
-    choose_logprob_class,
-    choose_relative_class,
 )
 from reinforge.runs.page.elements import Line, Point, build, choose_ticks, draw_chart, to_html
 from reinforge.runs.page.page import POLICY, write_page
-from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpisodeRow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.supports import Supports
-from tests.core.e2e.test_reporting import LearningRun, by_version
+from tests.core.e2e.test_reporting import LearningRun, Transcript, by_version
+from tests.project import call
 from tests.scripted_run import ScriptedRun
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e 5"
@@ -106,18 +103,6 @@ def test_the_tokenizer_of_the_trained_model_is_found(tmp_path):
     assert TokenTexts.find(tmp_path, {}).split([0]) is None
 
 
-@pytest.mark.parametrize(
-    ("logprob", "name"), [(0, "p0"), (-0.3, "p1"), (-0.7, "p2"), (-1.5, "p3"), (-3, "p4"), (-9, "p5")]
-)
-def test_the_color_of_a_log_prob(logprob, name):
-    assert choose_logprob_class(logprob) == name
-
-
-@pytest.mark.parametrize(("relative", "name"), [(-1, "n2"), (-0.1, "n1"), (0, "a0"), (0.1, "g1"), (0.5, "g2")])
-def test_the_color_of_a_relative_reward(relative, name):
-    assert choose_relative_class(relative) == name
-
-
 def test_a_reply_that_was_given_and_not_sampled_is_plain_text():
     reply = {"role": "assistant", "content": "aé"}
     call = {"messages": [], "reply": reply, "token_ids": [0, 1, 2], "logprobs": [None] * 3, "llm": "policy"}
@@ -185,17 +170,11 @@ async def test_every_run_writes_its_page(tmp_path):
     summary = await run.run()
     page = Page((tmp_path / "r" / "report.html").read_text())
     assert f"r {summary.headline()}." in page.text
+    assert '10 score higher in "reward" than with the base model, 0 the same and 0 lower.' in page.text
     links = [value for name, value in page.attributes if name == "href"]
     assert links == ["#verdict", "#reward", "#examples", "#groups", "#episodes", "#outcomes", "#settings"]
     assert f"report      {tmp_path / 'r' / 'report.html'}, " in "\n".join(summary.closing_lines(color=False))
     assert "reinforge.finetune(...) with the same agent, dataset and reward" in page.text
-
-
-async def test_what_changed_counts_examples(tmp_path):
-    run = LearningRun(tmp_path, reward=by_version)
-    await run.run()
-    page = Page((tmp_path / "r" / "report.html").read_text())
-    assert '10 score higher in "reward" than with the base model, 0 the same and 0 lower.' in page.text
 
 
 async def test_text_of_the_model_is_shown_and_neither_run_nor_loaded(tmp_path):
@@ -212,41 +191,33 @@ async def test_text_of_the_model_is_shown_and_neither_run_nor_loaded(tmp_path):
 
 
 async def test_a_page_that_cannot_be_written_costs_no_run(tmp_path, monkeypatch):
-    notes = []
-
-    class Notes(SilentProgress):
-        def note(self, text):
-            notes.append(text)
+    progress = Transcript()
 
     def fail(*args):
         raise RuntimeError("boom")
 
     monkeypatch.setattr(page_module, "write_page", fail)
-    summary = await ScriptedRun(tmp_path).run(progress=Notes())
+    summary = await ScriptedRun(tmp_path).run(progress=progress)
     assert summary.status == "completed"
-    told = next(note for note in notes if note.startswith("no report.html: RuntimeError: boom"))
-    assert told.endswith(f"`reinforge report {tmp_path / 'r'}` writes it again")
+    told = next(note for note in progress.notes if note.startswith("no report.html: RuntimeError: boom"))
+    assert told.endswith(f"`reinforge report {tmp_path / 'r'}` regenerates it")
 
 
 async def test_the_command_writes_the_page_again(tmp_path):
     await ScriptedRun(tmp_path).run()
     (tmp_path / "r" / "report.html").unlink()
-    done = CliRunner().invoke(main, ["report", "last", "--output_dir", str(tmp_path)])
+    done = call("report", "last", "--output_dir", str(tmp_path))
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'r' / 'report.html'}\n")
-    other = CliRunner().invoke(main, ["report", str(tmp_path / "r"), "--output", str(tmp_path / "p.html")])
-    assert other.exit_code == 0, other.output
+    call("report", str(tmp_path / "r"), "--output", str(tmp_path / "p.html"), code=0)
     assert (tmp_path / "p.html").read_text() == (tmp_path / "r" / "report.html").read_text()
-    missing = CliRunner().invoke(main, ["report", "nothing", "--output_dir", str(tmp_path)])
-    assert missing.exit_code == 2
+    missing = call("report", "nothing", "--output_dir", str(tmp_path), code=2)
     assert "nothing" in missing.output
 
 
 @pytest.mark.parametrize("phase", ["collect", "validate"])
 async def test_a_damaged_episode_is_named_not_shown(tmp_path, phase):
-    import sqlite3
-
     await ScriptedRun(tmp_path).run()
     with sqlite3.connect(tmp_path / "r" / "run.sqlite") as database:
         database.execute("UPDATE episodes SET data = replace(data, 'answer', 'ANSWER') WHERE phase = ?", (phase,))
     path = write_page(tmp_path / "r", path=tmp_path / "p.html")
-    assert "This episode cannot be read; `reinforge runs verify` says why." in Page(path.read_text()).text
+    assert "This episode cannot be read; `reinforge runs verify` shows why." in Page(path.read_text()).text

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import struct
 import sys
@@ -38,10 +36,7 @@ ROWS = [
     row(4, 0.7, filtered_avg_reward=0.65, num_groups=10, num_groups_kept=4, curriculum_percentile=0.7),
 ]
 VALIDATIONS = [validation(1, 0.5), validation(-1, 0.35), validation(3, None, error="the backend does not answer")]
-CONFIRM = {
-    "base": arm(0.36, 0.4, 0.4),
-    "tuned": arm(0.7, 0.65, 0.75),
-}
+CONFIRM = {"base": arm(0.36, 0.4, 0.4), "tuned": arm(0.7, 0.65, 0.75)}
 
 
 def lines(figure, label):

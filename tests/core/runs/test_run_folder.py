@@ -9,10 +9,8 @@ import sqlite3
 import stat
 
 import pytest
-from click.testing import CliRunner
 
 from reinforge import files
-from reinforge.cli import main
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.files import commit_folder, find_damage, make_staging_path
@@ -23,11 +21,12 @@ from reinforge.runs.removal import check_run_name, find_foreign_files
 from reinforge.runs.run_folder import read_runs
 from reinforge.trainer.options import RunOptions
 from tests.journal_rows import read_rows
+from tests.project import call as call_main
 from tests.scripted_run import ScriptedRun
 
 
-def call(*arguments):
-    return CliRunner().invoke(main, ["runs", *arguments, "--output_dir", "runs"])
+def call(*arguments, code=None):
+    return call_main("runs", *arguments, "--output_dir", "runs", code=code)
 
 
 @contextlib.contextmanager
@@ -117,7 +116,7 @@ def test_without_the_private_modes_a_run_folder_can_be_read_by_others(tmp_path, 
 
 def test_a_finished_run_is_one_database_and_a_log_of_what_was_shown(ran):
     assert sorted(path.name for path in ran.glob("run.sqlite*")) == ["run.sqlite"]
-    assert call("show", "r").exit_code == 0
+    call("show", "r", code=0)
     assert call("verify", "r").exit_code == 0, call("verify", "r").output
     assert sorted(path.name for path in ran.glob("run.sqlite*")) == ["run.sqlite"], "nor does reading leave any"
     lines = (ran / "run.log").read_text().splitlines()
@@ -140,7 +139,7 @@ def test_every_row_of_a_run_has_a_checksum_that_agrees(ran):
 
 def test_a_run_that_writes_only_its_own_files_has_no_foreign_ones(ran):
     assert find_foreign_files(ran) == []
-    assert call("rm", "r", "--yes").exit_code == 0
+    call("rm", "r", "--yes", code=0)
     assert not ran.exists()
 
 
@@ -150,8 +149,7 @@ def test_rm_removes_runs_of_the_output_folder_only(ran, tmp_path):
     (victim / "run.sqlite").touch()
     (victim / "thesis.tex").write_text("years of work")
     for name in ("../victim", "runs/../victim", str(victim), "victim"):
-        result = call("rm", name, "--yes")
-        assert result.exit_code == 2, result.output
+        result = call("rm", name, "--yes", code=2)
         assert "victim is not a run in the output folder runs; nothing was removed" in result.output
         assert f"--output_dir {tmp_path}" in result.output
     assert (victim / "thesis.tex").read_text() == "years of work"
@@ -160,8 +158,7 @@ def test_rm_removes_runs_of_the_output_folder_only(ran, tmp_path):
 def test_rm_refuses_a_folder_with_files_that_no_run_has_written(ran, tmp_path):
     for name in ("thesis.tex", "checkpoints/step-000000-copy", "episodes/notes.txt"):
         (ran / name).write_text("x")
-    result = call("rm", "r", "--yes")
-    assert result.exit_code == 2
+    result = call("rm", "r", "--yes", code=2)
     assert "holds files that no run has written: thesis.tex, episodes/notes.txt, checkpoints/step-000000-copy" in (
         result.output
     )
@@ -173,7 +170,7 @@ def test_rm_refuses_a_folder_with_files_that_no_run_has_written(ran, tmp_path):
 def test_without_looking_for_foreign_files_rm_removes_them(ran, monkeypatch):
     monkeypatch.setattr(removal, "find_foreign_files", lambda folder: [])
     (ran / "thesis.tex").write_text("x")
-    assert call("rm", "r", "--yes").exit_code == 0
+    call("rm", "r", "--yes", code=0)
     assert not ran.exists()
 
 
@@ -181,7 +178,7 @@ def test_rm_does_not_follow_links(ran, tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").write_text("x")
     (ran / "checkpoints" / "step-000009").symlink_to(tmp_path / "kept")
-    assert call("rm", "r", "--yes").exit_code == 0
+    call("rm", "r", "--yes", code=0)
     assert (tmp_path / "kept" / "file").read_text() == "x"
 
 
@@ -203,15 +200,11 @@ def test_a_name_from_python_is_checked_too(tmp_path):
         RunOptions("-x").choose_folder(FinetuneConfig(reward_function={"name": "r"}, output_dir=tmp_path))
 
 
-def bad_config(text):
-    def spoil(folder):
-        (folder / "config.yml").unlink()
-        (folder / "config.yml").write_text(text)
-
-    return spoil
+def rewrite(name, text):
+    return lambda folder: (folder / name).write_text(text)
 
 
-def link_to(name, target):
+def link(name, target):
     def spoil(folder):
         (folder / name).unlink()
         (folder / name).symlink_to(target)
@@ -229,39 +222,31 @@ def bad_row(statement):
     return spoil
 
 
-def bad_summary(value):
-    def spoil(folder):
-        (folder / "summary.json").write_text(value)
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
-        bad_config("[" * 5000),
-        bad_config("finetuning: {num_epochs: [[1]]}"),
-        bad_config("finetuning: &a {num_epochs: 1, x: *a}"),
-        link_to("config.yml", "/dev/zero"),
-        link_to("summary.json", "/dev/zero"),
-        link_to("checkpoints/step-000001/training/run.json", "/dev/zero"),
-        link_to("checkpoints/step-000001/manifest.json", "/dev/zero"),
-        link_to("episodes/epoch-0000.jsonl.zst", "/dev/zero"),
+        rewrite("config.yml", "[" * 5000),
+        rewrite("config.yml", "finetuning: {num_epochs: [[1]]}"),
+        rewrite("config.yml", "finetuning: &a {num_epochs: 1, x: *a}"),
+        link("config.yml", "/dev/zero"),
+        link("summary.json", "/dev/zero"),
+        link("checkpoints/step-000001/training/run.json", "/dev/zero"),
+        link("checkpoints/step-000001/manifest.json", "/dev/zero"),
+        link("episodes/epoch-0000.jsonl.zst", "/dev/zero"),
         bad_row("UPDATE sessions SET started_s = 'yesterday', checksum = NULL"),
         bad_row("UPDATE validations SET data = '[]', checksum = NULL"),
         bad_row("UPDATE run SET value = '[', checksum = NULL"),
-        bad_summary("[" * 5000),
-        bad_summary('{"status": []}'),
+        rewrite("summary.json", "[" * 5000),
+        rewrite("summary.json", '{"status": []}'),
     ],
 )
 def test_one_bad_run_folder_never_hides_the_others(ran, spoil):
     RunJournal(ran.parent / "good").close()
     spoil(ran)
-    result = call("list")
-    assert result.exit_code == 0, result.output
+    result = call("list", code=0)
     assert {line.split()[0] for line in result.output.splitlines()} >= {"good", "r"}
     assert {run.folder.name for run in read_runs(ran.parent)} == {"good", "r"}
-    assert CliRunner().invoke(main, ["runs", "list", "--output_dir", "runs", "--json"]).exit_code == 0
+    call("list", "--json", code=0)
     assert call("verify", "r").exit_code in (0, 4), call("verify", "r").output
     assert call("show", "r").exit_code in (0, 4), call("show", "r").output
 
@@ -284,14 +269,6 @@ def with_files(change):
         del manifest["sha256"]
         manifest["files"] = change(manifest["files"])
         (folder / "manifest.json").write_text(files._format_manifest(manifest))
-
-    return craft
-
-
-def link(name, target):
-    def craft(folder):
-        (folder / name).unlink()
-        (folder / name).symlink_to(target)
 
     return craft
 
@@ -319,7 +296,7 @@ ENTRY = {"bytes": 0, "sha256": "0" * 64}
             with_files(lambda found: {"weights": {**found["weights"], "bytes": 10**40}}),
             "weights has 4 bytes instead of 1",
         ),
-        (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), "manifest.json cannot be read"),
+        (rewrite("manifest.json", "[" * 100_000), "manifest.json cannot be read"),
         (link("manifest.json", "/dev/zero"), "manifest.json cannot be read"),
         (link("weights", "/dev/zero"), "'weights' is not a file of the folder, or is a link"),
         (link("weights", "training/state"), "'weights' is not a file of the folder, or is a link"),
@@ -363,6 +340,6 @@ def test_a_refill_is_told_with_its_number_of_trajectories(tmp_path):
     asyncio.run(run.run())
     stages = [row.stage for row in JournalReader(tmp_path / "runs" / "r").stages() if row.epoch == 0]
     assert stages.count("COLLECT") > 1, "there was a refill"
-    text = CliRunner().invoke(main, ["runs", "show", "r", "--output_dir", str(tmp_path / "runs")]).output
+    text = call_main("runs", "show", "r", "--output_dir", str(tmp_path / "runs")).output
     assert "?" not in text.partition("what happened")[2].partition("checkpoints")[0], text
     assert f"collected 16 trajectories (0 missing){', collected ' in text and ', collected '}" in text

@@ -4,14 +4,13 @@ import json
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from reinforge.cli import main
 from reinforge.config.blocks import TranscriptsConfig
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.transcripts import format_transcripts, read_transcripts, write_transcripts
 from reinforge.types.trajectory import Outcome
 from tests.dialogues import make_branch, make_episode, make_message
+from tests.project import call
 
 FLAT = """\
 phase: collect
@@ -199,12 +198,11 @@ def test_episodes_of_other_agents_have_none(journal):
 
 def test_the_command_prints_what_the_journal_holds(journal):
     folder = held(journal, flat(), flat(epoch=1))
-    printed = CliRunner().invoke(main, ["runs", "transcripts", str(folder), "--epoch", "0"])
+    printed = call("runs", "transcripts", str(folder), "--epoch", "0")
     assert (printed.exit_code, printed.output) == (0, FLAT)
-    as_json = CliRunner().invoke(main, ["runs", "transcripts", str(folder), "--limit", "1", "--format", "json"])
+    as_json = call("runs", "transcripts", str(folder), "--limit", "1", "--format", "json")
     assert json.loads(as_json.output)["num_episodes"] == 2
-    nothing = CliRunner().invoke(main, ["runs", "transcripts", str(folder), "--phase", "confirm_base"])
-    assert nothing.exit_code == 2
+    nothing = call("runs", "transcripts", str(folder), "--phase", "confirm_base", code=2)
     assert "has 0 episodes of phase confirm_base, but none is a dialogue" in nothing.output
 
 

@@ -14,6 +14,8 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from tests.doubles import examples
 from tests.scripted_run import ScriptedRun
 
+pytestmark = pytest.mark.usefixtures("plots")
+
 
 class Calls(SilentProgress):
     """Keeps the calls and the time of each, without those for episodes, which it counts."""

@@ -11,14 +11,17 @@ from tests.doubles import ScriptedPolicy
 
 
 class Served(ScriptedPolicy):
-    """Replies carry -0.5 a token; the learner says something else where `off` is set."""
+    """Replies carry -0.5 a token; the learner says `off` more of these tokens of the first `num_off` replies."""
 
-    def __init__(self, off=0.0):
+    def __init__(self, off=0.0, num_off=None, tokens=slice(None), tolerance=0.01):
         super().__init__()
-        self.off, self.tolerance = off, 0.01
+        self.off, self.num_off, self.tokens, self.tolerance = off, num_off, tokens, tolerance
 
     async def score(self, token_ids):
-        return [scored + np.float32(self.off) for scored in await super().score(token_ids)]
+        scored = await super().score(token_ids)
+        for row in scored[: self.num_off]:
+            row[self.tokens] += np.float32(self.off)
+        return scored
 
 
 def asked(text):
@@ -49,25 +52,11 @@ async def test_an_adapter_that_serves_other_weights_is_named():
         await probe(together, 0, {}, None)
 
 
-class Rounded(ScriptedPolicy):
-    """The learner says something else of the last token of the first `num_off` replies."""
-
-    def __init__(self, num_off, off):
-        super().__init__()
-        self.num_off, self.off, self.tolerance = num_off, off, 1e-4
-
-    async def score(self, token_ids):
-        scored = await super().score(token_ids)
-        for row in scored[: self.num_off]:
-            row[-1] += np.float32(self.off)
-        return scored
-
-
 @pytest.mark.parametrize(
     ("num_off", "off", "passes"), [(1, 9e-3, True), (1, 1.1e-2, False), (2, 2e-4, False), (4, 9e-5, True)]
 )
 async def test_one_token_in_eight_may_be_rounded_otherwise(num_off, off, passes):
-    policy = Rounded(num_off, off)
+    policy = Served(off, num_off, slice(-1, None), tolerance=1e-4)
     policy.script = lambda request: "no"  # two tokens
     prompts = {"": [asked(f"{number}") for number in range(4)]}
     if passes:

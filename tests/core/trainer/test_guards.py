@@ -1,7 +1,5 @@
 """The guards on synthetic runs: each warns and halts at the right epoch, and none does on a healthy run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -112,6 +110,12 @@ def play(tmp_path):
 
 
 CURVES = {
+    # from epoch 4 on every reward is a quarter of what it was at the start
+    "collapse": (
+        {name: lambda e: 0.05 if e >= 4 else 0.20 for name in ("reward", "select")} | {"correct": lambda e: 0.5},
+        4,
+        5,
+    ),
     # the training reward rises by 0.08 an epoch, that on select stays at 0.20: the gap is 0.24 after epoch 3
     "train_select_gap": ({"reward": lambda e: 0.20 + 0.08 * e, "select": lambda e: 0.20}, 3, 4),
     # the metric falls from 0.80 by 0.03 an epoch: 0.68 after epoch 3, which is 0.12 below
@@ -185,9 +189,7 @@ def test_a_run_that_was_killed_goes_on_counting(play: Any) -> None:
     assert run.play(first=2, context=run.start()) == 2  # the two bad epochs before count
 
 
-def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(
-    play: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(play, monkeypatch):
     run = play(zero_variance=lambda e: 20)
     assert run.play() == 2
     del run.validations[3:]
@@ -200,7 +202,7 @@ def test_if_events_were_not_read_back_a_resumed_run_would_halt_at_once(
     [
         ({"zero_variance": lambda e: 20, "reward": lambda e: 0.97}, "nearly solved. Stop here, or use harder ones"),
         ({"zero_variance": lambda e: 20, "reward": lambda e: 0.0}, "use easier or more varied examples"),
-        ({"correct": lambda e: 0.8 - 0.2 * (e + 1)}, "answers that the reward likes and that are not good"),
+        ({"correct": lambda e: 0.8 - 0.2 * (e + 1)}, "answers that score high without being good"),
         ({"correct": lambda e: 0.8 - 0.2 * (e + 1), "select": lambda e: 0.1}, "training makes the model worse"),
         ({"tokens": lambda e: 100 * 10**e}, "10.0 times as many as in the first epoch (100)"),
     ],
@@ -209,6 +211,18 @@ def test_the_warning_says_what_to_do(play: Any, curves: dict[str, Any], text: st
     run = play(GuardsConfig.model_validate({"length_growth": {"warn_after": 1}}), **curves)
     run.play()
     assert any(text in each for each in run.progress.texts), run.progress.texts
+
+
+def test_a_reward_that_falls_since_the_curriculum_adds_harder_examples_is_no_collapse() -> None:
+    low = {"avg_reward": 0.05, "ci_low": 0.03, "ci_high": 0.07}
+    first = EpochMetrics(0, avg_reward=0.4, ci_low=0.38, ci_high=0.42, curriculum_percentile=0.5)
+    harder = EpochMetrics(1, curriculum_percentile=1.0, **low)
+    assert guards.measure_collapse(guards.History([first, harder], []), 0.5) is None
+    equal = EpochMetrics(1, curriculum_percentile=0.5, **low)
+    found = guards.measure_collapse(guards.History([first, equal], []), 0.5)
+    assert found.is_beyond
+    assert found.value == pytest.approx(0.875)
+    assert "has fallen from 0.400 to 0.050" in found.text
 
 
 def test_a_gap_within_the_intervals_is_no_gap() -> None:

@@ -7,7 +7,6 @@ import pytest
 from reinforge.algorithms.dpo import DPO
 from reinforge.algorithms.expert_iteration import ExpertIteration, ExpertIterationConfig
 from reinforge.algorithms.kto import KTO
-from reinforge.algorithms.orpo import ORPO
 from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import Config, FinetuneConfig
@@ -48,39 +47,18 @@ REFUSED = [
     (GOOD, PLAIN, "finetuning.algorithm.min_reward", "the rows carry no reward to compare with it"),
     (FLOOR, PLAIN, "finetuning.algorithm.min_reward", "the rows carry no reward to compare with it"),
     (SOLVED, PLAIN, "finetuning.algorithm.reward_threshold", "the rows carry no reward to compare with it"),
-    (
-        BEST,
-        PLAIN,
-        "finetuning.algorithm",
-        "RejectionSampling keeps the best replies by their rewards, but the rows carry",
-    ),
+    (BEST, PLAIN, "finetuning.algorithm", "RejectionSampling keeps the best replies by their rewards"),
     (WEIGHTED, PLAIN, "finetuning.algorithm", "ExpertIteration keeps the best replies by their rewards"),
     (DPO(), PLAIN, "finetuning.algorithm", "DPO learns from pairs of a better and a worse reply, but each row has one"),
     (DPO(), SINGLE, "finetuning.algorithm", "with different rewards, but each of the 2 prompts has one reply"),
-    (
-        DPO(),
-        EQUAL,
-        "finetuning.algorithm",
-        "but 1 of 2 prompts have several replies, and none of them different rewards",
-    ),
+    (DPO(), EQUAL, "finetuning.algorithm", "1 of 2 prompts have several replies, and none of them different rewards"),
     (BEST, SINGLE, "finetuning.algorithm", "RejectionSampling compares several replies to the same prompt"),
-    (
-        GOOD,
-        scored(("q", 0.4), ("r", -1)),
-        "finetuning.algorithm.min_reward",
-        "no row reaches 0.5; the highest reward is 0.4",
-    ),
-    (ORPO(), PLAIN, "finetuning.algorithm", "ORPO learns from pairs of a better and a worse reply"),
+    (GOOD, [row("q", score=0.4)], "finetuning.algorithm.min_reward", "no row reaches 0.5; the highest reward is 0.4"),
     (KTO(), PLAIN, "finetuning.algorithm", "KTO learns from good and bad replies, but the rows do not say which"),
     (KTO(), [row("q", label=False)], "finetuning.algorithm.threshold", "no row is good: the highest reward is 0"),
     (GOOD, [row("q", score=1, reward=1)], "reward_key", "the rows have numbers in reward and score"),
     (GOOD, [row("q", score=1), row("r")], "", 'no number in the field "score"; other rows have one'),
-    (
-        GOOD,
-        [{"prompt": "q", "completion": "a", "label": False}],
-        "finetuning.algorithm.min_reward",
-        "the highest reward is 0",
-    ),
+    (GOOD, [row("q", label=False)], "finetuning.algorithm.min_reward", "the highest reward is 0"),
 ]
 
 
@@ -123,10 +101,8 @@ def test_a_configured_column_must_hold_numbers_and_no_pairs():
 
 
 def test_sft_on_scored_rows_without_min_reward_says_that_it_trains_on_all_of_them():
-    assert validate(SFT(), SINGLE) == (
-        [],
-        ["the rows have rewards (score), but every row is trained: no min_reward is set"],
-    )
+    note = "the rows have rewards (score), but every row is trained: no min_reward is set"
+    assert validate(SFT(), SINGLE) == ([], [note])
     assert validate(SFT(), PLAIN) == ([], [])
 
 

@@ -102,6 +102,7 @@ async def test_a_validation_calls_an_overridden_run_eval(project):
     builder = OwnEval((0.5, 0.0, 1.0))
     trainer = trainer_with(builder)
     await trainer.initialize(project)
+    assert trainer.trainer_config.reward.name == "my_reward"
     found = await trainer.run_validation_evaluation(0, "run")
     assert (found["avg_reward"], found["min_reward"], found["max_reward"], found["num_examples"]) == (0.5, 0.0, 1.0, 3)
     assert found["dataset_type"] == "validation"
@@ -115,12 +116,6 @@ async def test_before_initialize_the_trainers_own_reward_names_the_scores():
     assert (await trainer.run_validation_evaluation(0, "run"))["avg_reward"] == 0.5
     trainer.trainer_config.reward.name = "another"
     assert trainer._calculate_validation_metrics(eval_output((1.0,)))["num_examples"] == 0
-
-
-async def test_initialize_gives_the_trainer_the_reward_function(project):
-    trainer = trainer_with(OwnEval((1.0,)))
-    await trainer.initialize(project)
-    assert trainer.trainer_config.reward.name == "my_reward"
 
 
 async def test_a_validation_that_fails_is_unknown(project):

@@ -7,14 +7,13 @@ import pytest
 
 from reinforge.config.blocks import LimitsConfig
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
-from reinforge.errors import ConfigError, JobFailed
+from reinforge.errors import JobFailed
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochSnapshot
-from reinforge.trainer import epoch_collection
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import EarlyCollections, ExampleChoice, check_overlap, drop_stale
+from reinforge.trainer.epoch_collection import EarlyCollections, ExampleChoice, check_overlap, is_stale
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
@@ -64,12 +63,9 @@ def trajectory(*versions):
 
 def test_groups_with_a_token_that_is_too_old_are_dropped_whole():
     groups = [[trajectory(3, 4), trajectory(4)], [trajectory(4), trajectory(4, 2)], [trajectory(3), trajectory(-1)]]
-    collection = TrajectoryCollection(trajectories=groups, run_id="r")
-    assert len(collection.groups) == 3
-    kept, count = drop_stale(collection, oldest=3)
-    assert (kept.trajectories, count) == ([groups[0], groups[2]], 1), "-1: given, not sampled"
-    assert len(kept.groups) == 2
-    assert drop_stale(collection, oldest=2) == (collection, 0)
+    made = TrajectoryCollection(trajectories=groups, run_id="r").groups
+    assert [is_stale(group, oldest=3) for group in made] == [False, True, False], "-1: given, not sampled"
+    assert not any(is_stale(group, oldest=2) for group in made)
 
 
 class Served(RecordingAdapter):
@@ -161,30 +157,6 @@ def test_a_resumed_run_uses_the_episodes_that_its_jobs_may_train_on(tmp_path, ep
     context.journal.close()
 
 
-class HeldJobs(Served):
-    """A job ends once every episode of the next epoch has, and these begin with the first job."""
-
-    def __init__(self, num_episodes):
-        super().__init__(ScriptedPolicy(seeded))
-        self.has_begun, self.num_left, self.is_over = asyncio.Event(), num_episodes, asyncio.Event()
-
-    async def wait_until_complete(self, ref, poll_interval=10.0):
-        self.has_begun.set()
-        async with asyncio.timeout(30):
-            await self.is_over.wait()
-        return await self.status(ref)
-
-    async def agent(self, item, llm, context):
-        is_next = context.is_training and context.epoch == 1
-        if is_next:
-            await self.has_begun.wait()
-        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
-        self.num_left -= is_next
-        if not self.num_left:
-            self.is_over.set()
-        return reply.choices[0].message.content
-
-
 def make_run(tmp_path, *, num_epochs=4, adapter=None):
     run = ScriptedRun(tmp_path)
     run.adapter = adapter or Served(ScriptedPolicy(seeded))
@@ -224,49 +196,6 @@ async def test_the_next_epoch_is_sampled_while_a_job_trains(tmp_path):
     assert summary.tokens["completion"] == whole.tokens["completion"]
 
 
-async def test_an_epoch_is_sampled_during_the_job_of_the_one_before(tmp_path):
-    """Agents and job wait for each other, which would last for ever if one came after the other."""
-    adapter = HeldJobs(num_episodes=12 * 4)
-    run = make_run(tmp_path, num_epochs=2, adapter=adapter)
-    run.settings["workflow"]["function"] = adapter.agent
-    assert (await run.run()).status == "completed"
-    assert adapter.num_left == 0
-
-
-class LateServer(ScriptedPolicy):
-    """Answers the agent's questions q1, q10, q11, ... by weights of two versions before."""
-
-    async def sample(self, request):
-        version, is_late = self._version, "q1" in str(request.messages) and request.sampling.max_tokens is None
-        self._version = max(0, version - 2 * is_late)
-        try:
-            return await super().sample(request)
-        finally:
-            self._version = version
-
-
-async def run_with_a_late_server(tmp_path):
-    """Returns for each epoch whether it trained one of those questions, and how many groups were dropped."""
-    run = make_run(tmp_path, adapter=Served(LateServer(seeded)))
-    await run.run()
-    trained = [any(group.group_id.startswith("1") for group in job.groups) for job in run.adapter.jobs]
-    rows = [json.loads(line) for line in (tmp_path / "r" / "training_metrics.jsonl").read_text().splitlines()]
-    return trained, [row["num_groups_stale"] for row in rows]
-
-
-async def test_tokens_that_are_too_old_are_dropped_and_counted_whatever_made_them(tmp_path):
-    """Epoch 2 is sampled by version 1, which the server calls 0 there: two versions before that of its job."""
-    trained, (first, second, third, fourth) = await run_with_a_late_server(tmp_path)
-    assert trained == [True, True, False, False]
-    assert first == second == 0 < third == fourth
-
-
-async def test_tokens_that_are_too_old_are_trained_if_nothing_drops_them(tmp_path, monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(epoch_collection, "drop_stale", lambda collection, oldest: (collection, 0))
-    assert await run_with_a_late_server(tmp_path) == ([True] * 4, [0] * 4)
-
-
 async def wait_in_the_second_epoch(item, llm, context):
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
     if context.is_training and context.epoch == 1:
@@ -281,11 +210,3 @@ async def test_a_run_that_fails_leaves_no_collection_behind(tmp_path):
         await run.run()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_configuration_is_refused_with_the_setting_and_the_fix(tmp_path):
-    run = make_run(tmp_path, adapter=RecordingAdapter(ScriptedPolicy(seeded)))
-    with pytest.raises(
-        ConfigError, match=r"limits.max_staleness: Recording(.|\n)*set it to 0, or use the trainer adapter"
-    ):
-        await run.run()

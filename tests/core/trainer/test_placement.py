@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import ConfigError
-from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.isolation.isolated_agent import PlacedWorkflow
-from reinforge.rollout.runner import EpisodeRunner
 from reinforge.tasks.tic_tac_toe import DEMO
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.placement import dump_settings, find_address
-from reinforge.types.episode import EpisodeKey
 from reinforge.types.trajectory import Outcome
-from tests.doubles import PolicyModel, Scored, ScriptedPolicy
+from tests.doubles import ScriptedPolicy
+from tests.episodes import make_runner, run_items
 from tests.project import settings
 
 AGENT = """
@@ -51,19 +48,11 @@ def play_legally(request):
 
 
 async def play(workflow, items):
-    runner = EpisodeRunner(
-        workflow,
-        {"agent": PolicyModel(ScriptedPolicy(play_legally))},
-        sampling=SamplingConfig(),
-        limits=LimitsConfig(),
-        outcomes=OutcomesConfig(retries=0),
-        run_seed=3,
-        max_concurrency=8,
-    )
-    evaluation = DatasetEvaluation(
-        runner, {"train": items}, {"r": Scored(lambda item: 1.0)}, reward_metric="r", outcomes=runner.outcomes
-    )
-    return await evaluation.collect([EpisodeKey("collect", 0, str(item.id), g) for item in items for g in range(4)])
+    return await run_items(make_runner(workflow, ScriptedPolicy(play_legally), seed=3), items, generations=4)
+
+
+def list_replies(record):
+    return [call.reply.message for call in record.calls]
 
 
 async def test_a_worker_builds_a_registered_agent_from_the_configuration():
@@ -78,12 +67,7 @@ async def test_a_worker_builds_a_registered_agent_from_the_configuration():
             records = await play(workflow, items)
             assert isinstance(workflow, PlacedWorkflow) == bool(changes)
             assert workflow is await builder.get_workflow()
-        outcomes.append(
-            [
-                (record.outcome, record.reason, record.item.output_obj, [call.reply.message for call in record.calls])
-                for record in records
-            ]
-        )
+        outcomes.append([(each.outcome, each.reason, each.item.output_obj, list_replies(each)) for each in records])
     assert outcomes[0] == outcomes[1]
     assert {Outcome.POLICY_ERROR} <= {outcome for outcome, *_ in outcomes[0]}
 
@@ -110,7 +94,7 @@ async def agent(item, llm, context):
     ("changes", "path", "message"),
     [
         ({"function": agent}, "workflow.function", "agent is a Python object of this process"),
-        ({"isolation": "process"}, "workflow.placement", "exclude each other"),
+        ({"isolation": "process"}, "workflow.placement", "cannot be combined"),
     ],
 )
 async def test_agents_that_cannot_be_placed_are_refused(data, changes, path, message):

@@ -46,7 +46,7 @@ def test_the_pairs_of_a_turn(settings, expected):
 def test_ties_and_equal_texts_and_single_candidates_make_no_pair():
     assert pairs_of(candidates(a=0.5, b=0.5)) == ([], {"pairs whose scores are too close": 1})
     same = [CandidateStep("e", "t", index, "q", "a", score) for index, score in enumerate((0.1, 0.9))]
-    assert pairs_of(same) == ([], {"pairs of equal texts": 1})
+    assert pairs_of(same) == ([], {"pairs of equal replies": 1})
     assert pairs_of(candidates(a=0.5)) == ([], {"turns with a single candidate": 1})
     other = [CandidateStep("e", "t", 0, "q", "a", 1.0), CandidateStep("e", "t", 1, "p", "b", 0.0)]
     assert pairs_of(other) == ([], {"turns whose candidates answer different prompts": 1})
@@ -63,12 +63,11 @@ def event(score, output, **fields):
     return TTCEventData(**{"turn_id": "t1", "input": "q", "score": score, "output": output, **fields})
 
 
-def test_candidates_are_events_of_the_agent_and_steps_of_the_configured_name():
-    def step(name):
-        return IntermediateStepPayload(
-            event_type=IntermediateStepType.TTC_END, name=name, data=event(0.1, name), UUID="u"
-        )
+def step(name):
+    return IntermediateStepPayload(event_type=IntermediateStepType.TTC_END, name=name, data=event(0.1, name), UUID="u")
 
+
+def test_candidates_are_events_of_the_agent_and_steps_of_the_configured_name():
     left_out = Counter()
     marks = [event(0.9, "own"), step("dpo_candidate_move"), step("other"), {"note": 1}, event(None, "unscored")]
     found = find_candidates(record(*marks), "dpo_candidate_move", left_out)
@@ -101,15 +100,12 @@ def test_candidates_with_tool_calls_are_left_out_and_counted(fields):
     left_out = Counter()
     data = TTCEventData(**{"turn_id": "t1", "input": "q", "score": 0.5, "output": "a", **fields})
     assert find_candidates(record(data), "dpo_candidate_move", left_out) == []
-    assert left_out == {"candidates with tool calls, which a pair of texts cannot hold": 1}
+    assert left_out == {"candidates with tool calls, which a pair of strings cannot hold": 1}
 
 
 def test_candidates_from_the_journal_are_the_same():
     item = EvalInputItem(id="e", input_obj="q", expected_output_obj=None, full_dataset_entry={})
-    step = IntermediateStepPayload(
-        event_type=IntermediateStepType.TTC_END, name="dpo_candidate_move", data=event(0.1, "b"), UUID="u"
-    )
-    fresh = record(event(0.9, "a"), step, {"note": 1})
+    fresh = record(event(0.9, "a"), step("dpo_candidate_move"), {"note": 1})
     read = parse_episode(json.loads(to_json(dump_episode(fresh))), item)
     expected = find_candidates(fresh, "dpo_candidate_move", Counter())
     assert len(expected) == 2

@@ -173,16 +173,12 @@ def test_a_link_to_a_run_folder_is_that_folder(home, tmp_path):
     assert is_own_run(tmp_path / "link", tmp_path, seal_run(run, tmp_path))
 
 
-def install_package(folder, model):
-    """Puts a package that carries this model on the path of `sys.path`'s folder."""
-    write(folder / "carrier/model.gguf", model)
-    write(folder / "carrier-1.0.dist-info/METADATA", b"Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
-    write(folder / "carrier-1.0.dist-info/RECORD", b"carrier/model.gguf,,\n")
-
-
 def test_a_gguf_file_and_the_model_of_a_package_are_compared_as_other_files(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    install_package(tmp_path / "site", b"GGUF 1")
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+    write(site / "carrier/model.gguf", b"GGUF 1")
+    write(site / "carrier-1.0.dist-info/METADATA", b"Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+    write(site / "carrier-1.0.dist-info/RECORD", b"carrier/model.gguf,,\n")
     file = write(tmp_path / "mine.gguf", b"GGUF 1")
     for name in ("./mine.gguf", "pip:carrier"):
         monkeypatch.chdir(tmp_path)

@@ -70,8 +70,6 @@ def test_a_training_server_is_listed_however_its_address_is_written(project):
 
 def test_the_validation_file_is_followed(project):
     (project / "other.yml").write_text("eval: {evaluators: {v: {_type: python, function: rfr_agent:check}}}\n")
-    with open(project / "run.yml", "a") as file:
-        file.write("\n  # a second file\n")
     text = TEXT.replace("{policy:", f"{{run_configuration: {{validation_config_file: {project}/other.yml}}, policy:")
     (project / "run.yml").write_text(text)
     reach = list_reach(load_config(project / "run.yml", environ=ENVIRON))

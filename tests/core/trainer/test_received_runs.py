@@ -21,7 +21,7 @@ def make_run(folder, config=CONFIG, **facts):
 @pytest.mark.parametrize("seal", [None, 5, "", "0" * 64, "\u00e9", ["x"]])
 @pytest.mark.parametrize("root", [".", "/", "~", "~nobody/x", "relative/folder", "x" * 5000, "\x1b[2J"])
 def test_a_folder_without_a_valid_seal_is_refused(tmp_path, seal, root):
-    with pytest.raises(ConfigError, match="was not made here by you"):
+    with pytest.raises(ConfigError, match="was not started here by you"):
         load_run_config(make_run(tmp_path, project_root=root, seal=seal))
 
 
@@ -33,7 +33,7 @@ def test_a_folder_that_names_no_project_asks_for_the_file(tmp_path, root):
 
 def test_a_configuration_with_problems_is_refused_all_the_same(tmp_path):
     run = make_run(tmp_path, "workflow: {_type: python, function: 5, api_key: ${NOT_SET}}\n", project_root="/")
-    with pytest.raises(ConfigError, match="was not made here by you"):
+    with pytest.raises(ConfigError, match="was not started here by you"):
         load_run_config(run)
 
 

@@ -2,10 +2,8 @@
 
 import json
 import re
-import sys
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
@@ -221,32 +219,24 @@ def test_the_report_shows_the_highest_of_each_attack_and_counts_the_rest():
     assert lines[1] == "exact (reward)       expected             1        1"
 
 
-def write_project(folder, function):
-    module = f"task_of_{function}"  # each project has its own
-    (folder / f"{module}.py").write_text(
-        "async def agent(item, llm, context):\n"
-        "    raise RuntimeError('the agent is not needed')\n"
-        "def contains(output, expected):\n"
-        "    return float(expected in str(output))\n"
-        "def exact(output, expected):\n"
-        "    return float(output == expected)\n"
-    )
-    settings = {
-        "workflow": {"_type": "python", "function": f"{module}:agent"},
-        "eval": {
-            "general": {"dataset": {"_type": "jsonl", "file_path": "data.jsonl"}},
-            "evaluators": {"check": {"_type": "python", "function": f"{module}:{function}"}},
-        },
-    }
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (folder / "run.yml").write_text(yaml.safe_dump(settings))
+CHECKS = """
+async def agent(item, llm, context):
+    raise RuntimeError("the agent is not needed")
+
+def contains(output, expected):
+    return float(expected in str(output))
+
+def exact(output, expected):
+    return float(output == expected)
+"""
 
 
 @pytest.mark.parametrize(("function", "code"), [("contains", 3), ("exact", 0)])
-def test_the_command_lists_what_scored_too_high_and_exits_as_it_is_asked_to(tmp_path, monkeypatch, function, code):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    write_project(tmp_path, function)
+def test_the_command_lists_what_scored_too_high_and_exits_as_it_is_asked_to(project, function, code):
+    project.write("task.py", CHECKS)
+    project.rows = ROWS
+    project.set("eval.evaluators", {"check": {"_type": "python", "function": f"task:{function}"}})
+    project.set("finetuning.reward_function.name", "check").write_files()
     plain = CliRunner().invoke(main, ["reward", "test", "run.yml", "--limit", "3"])
     assert plain.exit_code == 0, plain.output
     assert ("scored too high:" in plain.output) is (code == 3)

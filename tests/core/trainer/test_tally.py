@@ -1,7 +1,5 @@
 """What the episodes of a stage have in common."""
 
-from __future__ import annotations
-
 import pytest
 
 from reinforge.trainer.context import EpisodeTally
@@ -53,7 +51,7 @@ def test_a_long_question_is_cut():
 
 def test_policy_failures_are_told_as_that():
     text = describe(tally(0, 0, 0, 0, outcome=Outcome.POLICY_ERROR, reason="no JSON in the reply"))
-    assert text == ("all 4 episodes failed by the policy's own fault (reward 0): policy_error: no JSON in the reply")
+    assert text == ("all 4 episodes failed because of the policy (reward 0): policy_error: no JSON in the reply")
 
 
 def test_an_agent_that_forgot_to_return_is_named_with_its_line():

@@ -26,11 +26,11 @@ from reinforge.scale.vllm.client import VLLMClient
 from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.models import make_tiny_model
+from tests.scale.jobs import build_run_config, prompt, sample_group, train
 from tests.scale.vllm_answers import ANSWERS, record_answers
-from tests.scale.vllm_jobs import build_run_config, prompt, sample_group, train
 
 PYTHON = os.environ.get("REINFORGE_VLLM_PYTHON")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZES = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 256}
 """vLLM's attention on a CPU has heads of 32 numbers and more."""
 GONE_S = 15.0

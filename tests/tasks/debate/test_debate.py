@@ -11,7 +11,7 @@ from reinforge.config.loader import load_config
 from reinforge.tasks.debate.cells import LIMIT, Cells, check_evidence, sample_cells
 from reinforge.tasks.debate.starter import HINT, PROVER, VERIFIER, DebateRecipe, generate_episodes, make_tokenizer
 
-EXAMPLES = Path(__file__).parents[4] / "examples" / "debate"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "debate"
 PROBLEM = Cells(digits=(3, 2, 0, 4, 2, 1, 1, 3), seen=(1, 6))
 
 

@@ -17,7 +17,7 @@ from reinforge.tasks.shop.questions import (
 )
 from reinforge.tasks.shop.starter import ClerkRecipe, generate_careless_clerks, make_tokenizer
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 CAREFUL = Habits(0.0, 0.0, 0.0, 0.0)
 LAMPS = Question("What do 3 pieces of the lamp cost?", 3, "*", "lamp")
 SUM = Question("17 plus 8?", 17, "+", None, 8)

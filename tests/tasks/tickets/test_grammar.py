@@ -84,25 +84,12 @@ def test_all_values_are_equally_likely():
             assert share == pytest.approx(1 / len(values), abs=0.05)
 
 
-def test_many_emails_have_distractors():
-    several = sum(
-        sum(any(name in email.text for name in names) for names in PRODUCTS.values()) > 1 for email in emails(1000)
-    )
-    assert 250 < several < 500  # two products, of which one is meant
-
-
 def test_a_share_of_the_wordings_leaves_out_the_last_ones():
     texts = "\n".join(email.text for email in emails(1000, wording_share=0.75))
     assert "video doorbell" not in texts  # the last of four
     assert "tea kettle" in texts
     assert "Please reimburse me." not in texts  # the last of five
     assert "video doorbell" in "\n".join(email.text for email in emails(1000))
-
-
-def test_the_same_seed_writes_the_same_email():
-    assert write_email(random.Random(3)) == write_email(random.Random(3))
-    assert write_email(random.Random(3)) != write_email(random.Random(4))
-    assert grammar.random_ticket(random.Random(3)) == write_email(random.Random(3)).ticket
 
 
 def test_a_repeated_email_is_sampled_again(monkeypatch):

@@ -64,18 +64,3 @@ def test_it_is_shown_valid_tickets_in_the_end_and_corrections_before(tokenizer):
     corrected = [trajectory.episode for trajectory in first if len(trajectory.episode) == 4]
     assert 30 < len(corrected) < 90
     assert all(episode[2].content.startswith("Invalid ticket: ") for episode in corrected)
-
-
-def test_both_answers_of_an_episode_make_one_sample(tokenizer):
-    from reinforge.algorithms.samples import samples_from_trajectory
-
-    trajectory = next(generate_careless_filings(DeskRecipe(fault_rate=1.0), tokenizer))
-    (sample,) = samples_from_trajectory(trajectory)
-    assert sample.num_trained == sum(len(turn.tokens.token_ids) for turn in trajectory.episode if turn.tokens)
-
-
-@pytest.mark.parametrize(
-    "change", [{"wording_share": 0.5}, {"field_accuracy": 0.5}, {"fault_rate": 0.0}, {"num_steps": 3}]
-)
-def test_another_recipe_is_another_model(change):
-    assert DeskRecipe(**change).sha256 != DeskRecipe().sha256

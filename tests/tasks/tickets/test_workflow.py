@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reinforge.rollout.workflow import PolicyFailure, bind_workflow
+from reinforge.rollout.workflow import PolicyFailure
 from reinforge.tasks.tickets.evaluators import TicketExact, TicketFields, TicketReward, TicketRewardConfig, TicketSchema
 from reinforge.tasks.tickets.ticket import format_ticket
 from reinforge.tasks.tickets.workflow import TicketAgent
@@ -58,10 +58,6 @@ async def test_instructions_stand_before_the_email():
     llm = ScriptedChat(NO_REFUND, VALID)
     await TicketAgent(instructions="Answer in JSON.")(example(), llm, None)
     assert [message["role"] for message in llm.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
-
-
-def test_it_is_an_async_workflow():
-    assert bind_workflow(TicketAgent()).is_async
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from reinforge.tasks.word_problems.starter import (
     list_small_calculations,
     make_tokenizer,
 )
+from tests.doubles import ScriptedChat
 
 
 def test_another_operation_uses_the_same_numbers_and_has_a_whole_result():
@@ -53,22 +55,6 @@ def test_a_number_is_one_token_and_an_episode_fits_the_model():
 
 
 async def test_the_starter_is_asked_as_the_agent_asks():
-    asked = []
-
-    class Model:
-        @property
-        def chat(self):
-            return self
-
-        completions = chat
-
-        async def create(self, **request):
-            asked.append(request["messages"])
-            raise LookupError
-
-    class Item:
-        input_obj = "12 and 5?"
-
-    with pytest.raises(LookupError):
-        await answer(Item(), Model(), None)
-    assert asked == [build_messages("12 and 5?")]
+    llm = ScriptedChat("17")
+    await answer(SimpleNamespace(input_obj="12 and 5?"), llm, None)
+    assert llm.requests[0]["messages"] == build_messages("12 and 5?")

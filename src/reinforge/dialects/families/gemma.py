@@ -169,7 +169,7 @@ class GemmaArguments:
     def _read_string(self) -> str:
         end = self.text.find(self.string, self.position)
         if end < 0:
-            raise ValueError("a text without its end")
+            raise ValueError("an unterminated string")
         value, self.position = self.text[self.position : end], end + len(self.string)
         return value
 

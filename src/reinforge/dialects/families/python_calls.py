@@ -155,7 +155,7 @@ class PythonCalls:
 
 
 def decode_escapes(text: str) -> str:
-    r"""Returns a text with Python's and JSON's escapes replaced; an unknown one stays as it is."""
+    r"""Returns a text with Python's and JSON's escapes replaced; an unknown one stays unchanged."""
 
     def replace(found: re.Match[str]) -> str:
         escape = found[1]

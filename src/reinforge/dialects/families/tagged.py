@@ -78,7 +78,7 @@ class Tagged(Family):
             position = end.end()
         closing = self.call_end.match(text, position)
         if closing is None:
-            raise ValueError(f"a parameter or the end of the call expected, found {text[position : position + 40]!r}")
+            raise ValueError(f"expected a parameter or the end of the call, found {text[position : position + 40]!r}")
         return arguments, closing.end()
 
     @abstractmethod

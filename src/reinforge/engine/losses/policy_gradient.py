@@ -30,7 +30,7 @@ class SharedParams(TypedDict, total=False):
 
     Attributes:
         tis_cap: Upper limit of the importance weight c_t; None: no importance sampling.
-        kl_coef: Weight of the KL penalty towards the reference; 0 needs no reference.
+        kl_coef: Weight of the KL penalty toward the reference; 0 needs no reference.
         kl_estimator: `k1`, `k2` or `k3`.
         entropy_coef: Weight of the entropy bonus.
     """

@@ -40,10 +40,10 @@ UNCACHED_FAMILIES = {
     "bloom": "takes no positions and no explicit attention mask",
     "deepseek_v32": "keeps an index of its keys (indexed_attention)",
     "glm_moe_dsa": "keeps an index of its keys (indexed_attention)",
-    "minimax": "has a cache of its own",
+    "minimax": "has its own kind of cache",
     "recurrent_gemma": "keeps its recurrent states in its modules, one batch at a time",
-    "rwkv": "has a cache of its own",
-    "xlstm": "has a cache of its own",
+    "rwkv": "has its own kind of cache",
+    "xlstm": "has its own kind of cache",
 }
 """Families that the sampler cannot run, since a reply must be able to join and leave a batch at any token."""
 OTHER_FAMILY = "use a model whose layers are listed in docs/models.md (Families)"

@@ -342,7 +342,7 @@ def find_special_ids(tokenizer: Any) -> frozenset[int]:
 def _check_surrogates(text: str) -> None:
     if (found := find_surrogate(text)) is not None:
         raise ValueError(
-            f"the prompt has half of a surrogate pair (U+{ord(text[found]):04X}) at character {found}, which no "
+            f"the prompt has an unpaired surrogate (U+{ord(text[found]):04X}) at character {found}, which no "
             'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
         )
 

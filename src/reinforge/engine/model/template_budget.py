@@ -235,7 +235,7 @@ def _pay_for_rounding(budget: Budget, value: Any, precision: Any = 0, *_: Any, *
 
 def _pay_for_total(budget: Budget, value: Any, attribute: Any = None, start: Any = 0, **_: Any) -> None:
     if not isinstance(start, int | float):
-        raise TemplateLimitReached("adds up what are not numbers with the filter sum")
+        raise TemplateLimitReached("uses the filter sum on values that are not numbers")
 
 
 def _pay_for_text(budget: Budget, value: Any, *_: Any, **__: Any) -> None:

@@ -32,7 +32,7 @@ class TextStream:
     def add(self, token_ids: Sequence[int]) -> str:
         """Returns the text that is certain with some more tokens.
 
-        What is held back (half a character, the beginning of a stop text) is part of a later text, or of none.
+        What is held back (half a character, the beginning of a stop string) is part of a later text, or of none.
         """
         if self._has_ended:
             return ""

@@ -94,7 +94,7 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> CompiledGrammar | str:
         """Returns the compiled grammar, or why there is none."""
         llguidance = import_llguidance()
-        what = f"the reply cannot be held to this {grammar.kind.replace('_', ' ')}"
+        what = f"cannot constrain the reply to this {grammar.kind.replace('_', ' ')}"
         if len(grammar.text) > (most := get_limits().grammar_chars):
             return f"{what}: it has {len(grammar.text):,} characters, but the limit is {most:,}"
         limits = llguidance.LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, verbose_errors=False)
@@ -117,7 +117,7 @@ class GrammarCompiler:
                         self._tokenizer, n_vocab=self.vocab_size, eos_token=self._eos_ids
                     )
                 except Exception as cause:
-                    message = f"this tokenizer cannot hold replies to a grammar: {cause}"
+                    message = f"this tokenizer cannot constrain replies by a grammar: {cause}"
                     fix = (
                         "leave out response_format and tool_choice, or use a fast byte-level or byte-fallback tokenizer"
                     )
@@ -135,7 +135,9 @@ def import_llguidance() -> Any:
         import llguidance
         import llguidance.hf
     except ImportError as cause:
-        message = "holding replies to a grammar (response_format, tool_choice) needs llguidance, which is not installed"
+        message = (
+            "constraining replies by a grammar (response_format, tool_choice) needs llguidance, which is not installed"
+        )
         raise ConfigError(Problem("", message, INSTALL)) from cause
     return llguidance
 

@@ -17,7 +17,7 @@ from reinforge.engine.sampling.kv_cache import round_up
 from reinforge.engine.sampling.projection import Projection, collect_adapter, collect_projection, pack
 
 MAX_MIXTURES = 16
-"""Sets of adapters in one batch whose lists of weights are kept: making one anew takes a part of a millisecond."""
+"""Sets of adapters in one batch whose lists of weights are kept: making a new one takes a part of a millisecond."""
 
 
 class LayerWeights(NamedTuple):

@@ -41,9 +41,9 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             raise ValueError(f"stop has token {_shorten(token)}, expected token ids from 0 to {vocab_size - 1}")
     for text in params.stop:
         if not isinstance(text, str):
-            raise ValueError(f"stop has {_shorten(text)}, expected texts")
+            raise ValueError(f"stop has {_shorten(text)}, expected strings")
         if (half := find_surrogate(text)) is not None:
-            raise ValueError(f"stop has half of a surrogate pair (U+{ord(text[half]):04X}), which no reply can contain")
+            raise ValueError(f"stop has an unpaired surrogate (U+{ord(text[half]):04X}), which no reply can contain")
 
 
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> None:

@@ -140,7 +140,7 @@ def find_max_bytes(device: torch.device, dtype: torch.dtype) -> int:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Returns a weight, `[O, I]`, packed where `can_pack`; else as it is."""
+    """Returns a weight, `[O, I]`, packed where `can_pack`; else unchanged."""
     if not can_pack(weight.device, weight.dtype):
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -50,7 +50,7 @@ class SampleRequest:
         limit: Maximum tokens to sample, at least 1; prompt and limit together fit the context.
         params: Temperature, top-p, top-k, min-p and seed; the caller has handled the other settings.
         constraint: What may be sampled; None: every token.
-        has_stop_text: Returns True if the reply's last tokens contain a stop text; None: there are no stop texts.
+        has_stop_text: Returns True if the reply's last tokens contain a stop string; None: there are no stop strings.
         num_stop_tokens: How many of the last tokens `has_stop_text` looks at.
         adapter: The adapter that samples.
         owner: Identifies the caller for `deliver`.
@@ -197,7 +197,7 @@ class RunningBatch:
                 request.processed_logprobs.append(float(logprob - log_mass[row]))
 
     def record_top_logprobs(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray) -> None:
-        """Records the most likely tokens in the place of the last token of some rows, `[R, K]`, and their log-probs."""
+        """Records the most likely tokens in place of the last token of some rows, `[R, K]`, and their log-probs."""
         for row, row_tokens, row_logprobs in zip(rows.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
             request = self.requests[row]
             count = request.num_top_logprobs

@@ -67,7 +67,7 @@ class ReplySampler:
         max_num_seqs: Slots.
         seed: Seed of the stream for requests without one.
         deliver: Receives the replies that one step finished.
-        report: Receives the replies that are streamed and got a token; None: nobody streams.
+        report: Receives the replies that are streamed and got a token; None: no reply is streamed.
         adapters: Names of the model's adapters; each request uses one.
         prefix_cache_bytes: Maximum memory of the prefix cache; 0: no prefix cache.
         deterministic: Use no prefix cache, and compute prompts one by one: how a matrix product is split into blocks

@@ -202,7 +202,7 @@ class DataParallel:
 
     def _exchange(self, call: Callable[[], object]) -> None:
         if self.is_broken:
-            raise PeerFailed("the processes lost each other within a step")
+            raise PeerFailed("the processes lost their connections during a step")
         try:
             call()
         except RuntimeError as error:
@@ -211,8 +211,8 @@ class DataParallel:
     def _explain(self, error: BaseException) -> PeerFailed:
         if TIMED_OUT in str(error):
             return PeerFailed(
-                f"another process gave no sign for {self.timeout_s:g} s, so it is taken as gone (if it was only slow, "
-                "raise peer_timeout_s of the trainer adapter)"
+                f"another process did not respond for {self.timeout_s:g} s, so it is considered dead (if it was only "
+                "slow, raise peer_timeout_s of the trainer adapter)"
             )
         return PeerFailed(f"another process is gone: {error}")
 

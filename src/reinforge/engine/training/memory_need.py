@@ -40,7 +40,7 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool:
-        """True if the whole model can be trained; also where it is unknown."""
+        """True if the whole model can be trained, or if that is unknown."""
         return self.total is None or self.used + self.added <= USABLE * self.total
 
 

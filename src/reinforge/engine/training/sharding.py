@@ -1,4 +1,4 @@
-"""A model whose weights, gradients and optimizer state are divided among processes while it trains.
+"""A model whose weights, gradients and optimizer state are sharded across processes while it trains.
 
     sampling, scoring     every process has all weights, in the modules that it samples from
     divide()              these are freed; each process keeps the shard of every weight that `fully_shard` gave it

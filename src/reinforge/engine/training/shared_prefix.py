@@ -84,7 +84,7 @@ def trained_features(model: CausalModel, batch: TokenBatch, masks: AttentionMask
     """Returns the features that predict each trained token, `[N, H]`, in the order of `loss_mask.nonzero()`.
 
     Args:
-        masks: Attention masks for suffixes; None: every sample is a row of its own.
+        masks: Attention masks for suffixes; None: every sample is a separate row.
     """
     rows_N, places_N = batch.loss_mask.nonzero(as_tuple=True)
     stems = batch.stems if masks is not None and masks.shares_stems else None

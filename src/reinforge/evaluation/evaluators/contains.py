@@ -18,9 +18,11 @@ class ContainsConfig(EvaluatorConfig, name="contains"):
     """Scores 1.0 if the output contains the given texts, else 0.0."""
 
     texts: list[str] | None = Field(
-        default=None, description="A text or a list of texts; null: the example's expected output."
+        default=None, description="A string or a list of strings; null: the example's expected output."
     )
-    mode: Literal["all", "any"] = Field(default="all", description="Whether all of the texts are required, or any one.")
+    mode: Literal["all", "any"] = Field(
+        default="all", description="Whether all of the strings are required, or any one."
+    )
     ignore_case: bool = Field(default=False, description="Ignore upper and lower case.")
 
     @field_validator("texts", mode="before")
@@ -32,7 +34,7 @@ class ContainsConfig(EvaluatorConfig, name="contains"):
     @classmethod
     def _check_not_empty(cls, value: list[str] | None) -> list[str] | None:
         if value is not None and (not value or not all(value)):
-            raise ValueError("every output contains an empty text; give at least one text, none of them empty")
+            raise ValueError("every output contains an empty string; give at least one string, none of them empty")
         return value
 
 
@@ -53,7 +55,7 @@ class Contains(Evaluator):
         output = to_text(item.output_obj)
         absent = await run_beside(lambda: self._find_absent(texts, output), len(output))
         found = not absent if self.config.mode == "all" else len(absent) < len(texts)
-        reason = f"not found: {', '.join(repr(text[:80]) for text in absent)}" if absent else "found all texts"
+        reason = f"not found: {', '.join(repr(text[:80]) for text in absent)}" if absent else "found all strings"
         return EvalOutputItem(id=item.id, score=float(found), reasoning=reason)
 
     def _find_absent(self, texts: Sequence[str], output: str) -> list[str]:

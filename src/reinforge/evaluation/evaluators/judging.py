@@ -43,7 +43,7 @@ class JudgeConfig(EvaluatorConfig):
     temperature: float = Field(default=0.0, ge=0, description="The judge's temperature.")
     max_tokens: int = Field(default=512, ge=16, description="Maximum tokens of the judge's reply.")
     max_chars: int = Field(
-        default=20_000, ge=100, description="Longer texts are cut to this many characters, with a note to the judge."
+        default=20_000, ge=100, description="Longer text is cut to this many characters, with a note to the judge."
     )
     response_format: Literal["json_schema", "json_object", "none"] = Field(
         default="json_schema", description="Format that the endpoint is asked to enforce; replies are always validated."
@@ -63,7 +63,7 @@ class NoVerdictError(EvaluationError):
 
 
 class Quotation:
-    """Texts of others by kind, each between markers that none of them contains; longer texts are cut, with a note.
+    """Untrusted strings by kind, each between markers that none of them contains; longer texts are cut, with a note.
 
     The markers have a `key` in common, a hash of the rubric and all texts, so none of them can have been written to
     contain it.

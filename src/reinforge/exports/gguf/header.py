@@ -156,7 +156,7 @@ class _HeaderReader:
             raise GGUFError(f"is not a GGUF file: it begins with {magic!r}", "name a .gguf file or a model's folder")
         version = self._read("I", "version")
         if version not in VERSIONS and version.to_bytes(4, "little")[::-1][0] in VERSIONS:
-            raise GGUFError("is in the byte order of another kind of processor", "get the little-endian file")
+            raise GGUFError("is big-endian", "get the little-endian file")
         if version not in VERSIONS:
             raise GGUFError(f"has version {version} of GGUF; 2 and 3 can be read", "convert the model again")
         num_tensors = self._count("tensors", SMALLEST_TENSOR)
@@ -216,7 +216,7 @@ class _HeaderReader:
             return list(struct.unpack(values, self._take(struct.calcsize(values), what)))
         if kind != TEXT:
             raise GGUFError(f"has a list of the unknown type {kind}: it is damaged")
-        return [self._text(what) for _ in range(self._count("texts in a list", 8))]
+        return [self._text(what) for _ in range(self._count("strings in a list", 8))]
 
     def _entry(self, name: str) -> tuple[tuple[int, ...], int, int]:
         num_dimensions = self._read("I", "tensor")

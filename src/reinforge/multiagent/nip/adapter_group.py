@@ -33,7 +33,7 @@ from reinforge.multiagent.nip.shared_model import (
     Rollouts,
 )
 from reinforge.multiagent.nip.training_data import PreferenceArguments, TrainingData
-from reinforge.rollout.episode import attach_prompts
+from reinforge.rollout.episode import attach_sources
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -362,7 +362,7 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         if len(items) < len(trajectory.episode):
             raise TrajectoryError(f"{trajectory.episode_id}: pass a pair as two trajectories, not as a DPOItem")
         trajectory = trajectory.model_copy(update={"episode": [item.model_copy() for item in items]})
-        attach_prompts(trajectory)
+        attach_sources([trajectory], trains_on="messages")
         if self.adapter.trains_on == "messages":
             return trajectory
         for turn in trajectory.turns:

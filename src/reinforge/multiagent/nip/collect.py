@@ -20,9 +20,9 @@ from reinforge.multiagent.nip.adapter_group import AdapterSharedModelGroup
 from reinforge.multiagent.nip.arrays import NestedArrayDict
 from reinforge.multiagent.nip.experiment import EPISODES_PER_WORKER
 from reinforge.multiagent.nip.rollouts import build_rollouts
-from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.runner import EpisodeRunner, score_alone
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.episode import EpisodeKey
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ async def collect_rollouts(
     items = RowDataset(rows).load()
     numbered = itertools.product(items, range(num_dialogues))
     keys = [(EpisodeKey("collect", iteration, str(item.id), number), item) for item, number in numbered]
-    records = await runner.run(keys, _skip_scoring, lambda record: None)
+    records = await runner.run(keys, score_alone, lambda record: None)  # the rewards are in the episodes' outputs
     finished = [record for record in records if isinstance(record.item.output_obj, dict)]
     lost = [record for record in records if not isinstance(record.item.output_obj, dict)]
     if lost:
@@ -95,7 +95,3 @@ def _with_group_model(agent: PureTextWholeAgent, group: AdapterSharedModelGroup)
     sampling = {key: value for key, value in given.items() if value is not None}
     parameters, is_trainable = agent.parameters.model_copy(update=sampling), not group.is_frozen(agent.name)
     return PureTextWholeAgent(agent.name, parameters, llm=name, is_trainable=is_trainable, model_group=name)
-
-
-async def _skip_scoring(record: EpisodeRecord) -> None:
-    """Does nothing: the agents' rewards are in the episode's output."""

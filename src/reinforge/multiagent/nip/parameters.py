@@ -69,7 +69,7 @@ class PureTextAgentParameters(ParameterBlock):
         max_response_words: Filled in as $max_response_words in its role prompt.
         max_tokens_per_message: Longest reply; None: all the context allows.
         num_invalid_generation_retries: Retries after an invalid reply.
-        dpo_beta: Strength of the pull towards the reference model in DPO; None: 0.1.
+        dpo_beta: Strength of the pull toward the reference model in DPO; None: 0.1.
         system_prompt_template_path: File with the role prompt, as a template of neural-interactive-proofs.
         use_supervisor_message: Rounds in which a line of a supervisor that says what to write ends its prompt.
         supervisor_name: The name before that line.

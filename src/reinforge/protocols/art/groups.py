@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reinforge.rollout.episode import build_message
-from reinforge.types.request import ChatPrompt, Message
+from reinforge.protocols.histories import PromptedReply, split_histories
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 
 ART_JOB = "reinforge_job"
@@ -39,21 +38,6 @@ class ARTGroups:
     num_empty: int = 0
 
 
-@dataclass(slots=True)
-class _History:
-    """One unbroken conversation: its messages, and what is sent for each."""
-
-    tools: tuple[dict[str, Any], ...] | None
-    messages: list[Message] = field(default_factory=list)
-    entries: list[dict[str, Any]] = field(default_factory=list)
-
-    def is_prefix_of(self, prompt: ChatPrompt) -> bool:
-        return prompt.tools == self.tools and list(prompt.messages[: len(self.messages)]) == self.messages
-
-    def build(self) -> dict[str, Any]:
-        return {"messages_and_choices": self.entries, "tools": list(self.tools) if self.tools else None}
-
-
 def build_groups(groups: Iterable[TrajectoryGroup], job: str, *, allow_without_logprobs: bool = False) -> ARTGroups:
     """Returns the groups of a job; a trajectory or group without a trained reply is left out."""
     built = ARTGroups()
@@ -68,30 +52,26 @@ def build_groups(groups: Iterable[TrajectoryGroup], job: str, *, allow_without_l
 
 
 def _build_trajectory(trajectory: Trajectory, built: ARTGroups, allow_without_logprobs: bool) -> dict[str, Any] | None:
-    histories: list[_History] = []
-    num_trained = 0
-    for turn in trajectory.turns:
-        prompt = turn.prompt
-        if prompt is None:
-            continue
-        if not histories or not histories[-1].is_prefix_of(prompt):
-            histories.append(_History(prompt.tools))
-        history, message = histories[-1], build_message(turn)
-        history.entries += prompt.messages[len(history.messages) :]
-        history.messages = [*prompt.messages, message]
-        logprobs = read_token_logprobs(turn) if turn.is_trained else None
-        is_missing = turn.is_trained and logprobs is None
-        built.num_without_logprobs += is_missing
-        num_trained += logprobs is not None or (is_missing and allow_without_logprobs)
-        history.entries.append(message if logprobs is None else _build_choice(message, prompt, logprobs))
+    histories, num_trained = list[dict[str, Any]](), 0
+    for history in split_histories(trajectory.turns):
+        entries = list[dict[str, Any]]()
+        for reply in history:
+            logprobs = read_token_logprobs(reply.turn) if reply.turn.is_trained else None
+            is_missing = reply.turn.is_trained and logprobs is None
+            built.num_without_logprobs += is_missing
+            num_trained += logprobs is not None or (is_missing and allow_without_logprobs)
+            entries += reply.prompt.messages[len(entries) :]
+            entries.append(reply.message if logprobs is None else _build_choice(reply, logprobs))
+        tools = history[0].prompt.tools
+        histories.append({"messages_and_choices": entries, "tools": list(tools) if tools else None})
     built.num_trained += num_trained
     if not num_trained:
         built.num_empty += 1
         return None
     first, *others = histories
     return {
-        **first.build(),
-        "additional_histories": [history.build() for history in others],
+        **first,
+        "additional_histories": others,
         "reward": trajectory.reward,
         "initial_policy_version": None,
         "final_policy_version": None,
@@ -107,12 +87,12 @@ def read_token_logprobs(turn: EpisodeItem) -> Mapping[str, Any] | None:
     return given if isinstance(given, Mapping) and given.get("content") else None
 
 
-def _build_choice(message: Message, prompt: ChatPrompt, logprobs: Mapping[str, Any]) -> dict[str, Any]:
-    whole = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None, **message}
+def _build_choice(reply: PromptedReply, logprobs: Mapping[str, Any]) -> dict[str, Any]:
+    empty = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
     return {
-        "finish_reason": prompt.finish_reason,
+        "finish_reason": reply.prompt.finish_reason,
         "index": 0,
         "logprobs": {"content": logprobs["content"], "refusal": logprobs.get("refusal")},
-        "message": whole,
+        "message": {**empty, **reply.message},
         **{name: logprobs[name] for name in TOKEN_FIELDS if logprobs.get(name) is not None},
     }

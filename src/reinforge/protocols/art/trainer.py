@@ -38,13 +38,7 @@ class ARTTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="openpipe_ar
 
 @register_trainer(config_type=ARTTrainerConfig)
 async def art_trainer(config: ARTTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
-    algorithm = await builder.get_algorithm()
-    yield ARTTrainer(
-        config,
-        needs_groups=algorithm.needs_groups,
-        has_signal=algorithm.has_signal,
-        skip_reason=algorithm.skip_reason,
-    )
+    yield ARTTrainer(config, algorithm=await builder.get_algorithm())
 
 
 @register_trajectory_builder(config_type=ARTTrajectoryBuilderConfig)

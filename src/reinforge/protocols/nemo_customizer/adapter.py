@@ -67,7 +67,7 @@ class NeMoCustomizerTrainerAdapter(HostedAdapter["NeMoCustomizerService", "Hoste
             fix = "use dpo, or another adapter with `algorithm: {_type: sft}`"
             problems.append(Problem(f"{where}.hyperparameters.training_type", message, fix))
         if config.deploy_on_completion:
-            message = "is true, but trained models are not deployed in this version"
+            message = "is true, but reinforge does not deploy trained models"
             problems.append(
                 Problem(f"{where}.deploy_on_completion", message, "leave it out, and deploy the output model")
             )

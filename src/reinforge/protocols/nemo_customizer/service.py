@@ -134,16 +134,10 @@ class NeMoCustomizerService(HostedService):
 
     async def cancel(self, id_: str) -> HostedJob:
         async def cancel() -> HostedJob:
-            try:
-                await self.request("POST", f"{JOBS}/{quote(id_, safe='')}/cancel")
-            except RequestRejected:
-                job = await self.retrieve_job(id_)
-                if job.status.is_terminal:
-                    return job
-                raise
+            await self.request("POST", f"{JOBS}/{quote(id_, safe='')}/cancel")
             return await self.retrieve_job(id_)
 
-        return await self.endpoint.retry(cancel)
+        return await self.cancel_unless_ended(id_, cancel)
 
     async def _list_page(self, number: int, size: int = PAGE_SIZE) -> CustomizationPage:
         query = {"page": str(number), "page_size": str(size), "sort": "-created_at"}

@@ -16,7 +16,7 @@ from reinforge.errors import EvaluationError
 from reinforge.interfaces import Builder
 from reinforge.registry import register_trainer
 from reinforge.trainer.loop import EpochTrainer
-from reinforge.types.trajectory import Trajectory, TrajectoryCollection
+from reinforge.types.trajectory import Trajectory, TrajectoryCollection, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,14 @@ class NeMoCustomizerTrainer(EpochTrainer):
     collects_ahead = False
     trainer_config: NeMoCustomizerTrainerConfig  # type: ignore[assignment]  # EpochTrainer reads its own with getattr
 
-    async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> TrajectoryCollection:
+    async def _collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> list[TrajectoryGroup]:
         config, first = self.trainer_config, int(meta.get("round", 0)) * self.trainer_config.num_runs
         groups: dict[str, list[Trajectory]] = {}
         failure: EvaluationError | None = None
         num_collected = 0
         for number in range(first, first + config.num_runs):
             try:
-                collection = await super()._collect(epoch, run_id, {**meta, "round": number})
+                collected = await super()._collect(epoch, run_id, {**meta, "round": number})
             except EvaluationError as error:
                 if not config.continue_on_collection_error:
                     raise
@@ -63,11 +63,11 @@ class NeMoCustomizerTrainer(EpochTrainer):
                 failure = error
                 continue
             num_collected += 1
-            for group in collection.groups:
+            for group in collected:
                 groups.setdefault(group.group_id, []).extend(group.trajectories)
         if failure is not None and not num_collected:
             raise failure
-        return TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id, epoch=epoch)
+        return TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id, epoch=epoch).groups
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
@@ -110,10 +110,4 @@ def _keep_best_pairs(groups: list[list[Trajectory]], most: int) -> list[list[Tra
 async def nemo_customizer_trainer(
     config: NeMoCustomizerTrainerConfig, builder: Builder
 ) -> AsyncIterator[NeMoCustomizerTrainer]:
-    algorithm = await builder.get_algorithm()
-    yield NeMoCustomizerTrainer(
-        config,
-        needs_groups=algorithm.needs_groups,
-        has_signal=algorithm.has_signal,
-        skip_reason=algorithm.skip_reason,
-    )
+    yield NeMoCustomizerTrainer(config, algorithm=await builder.get_algorithm())

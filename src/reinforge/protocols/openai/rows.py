@@ -16,15 +16,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from reinforge.algorithms.preference import Preference
 from reinforge.bounded import find_surrogate
 from reinforge.errors import TrajectoryError
 from reinforge.files import to_json
-from reinforge.rollout.episode import build_message
+from reinforge.protocols.histories import PromptedReply, split_histories
 from reinforge.types.request import ChatPrompt, Message
-from reinforge.types.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryGroup
+from reinforge.types.trajectory import DPOItem, Trajectory, TrajectoryGroup
 
 TRUNCATED = "length"
 
@@ -37,7 +38,7 @@ class TrainingFile:
         num_duplicates: Rows left out because they are duplicates.
         num_truncated: Replies not trained because they were truncated at `max_tokens`.
         num_identical: Pairs left out because both replies are the same.
-        num_unencodable: Rows left out because they have half of a surrogate pair; a service refuses the whole file.
+        num_unencodable: Rows left out because they have an unpaired surrogate; a service refuses the whole file.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -75,37 +76,30 @@ class TrainingFile:
 
 
 def _is_unicode(line: str) -> bool:
-    """Returns False for JSON with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    """Returns False for JSON with an unpaired surrogate, which JSON can write and UTF-8 cannot."""
     return "\\ud" not in line or find_surrogate(json.dumps(json.loads(line), ensure_ascii=False)) is None
-
-
-@dataclass(slots=True)
-class _RowBuilder:
-    """A row that is still growing: one unbroken history, with the positions of the replies to train."""
-
-    messages: list[Message]
-    tools: tuple[dict[str, Any], ...] | None
-    trained: list[int] = field(default_factory=list)
-
-    def is_prefix_of(self, prompt: ChatPrompt) -> bool:
-        return prompt.tools == self.tools and list(prompt.messages[: len(self.messages)]) == self.messages
-
-    def build(self) -> dict[str, Any]:
-        messages = [
-            {**message, "weight": int(position in self.trained)} if message["role"] == "assistant" else message
-            for position, message in enumerate(self.messages[: self.trained[-1] + 1])
-        ]
-        return {"messages": messages, **({"tools": list(self.tools)} if self.tools else {})}
 
 
 def build_supervised_file(trajectories: Iterable[Trajectory]) -> TrainingFile:
     """Returns the training file of the supervised method: one row for each history with a reply to train."""
     file = TrainingFile()
-    for trajectory in trajectories:
-        rows, num_truncated = _split_into_rows(trajectory)
-        file.num_truncated += num_truncated
-        file.add(row.build() for row in rows if row.trained)
+    for history in chain.from_iterable(split_histories(trajectory.turns) for trajectory in trajectories):
+        trained = [reply for reply in history if reply.turn.is_trained]
+        complete = [reply for reply in trained if reply.prompt.finish_reason != TRUNCATED]
+        file.num_truncated += len(trained) - len(complete)
+        if complete:
+            file.add([_build_row(history, [len(reply.prompt.messages) for reply in complete])])
     return file
+
+
+def _build_row(history: Sequence[PromptedReply], trained: Sequence[int]) -> dict[str, Any]:
+    """Returns a history up to the last of the positions to train."""
+    messages = [
+        {**message, "weight": int(position in trained)} if message["role"] == "assistant" else message
+        for position, message in enumerate(history[-1].messages[: trained[-1] + 1])
+    ]
+    tools = history[0].prompt.tools
+    return {"messages": messages, **({"tools": list(tools)} if tools else {})}
 
 
 def build_preference_file(groups: Iterable[TrajectoryGroup], algorithm: Preference) -> TrainingFile:
@@ -155,34 +149,10 @@ def _add_pair(file: TrainingFile, prompt: ChatPrompt, preferred: Message, non_pr
 
 
 def _get_single_reply(trajectory: Trajectory, where: str) -> tuple[ChatPrompt, Message]:
-    turns = _find_trained_turns(trajectory)
-    if len(turns) != 1:
+    trained = [reply for history in split_histories(trajectory.turns) for reply in history if reply.turn.is_trained]
+    if len(trained) != 1:
         raise TrajectoryError(
-            f"{where}: a trajectory of a pair has {len(turns)} trained turns, but the fine-tuning API compares single "
-            "replies; train a single turn (a tree's node, target_functions), or use rejection_sampling"
+            f"{where}: a trajectory of a pair has {len(trained)} trained turns, but the fine-tuning API compares "
+            "single replies; train a single turn (a tree's node, target_functions), or use rejection_sampling"
         )
-    turn, prompt = turns[0]
-    return prompt, build_message(turn)
-
-
-def _find_trained_turns(trajectory: Trajectory) -> list[tuple[EpisodeItem, ChatPrompt]]:
-    return [(turn, turn.prompt) for turn in trajectory.turns if turn.prompt is not None and turn.is_trained]
-
-
-def _split_into_rows(trajectory: Trajectory) -> tuple[Sequence[_RowBuilder], int]:
-    """Returns a trajectory's histories as rows, and the number of truncated replies, which are not trained."""
-    rows: list[_RowBuilder] = []
-    num_truncated = 0
-    for turn in trajectory.turns:
-        prompt = turn.prompt
-        if prompt is None:
-            continue
-        if not rows or not rows[-1].is_prefix_of(prompt):
-            rows.append(_RowBuilder([], prompt.tools))
-        row = rows[-1]
-        row.messages = [*prompt.messages, build_message(turn)]
-        if turn.is_trained and prompt.finish_reason == TRUNCATED:
-            num_truncated += 1
-        elif turn.is_trained:
-            row.trained.append(len(row.messages) - 1)
-    return rows, num_truncated
+    return trained[0].prompt, trained[0].message

@@ -16,7 +16,6 @@ from urllib.parse import quote
 from reinforge.errors import BackendError
 from reinforge.protocols.service import KEY_REJECTED, NOT_FOUND, Entry, HostedJob, HostedService, Page
 from reinforge.rollout.models.openai_answers import Count, ErrorText, Name, describe_json
-from reinforge.rollout.models.openai_http import RequestRejected
 from reinforge.types.job import JOB_STATUS, parse_job_status
 
 logger = logging.getLogger(__name__)
@@ -101,18 +100,8 @@ class FineTuningService(HostedService):
         return await self._ask_job("GET", f"{JOBS}/{quote(id_, safe='')}")
 
     async def cancel(self, id_: str) -> HostedJob:
-        path = f"{JOBS}/{quote(id_, safe='')}"
-
-        async def cancel() -> HostedJob:
-            try:
-                return await self._ask_job("POST", f"{path}/cancel")
-            except RequestRejected:
-                job = await self._ask_job("GET", path)
-                if job.status.is_terminal:
-                    return job
-                raise
-
-        return await self.endpoint.retry(cancel)
+        path = f"{JOBS}/{quote(id_, safe='')}/cancel"
+        return await self.cancel_unless_ended(id_, lambda: self._ask_job("POST", path))
 
     async def _ask_job(self, method: str, path: str, **arguments: Any) -> HostedJob:
         return self._read_job(await self.ask(JobAnswer, "a fine-tuning job", method, path, **arguments))

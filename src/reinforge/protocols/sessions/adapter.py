@@ -87,7 +87,7 @@ class HttpAdapter(TrainerAdapter):
         if run_config.pipeline:
             problems.append(Problem(f"{where}.pipeline", "a session trains one stage", "run the stages one by one"))
         if run_config.deterministic:
-            message = "the server's process also works for others, so it makes nothing deterministic"
+            message = "the server's process also serves other clients, so nothing in it is deterministic"
             problems.append(Problem(f"{where}.deterministic", message, "remove it"))
         if run_config.limits.max_staleness:
             message = "a session collects and trains in turns"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.protocols.service import KEY_REJECTED, NOT_FOUND
 from reinforge.protocols.sessions.wire import (
     SESSIONS,
     EncodeAnswer,
@@ -40,10 +41,8 @@ from reinforge.types.sample import FloatArray
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=BaseModel)
-NOT_FOUND = 404
-KEY_REJECTED = (401, 403)
 HEARTBEATS = 4
-"""Signs of life within the time after which a server may end a session."""
+"""Heartbeats within the time after which a server may end a session."""
 
 
 class HttpSession:
@@ -81,7 +80,7 @@ class HttpSession:
             try:
                 await self._endpoint.send("GET", f"{SESSIONS}/{self.id}")
             except (RetryableError, BackendError) as error:
-                logger.debug("the server did not answer a sign of life: %s", error)
+                logger.debug("the server did not answer a heartbeat: %s", error)
 
     async def ask(self, kind: type[A], method: str, path: str, call: BaseModel | None = None, **query: str) -> A:
         answer = await self._call(kind, method, f"/{self.id}/{path}", call, query)
@@ -112,7 +111,7 @@ class HttpSession:
             try:
                 await self._endpoint.send("DELETE", f"{SESSIONS}/{self.id}")
             except (RetryableError, BackendError) as error:
-                logger.warning("the session %s could not be ended, so it ends by itself: %s", self.id, error)
+                logger.warning("the session %s could not be closed, so it will expire: %s", self.id, error)
             self.description = None
         await self._endpoint.close()
 

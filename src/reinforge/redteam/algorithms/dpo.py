@@ -89,7 +89,7 @@ class DPO(Algorithm[StateT, ActionT, DPOStep[StateT, ActionT], DPOBatch[StateT, 
 class IPO(DPO[StateT, ActionT]):
     """loss = (log p/p_baseline of the preferred probe - that of the rejected one - 1/(2 beta))^2, mean over pairs.
 
-    So the margin is pulled towards 1 / (2 beta) nats.
+    So the margin is pulled toward 1 / (2 beta) nats.
     """
 
     loss = "ipo"

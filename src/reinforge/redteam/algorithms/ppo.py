@@ -139,7 +139,7 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
         self._has_warned = True
         logger.warning(
             "value() is exactly 0 for the first token of all %d probes, so these tokens have no baseline: the value of "
-            "a token belongs into the column of its log-prob, one before the token's own position",
+            "a token belongs in the column of its log-prob, one before the token's own position",
             len(mask),
         )
 

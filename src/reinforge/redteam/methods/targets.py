@@ -16,10 +16,10 @@ from reinforge.evaluation.evaluators.base import to_text
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.models.openai_client import OpenAIChat
 from reinforge.rollout.models.openai_config import OpenAILLMConfig, resolve_endpoint
-from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.runner import EpisodeRunner, score_alone
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
@@ -86,14 +86,10 @@ class WorkflowTarget:
             expected_output_obj=None,
             full_dataset_entry={"messages": list(request.messages)},
         )
-        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], _skip_scoring, lambda record: None)
+        [record] = await self._runner.run([(EpisodeKey("attack", 0, name), item)], score_alone, lambda record: None)
         if record.outcome.is_missing:
             raise BackendError(f"the workflow {self.model_name} returned no answer ({record.outcome}): {record.reason}")
         return ModelReply({"role": "assistant", "content": to_text(record.item.output_obj)}, "stop", None)
-
-
-async def _skip_scoring(record: EpisodeRecord) -> None:
-    """Does nothing: the attack computes the reward, not the episode."""
 
 
 def openai_target(

@@ -306,7 +306,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         return logs
 
     def _take_step(self) -> dict[str, Any]:
-        """Makes one optimizer step on the mean of the accumulated gradients, also if fewer than configured."""
+        """Makes one optimizer step on the mean of the accumulated gradients, even if they are fewer than configured."""
         config = self.config
         if self._num_pending < config.gradient_accumulation_steps:
             self._scheduled_optimizer.scale_gradients(config.gradient_accumulation_steps / self._num_pending)
@@ -328,7 +328,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         if count < self.config.max_empty or self.stopped is not None:
             return
         non_finite = f"in the last one, the loss or gradient of all {row['num_batches']} batches was not finite"
-        equal = "the rewards or texts of siblings are all equal, so there is no training signal"
+        equal = "the rewards or replies of siblings are all equal, so there is no training signal"
         reason = f"{count} experiences in a row changed no weights; {non_finite if row['num_batches'] else equal}"
         if row["num_batches"] or not self._scheduled_optimizer.num_steps:
             raise JobFailed(reason)

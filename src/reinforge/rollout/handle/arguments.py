@@ -32,7 +32,7 @@ IGNORED = frozenset(
     }
 )  # fmt: skip
 """Arguments that change no token; log-probs are part of every reply."""
-_USE_TOOLS = "OpenAI has replaced it by `tools` and `tool_choice`"
+_USE_TOOLS = "OpenAI has replaced it with `tools` and `tool_choice`"
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), 'the model writes text only: leave it out, or pass ["text"]'),
     "audio": ((), "the model writes text only"),
@@ -41,19 +41,19 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": (([],), _USE_TOOLS),
     "function_call": (("auto", "none"), _USE_TOOLS),
     "repetition_penalty": ((1,), "use frequency_penalty or presence_penalty"),
-    "length_penalty": ((1,), "it belongs to beam search"),
+    "length_penalty": ((1,), "replies are sampled, not searched"),
     "use_beam_search": ((False,), "replies are sampled"),
     "best_of": ((1,), "ask for n choices and choose one in the agent"),
-    "min_tokens": ((0,), "no reply can be made longer than the model wants"),
+    "min_tokens": ((0,), "a reply cannot be forced to continue after its end token"),
     "ignore_eos": ((False,), "a reply ends at the model's end token"),
-    "stop_token_ids": (([],), "use stop, which takes texts"),
+    "stop_token_ids": (([],), "use stop, which takes strings"),
     "bad_words": (([],), "use logit_bias"),
     "allowed_token_ids": (([],), "use response_format or logit_bias"),
     "echo": ((False,), "the prompt is not part of a reply"),
-    "continue_final_message": ((False,), "a reply begins a message of its own"),
-    "add_generation_prompt": ((True,), "a reply begins a message of its own"),
-    "include_stop_str_in_output": ((False,), "the stop text is removed"),
-    "skip_special_tokens": ((True,), "message.content never has special tokens; the token ids have"),
+    "continue_final_message": ((False,), "a reply always starts a new message"),
+    "add_generation_prompt": ((True,), "a reply always starts a new message"),
+    "include_stop_str_in_output": ((False,), "the stop string is removed"),
+    "skip_special_tokens": ((True,), "message.content never has special tokens, but the token ids do"),
     "spaces_between_special_tokens": ((True, False), "message.content has no special tokens"),
     "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
     "documents": (([],), "put the documents into a message"),

@@ -75,7 +75,7 @@ def build_request(
 
 
 def build_forwarded_request(messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
-    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments as they are."""
+    """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments unchanged."""
     arguments.check_forwarded()
     if not messages:
         raise arguments.bad("messages", "must have at least one message")
@@ -251,7 +251,7 @@ def _read_block(block: Any, path: str) -> str:
     text = block.get(_TEXT_BLOCKS[kind]) if isinstance(block, dict) and kind in _TEXT_BLOCKS else None
     if isinstance(text, str):
         return text
-    what = next((name for part, name in _MEDIA.items() if part in str(kind)), "no text")
+    what = next((name for part, name in _MEDIA.items() if part in str(kind)), "not text")
     raise _error(
         path,
         f"is a block of the type {kind!r}, which is {what}, but the model in this process reads text only: describe "

@@ -1,7 +1,7 @@
 """The reply that an agent gets, with the attributes and methods of the objects of OpenAI's Python client.
 
 Each object is also a dict with the same entries, so `call.function.name` and `call["function"]["name"]` both work, and
-an object can be put into `messages` or into `json.dumps` as it is. Fields that are absent read as None.
+an object can be put into `messages` or into `json.dumps` unchanged. Fields that are absent read as None.
 
     reply.choices[0].message.tool_calls[0].function.name    "add"
     reply.choices[0].message                                {"role": "assistant", "content": None, "tool_calls": [...]}
@@ -121,7 +121,7 @@ class ToolCall(ReplyObject):
 
 
 class ChatMessage(ReplyObject):
-    """`choices[i].message` of a completion; append it to `messages` as it is."""
+    """`choices[i].message` of a completion; append it to `messages` unchanged."""
 
     absent = ("refusal", "annotations", "audio", "function_call", "tool_calls")
     other = ("reasoning_content",)
@@ -232,7 +232,7 @@ def build_token(entry: Message) -> EndpointToken:
 
 
 def _build_call(call: Message) -> ToolCall:
-    """Returns a tool call; parts that are not OpenAI's, of another service, are kept as they are."""
+    """Returns a tool call; parts that are not OpenAI's, of another service, are kept unchanged."""
     built = ToolCall(copy.deepcopy(call))
     if isinstance(built.get("function"), dict):
         built["function"] = CalledFunction(built["function"])

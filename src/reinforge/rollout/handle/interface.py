@@ -123,7 +123,7 @@ def build_missing(owner: object, path: str, name: str, has: Sequence[str]) -> At
 def _check_shape(arguments: CallArguments) -> None:
     """Refuses what concerns the shape of the result, before anything is sampled."""
     if "stream" in arguments.given:
-        raise arguments.bad("stream", "is an argument of its own: create(..., stream=True)")
+        raise arguments.bad("stream", "is a separate argument: create(..., stream=True)")
     if isinstance(found := arguments.get("response_format"), type):
         raise arguments.bad("response_format", f"is the class {found.__name__}: use chat.completions.parse")
     options = arguments.get("stream_options")

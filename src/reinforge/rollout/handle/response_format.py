@@ -75,13 +75,13 @@ def _read_guided(kind: str, value: Any, path: str) -> Grammar:
         return build_json_grammar(value, path)
     if kind == "choice":
         if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-            raise _error(path, f"must be a list of texts, found {_show(value)}")
+            raise _error(path, f"must be a list of strings, found {_show(value)}")
         if not all(isinstance(each, str) and each for each in value):
-            raise _error(path, f"must be a list of texts that are not empty, found {_show(value)}")
+            raise _error(path, f"must be a list of non-empty strings, found {_show(value)}")
         choices = "|".join(_SPECIAL.sub(r"\\\g<0>", each) for each in value)
         return Grammar("regex", f"({choices})")
     if not isinstance(value, str) or not value:
-        raise _error(path, f"must be a string that is not empty, found {_show(value)}")
+        raise _error(path, f"must be a non-empty string, found {_show(value)}")
     return Grammar("regex" if kind == "regex" else "lark", value)
 
 
@@ -99,9 +99,9 @@ def build_json_grammar(schema: Any, path: str) -> Grammar:
         try:
             schema = dump_json(schema, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise _error(path, f"is no JSON schema: {error}") from None
+            raise _error(path, f"is not a JSON schema: {error}") from None
     if (problem := find_schema_problem(schema)) is not None:
-        raise _error(path, f"is no JSON schema that can be used: {problem}")
+        raise _error(path, f"is not a usable JSON schema: {problem}")
     return Grammar("json_schema", schema)
 
 

@@ -1,6 +1,6 @@
 """A reply as a stream of chunks, with the attributes of the objects of OpenAI's Python client.
 
-The reply is sampled whole and recorded once before its first chunk, so what is trained is what is streamed, also if the
+The reply is sampled whole and recorded once before its first chunk, so what is trained is what is streamed, even if the
 agent stops reading.
 
     stream = await llm.chat.completions.create(messages=..., stream=True)

@@ -82,7 +82,7 @@ def _find_problem(tool: Any) -> tuple[str, str] | None:
     if not isinstance(parameters, dict):
         return where, f"must be a JSON schema, found {type(parameters).__name__}"
     problem = find_schema_problem(json.dumps(parameters))
-    return None if problem is None else (where, f"is no JSON schema that can be used: {problem}")
+    return None if problem is None else (where, f"is not a usable JSON schema: {problem}")
 
 
 def _read_name(choice: Any, names: Sequence[str], arguments: CallArguments) -> str:

@@ -70,7 +70,7 @@ def is_loopback(address: str) -> bool:
 
 
 def split_host(host: str) -> str:
-    """Returns the name in a Host header, in small letters and without port and brackets.
+    """Returns the name in a Host header, in lower case and without port and brackets.
 
     Example: "LocalHost:8000" -> "localhost"; "[::1]:8000" -> "::1"; "::1" -> "::1".
     """

@@ -62,7 +62,7 @@ def build_async_http_client(find: FindEndpoint, library: str | None, options: Ma
 def _import_openai() -> Any:
     if importlib.util.find_spec("openai") is None:
         raise ConfigError(
-            Problem("", "the `openai` package, whose client was asked for, is not installed", "pip install openai")
+            Problem("", "the `openai` package is not installed, so there is no client to create", "pip install openai")
         )
     return importlib.import_module("openai")
 
@@ -80,9 +80,9 @@ def find_library(name: str | None = None) -> Any:
         else:
             name = next((each for each in LIBRARIES if importlib.util.find_spec(each) is not None), "httpx")
     elif name not in LIBRARIES:
-        raise ConfigError(Problem("", f"there is no HTTP library {name!r} here", f"use {' or '.join(LIBRARIES)}"))
+        raise ConfigError(Problem("", f"there is no HTTP library {name!r}", f"use {' or '.join(LIBRARIES)}"))
     if importlib.util.find_spec(name) is None:
-        message = f"the `{name}` package, whose client was asked for, is not installed"
+        message = f"the `{name}` package is not installed, so there is no client to create"
         raise ConfigError(Problem("", message, f"pip install {name}"))
     return importlib.import_module(name)
 

@@ -32,7 +32,7 @@ from reinforge.rollout.http.exchange import (
 logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
-"""Most names of models in a message."""
+"""Maximum names of models in a message."""
 
 
 BLOCKING = (

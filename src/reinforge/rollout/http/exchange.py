@@ -55,14 +55,14 @@ class Dialect(Protocol):
 class EndpointRequest:
     method: str
     path: str
-    headers: Mapping[str, str] = field(default_factory=dict)  # names in small letters
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointResponse:
     status: int
-    headers: dict[str, str]  # names in small letters
+    headers: dict[str, str]  # names in lower case
     body: bytes | Iterator[bytes]  # its pieces, of which none waits for anything
 
 

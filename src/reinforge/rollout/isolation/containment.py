@@ -36,7 +36,7 @@ CLOSE_S = 5.0
 """Seconds that closing a loop may take."""
 CLOSED_FILES = (
     "the run's own files were closed: an agent or an evaluator has closed file descriptors that are not its own "
-    "(os.close, os.closerange)\n    fix: close only what that code has opened, or run it in a process of its own with "
+    "(os.close, os.closerange)\n    fix: close only what that code has opened, or run it in a separate process with "
     "`isolation: process`"
 )
 ROUNDING_S = 1e-3
@@ -60,11 +60,11 @@ class Blocked(TimedOut):
 
 
 class WorkerEnded(Exception):
-    """A worker ended, or sent something else than messages, before its job was done."""
+    """A worker died, or sent something other than messages, before its job was done."""
 
 
 class SharedWorkerEnded(WorkerEnded):
-    """A worker ended in which other jobs ran too, so which of them ended it is not known."""
+    """A worker with several jobs died, so which of them killed it is not known."""
 
 
 class LoopBlocked(BaseException):
@@ -118,7 +118,7 @@ def run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
             if not task.done():
                 if loop.is_closed():
                     raise
-                logger.warning("an agent or evaluator stopped the event loop; it was started again")
+                logger.warning("an agent or evaluator stopped the event loop; it was restarted")
         except OSError as error:
             if task.done():
                 break
@@ -146,7 +146,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> bool:
             loop.run_until_complete(asyncio.wait(tasks, timeout=GRACE_S))
         for task in tasks:
             if not task.done():
-                logger.warning("a task that an agent or evaluator has started does not end: %s", task.get_name())
+                logger.warning("a task that an agent or evaluator has started does not finish: %s", task.get_name())
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # said already
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -163,7 +163,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class Settled(Generic[T]):
-    """How other people's code has ended."""
+    """How contained code has ended."""
 
     __slots__ = ("error", "result")
 
@@ -257,7 +257,7 @@ class TimeLimit:
 
 
 class ContainedTask(Settled[T], ABC):
-    """Other people's coroutine in a task of its own. Subclasses say what is awaited and what happens then.
+    """A contained coroutine in its own task. Subclasses say what is awaited and what happens then.
 
     An episode in flight is one of these, and ten thousand may be, so that there is no second task that waits for it.
     """
@@ -270,7 +270,7 @@ class ContainedTask(Settled[T], ABC):
 
     @abstractmethod
     def call(self) -> Awaitable[T]:
-        """Calls other people's code; runs in the task."""
+        """Calls the contained code; runs in the task."""
 
     @abstractmethod
     def on_end(self) -> None:
@@ -326,7 +326,7 @@ class _AwaitedTask(ContainedTask[T]):
 
 
 async def run_contained(call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-    """Awaits `call()` in a task of its own and returns its result.
+    """Awaits `call()` in its own task and returns its result.
 
     Args:
         timeout_s: Time limit in seconds; the time for which the loop was blocked does not count. None: no limit.

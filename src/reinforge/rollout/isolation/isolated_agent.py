@@ -1,8 +1,8 @@
 """The run's side of an agent in a worker: its model calls and marks are recorded like any other agent's.
 
-An `IsolatedWorkflow` gives every episode a process of its own, which is killed when the episode takes too long. A
-`PlacedWorkflow` runs many episodes in each of a few workers; if one ends, the episodes in it run again, with the same
-seeds, and one that has been in two workers that ended runs in a worker of its own from then on.
+An `IsolatedWorkflow` gives every episode its own process, which is killed when the episode takes too long. A
+`PlacedWorkflow` runs many episodes in each of a few workers; if one dies, the episodes in it run again, with the same
+seeds, and one that has been in two workers that died runs in its own worker from then on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOADER = "reinforge.rollout.isolation.agent_worker:load_agent"
 REPLY_S = 2.0
 """Seconds after the end of an episode's time in which its worker must say so; one that is blocked does not."""
 MAX_SHARED_ENDS = 2
-"""In how many shared workers that end an episode may be before it gets one of its own."""
+"""In how many shared workers that die an episode may be before it gets its own."""
 
 MARKS = {each.__name__: each for each in (StreamEventData, TTCEventData)}
 
@@ -82,7 +82,7 @@ class PlacedWorkflow(IsolatedWorkflow):
         return self.workflow.example_problems(items)
 
     async def run_episode(self, episode: Episode, timeout_s: float, num_ends: int = 0) -> Any:
-        """Runs one episode in a shared worker, or in one of its own if too many have ended with it in them."""
+        """Runs one episode in a shared worker, or in one of its own if too many have died with it in them."""
         if num_ends >= MAX_SHARED_ENDS:
             async with self.pool.lease(keep=False) as job, asyncio.timeout(timeout_s):
                 return await run_in_worker(job, episode)

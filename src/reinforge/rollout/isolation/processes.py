@@ -14,7 +14,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 NOT_WAITED_FOR = b"Z"
-"""State of a process that has ended already."""
+"""State of a process that has already exited."""
 ROUND_S = 0.02
 MAX_ROUNDS = 10
 """How often marked processes are looked for: one may start another while it is killed."""
@@ -60,7 +60,7 @@ def kill_marked(mark: str) -> None:
 def _has_variable(pid: int, variable: str) -> bool:
     try:
         return variable.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, belongs to another user, or there is no such file here
+    except OSError:  # it has exited, belongs to another user, or there is no such file here
         return False
 
 
@@ -84,12 +84,12 @@ def list_descendants(pid: int) -> list[int]:
 
 
 def describe_exit(code: int) -> str:
-    """Returns how a process ended, as the end of a sentence.
+    """Returns how a process exited, as the end of a sentence.
 
-    Example: 3 -> "ended with exit code 3"; -9 -> "was killed by SIGKILL".
+    Example: 3 -> "exited with code 3"; -9 -> "was killed by SIGKILL".
     """
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exited with code {code}"
     with contextlib.suppress(ValueError):
         return f"was killed by {signal.Signals(-code).name}"
     return f"was killed by signal {-code}"

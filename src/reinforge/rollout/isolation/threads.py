@@ -88,7 +88,7 @@ class LoopThread:
 
 def _run_loop(loop: asyncio.AbstractEventLoop, closing: threading.Event) -> None:
     try:
-        while not closing.is_set():  # an agent may stop the loop too, or raise SystemExit in a task of its own
+        while not closing.is_set():  # an agent may stop the loop too, or raise SystemExit in its own task
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
     finally:

@@ -1,6 +1,6 @@
 """The program of a worker process: loads one function or agent and runs its jobs, for the run that has started it.
 
-It ends, with everything that it has started, as soon as the run's end of the connection is closed.
+It exits, with everything that it has started, as soon as the run's end of the connection is closed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Link:
             future.set_result(message)
 
     def read(self, lines: Any) -> None:
-        """Runs on a thread of its own, so that a job that blocks the loop does not hide the end of the run."""
+        """Runs on its own thread, so that a job that blocks the loop does not hide the end of the run."""
         with contextlib.suppress(OSError, ValueError):
             for line in lines:
                 self.receive(line)
@@ -118,7 +118,7 @@ def _find(spec: str) -> Any:
 
 
 async def serve(link: Link, start: Message) -> None:
-    """Loads what the run names, then does jobs without end."""
+    """Loads what the run names, then serves jobs until the connection closes."""
     first = JobLink(link, start["job"])
     for function, arguments in start.get("setup", {}).items():
         _find(function)(**arguments)
@@ -165,4 +165,4 @@ def encode_result(result: Any) -> Message:
 
 
 def describe_unsendable(error: Exception) -> TypeError:
-    return TypeError(f"the result cannot leave the process: {error}; return text, numbers, lists or dicts")
+    return TypeError(f"the result cannot leave the process: {error}; return strings, numbers, lists or dicts")

@@ -1,6 +1,6 @@
 """Workers: processes in which agents and evaluators run apart from the run's own process.
 
-Each worker leads a session of its own and inherits neither the run's files nor its lock. `lease` gives a job a worker
+Each worker leads its own session and inherits neither the run's files nor its lock. `lease` gives a job a worker
 of its own, which is killed, with everything that it has started, when the job takes too long or the run stops; another
 one replaces it. `share` gives a job a place in one of a fixed number of workers, where other jobs run beside it. This
 is not a sandbox: a worker has the rights of its user.
@@ -59,7 +59,7 @@ class WorkerJob:
             raise WorkerEnded(self.worker.end)
         message = await self._messages.get()
         if message is None:
-            raise WorkerEnded(self.worker.end or "the process ended")
+            raise WorkerEnded(self.worker.end or "the process exited")
         return message
 
     async def deliver(self, message: Message) -> None:
@@ -118,7 +118,7 @@ class Worker:
                         # a process that it has started keeps the connection open
                         raise ConnectionError
                 line = reading.result()
-                if not line.endswith(b"\n"):  # nothing, or what it was writing when it ended
+                if not line.endswith(b"\n"):  # nothing, or what it was writing when it died
                     raise ConnectionError
                 message = decode(line)
                 if (job := self.jobs.get(message["job"])) is not None:
@@ -126,11 +126,11 @@ class Worker:
         except ConnectionError:
             self.end = await self.transport.describe_end()
         except ValueError as error:
-            self.end = f"the process sent what cannot be read: {error}"
+            self.end = f"the process sent an unreadable message: {error}"
         finally:
             if reading is not None:
                 reading.cancel()
-            self.end = self.end or "the process was ended by the run"
+            self.end = self.end or "the run stopped the process"
             for job in self.jobs.values():
                 job.close()
 
@@ -141,7 +141,7 @@ class Worker:
 
 @dataclass(eq=False)
 class _Place:
-    """Where one of the shared workers is; another one replaces it when it ends."""
+    """Where one of the shared workers is; another one replaces it when it dies."""
 
     num_jobs: int = 0
     worker: Worker | None = None
@@ -187,7 +187,7 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def lease(self, *, keep: bool = True) -> AsyncIterator[WorkerJob]:
-        """Gives a job a worker of its own; kills it unless the job is done by the end of the block.
+        """Gives a job its own worker; kills it unless the job is done by the end of the block.
 
         Args:
             keep: Leave a worker whose job is done to the next one.
@@ -264,7 +264,7 @@ class WorkerPool:
         except WorkerEnded as error:
             raise ConfigError(Problem("function", f"{failed} failed: {error}")) from None
         except TimeoutError:
-            raise ConfigError(Problem("function", f"{failed} did not end within {START_S:g} s")) from None
+            raise ConfigError(Problem("function", f"{failed} did not exit within {START_S:g} s")) from None
         if answer["type"] == "refused":
             raise ConfigError([Problem(**problem) for problem in answer["problems"]])
         IMPORTED_FILES.update(str(file) for file in answer.get("files", ()))
@@ -296,15 +296,11 @@ class WorkerTransport(Protocol):
     def is_alive(self) -> bool:
         """True if the worker runs, as far as is known."""
 
-    async def write(self, line: bytes) -> None:
-        """Sends a line."""
-
+    async def write(self, line: bytes) -> None: ...
     async def readline(self) -> bytes:
         """Returns the next line of the worker; empty: there will be none."""
 
-    async def describe_end(self) -> str:
-        """Returns how the worker ended."""
-
+    async def describe_end(self) -> str: ...
     def kill(self) -> None:
         """Kills the worker with everything that it has started; may be called again."""
 
@@ -339,7 +335,7 @@ class ProcessTransport:
         return await self.reader.readline()
 
     async def describe_end(self) -> str:
-        """Returns how the process ended, or that it closed its connection."""
+        """Returns how the process exited, or that it closed its connection."""
         deadline = asyncio.get_running_loop().time() + EXIT_S
         while (code := self.process.poll()) is None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)

@@ -75,7 +75,7 @@ def _refuse_other_keys(value: Any) -> None:
         value = open_.pop()
         if isinstance(value, dict):
             if other := next((key for key in value if not isinstance(key, str)), None):
-                raise TypeError(f"the key {other!r} is a {type(other).__name__}; keys must be text")
+                raise TypeError(f"the key {other!r} is a {type(other).__name__}; keys must be strings")
             open_ += value.values()
         elif isinstance(value, list | tuple):
             open_ += value

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from reinforge.config.schema import Config, LLMConfig
 from reinforge.dialects.tool_calls import ToolFormat, detect_tool_format, parse_reply, prepare_request
 from reinforge.errors import ConfigError, Problem
-from reinforge.interfaces import Builder, PolicyServer
+from reinforge.interfaces import Builder, PolicyServer, ServesSeveral
 from reinforge.registry import register_llm
 from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
 
@@ -85,7 +85,13 @@ class PolicyLLM:
                 "llms: `_type: policy` needs a trainer adapter that serves the policy, but this one does not; "
                 "use the trainer adapter `_type: local`, or point the agent at the model that your backend serves"
             )
-        return server if self.adapter is None else server.get_policy(self.adapter)
+        if self.adapter is None:
+            return server
+        if not isinstance(server, ServesSeveral):
+            message = f"{type(server).__name__} serves a single policy, none named {self.adapter}"
+            fix = "leave `adapter` out, or use the trainer adapter `_type: local`"
+            raise ConfigError(Problem("llms", message, fix))
+        return server.get_policy(self.adapter)
 
     @property
     def model_name(self) -> str:

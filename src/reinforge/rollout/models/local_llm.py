@@ -69,7 +69,7 @@ class LocalLLM:
         engine = await self._load_engine()
         difference = find_token_difference(tokenizer.get_vocab(), engine.tokenizer.get_vocab())
         if difference is not None:
-            message = f"the teacher {self.model_name} has another tokenizer than the policy: {difference}"
+            message = f"the teacher {self.model_name} has a different tokenizer than the policy: {difference}"
             raise ConfigError(Problem("finetuning.algorithm.teacher", message, FAMILY))
 
     async def score_samples(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:

@@ -32,9 +32,9 @@ MAX_COUNT = 10**12
 """Token counts above this are taken as unreadable; the journal stores 64-bit numbers."""
 EXPECTED = {
     "missing": "a value",
-    "string_type": "text",
-    "string_too_short": "text that is not empty",
-    "string_too_long": "text of at most 1024 characters",
+    "string_type": "a string",
+    "string_too_short": "a non-empty string",
+    "string_too_long": "a string of at most 1024 characters",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
     "int_parsing_size": "a smaller whole number",

@@ -111,7 +111,7 @@ def validate_key(key: SecretStr) -> SecretStr | None:
     if (found := re.search(r"[^!-~]", text)) is not None:
         kind = "a line break" if found[0] in "\r\n" else "a space" if found[0].isspace() else "not plain ASCII"
         where = f"character {found.start() + 1} of {len(text)} (U+{ord(found[0]):04X}) is {kind}"
-        raise ValueError(f"this is no API key: {where}; copy the key again (it is not shown here)")
+        raise ValueError(f"this is not an API key: {where}; copy the key again (it is not shown here)")
     return SecretStr(text) if text else None
 
 

@@ -120,12 +120,12 @@ def refuse_other_texts(model_name: str, tokenizer: Any, token_ids: Sequence[int]
         else:
             compared += 1
     if compared < MIN_COMPARED:
-        message = f"the endpoint names {compared} of {len(token_ids)} tokens, too few to see that it has the same ones"
+        message = f"the endpoint names {compared} of {len(token_ids)} tokens, too few to verify that they are the same"
         raise _build_refusal(model_name, message)
 
 
 def _build_refusal(model_name: str, reason: str) -> ConfigError:
-    message = f"the teacher {model_name} has another tokenizer than the policy: {reason}"
+    message = f"the teacher {model_name} has a different tokenizer than the policy: {reason}"
     return ConfigError(Problem("finetuning.algorithm.teacher", message, FAMILY))
 
 

@@ -1,1 +1,1 @@
-"""Agents that are no Python function of the project: programs, deployed agents, and a loop with tools."""
+"""Agents that are not Python functions of the project: programs, deployed agents, and a loop with tools."""

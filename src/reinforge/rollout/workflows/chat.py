@@ -21,10 +21,10 @@ from reinforge.types.evaluation import EvalInputItem
 
 
 class ChatWorkflowConfig(AgentWorkflowConfig, name="chat"):
-    """Sends the example's messages to the policy as they are; the text of its reply is the output."""
+    """Sends the example's messages to the policy unchanged; the text of its reply is the output."""
 
     max_tokens: int | None = Field(
-        default=None, ge=1, description="Most tokens of the reply; null: up to the context limit."
+        default=None, ge=1, description="Maximum tokens of the reply; null: up to the context limit."
     )
 
 

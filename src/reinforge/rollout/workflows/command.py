@@ -77,36 +77,36 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
 
     command: list[str] = Field(
         min_length=1,
-        description="The program and its arguments, as a list or as one text; no shell is involved. `{input}` stands "
+        description="The program and its arguments, as a list or as one string; no shell is involved. `{input}` stands "
         "for the task (`input: argument`) or its file, `{output}` for the file of the answer.",
     )
     input: Literal["stdin", "file", "argument"] = Field(
         default="stdin",
-        description="How the program gets its task: text as it is, anything else as JSON. `file`: as a file, whose "
-        "path is REINFORGE_INPUT_FILE; `argument`: as the last argument; end `command` with `--` if the program takes "
-        "options and a task may begin with a dash.",
+        description="How the program gets its task: a string unchanged, anything else as JSON. `file`: as a file, "
+        "whose path is REINFORGE_INPUT_FILE; `argument`: as the last argument; end `command` with `--` if the program "
+        "takes options and a task may begin with a dash.",
     )
     output: Literal["stdout", "last_line_json", "file"] = Field(
         default="stdout",
         description="Where the answer is: the whole standard output; its last line, as JSON; or the text of the file "
         "REINFORGE_OUTPUT_FILE.",
     )
-    cwd: Path | None = Field(default=None, description="Folder in which it starts; null: the project's folder.")
+    cwd: Path | None = Field(default=None, description="Working directory; null: the project's folder.")
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="Further variables. A program gets PATH, HOME and the like, but no secret of your environment "
-        "unless you name it here: `TOKEN: ${TOKEN}`.",
+        description="Additional environment variables. A program gets PATH, HOME and the like, but no secret of your "
+        "environment unless you name it here: `TOKEN: ${TOKEN}`.",
     )
     policy_error_codes: list[int] = Field(
         default_factory=list,
-        description="Exit codes by which the program says that the policy's answer is unusable: a failure of the "
+        description="Exit codes that mean that the policy's answer is unusable: a failure of the "
         "policy, whose reward is finetuning.outcomes.policy_error.",
     )
     max_memory_mb: int | None = Field(
         default=None, ge=16, description="MiB of memory, of each process and of all together; null: no limit."
     )
     max_processes: int | None = Field(
-        default=256, ge=1, description="Number of its processes at a time; it is killed beyond; null: no limit."
+        default=256, ge=1, description="Maximum number of its processes; with more, it is killed; null: no limit."
     )
     container: ContainerConfig | None = Field(
         default=None, description="Run it in a container; null: as a process of this machine."
@@ -162,7 +162,7 @@ class CommandAgent:
             return self._read_answer(result, folder, context)
 
     def _fill_in(self, task: str, folder: Path) -> list[str]:
-        """Returns the command with the task, or the files, in the place of their placeholders."""
+        """Returns the command with the task, or the files, in place of their placeholders."""
         values = {OUTPUT_PLACE: str(folder / "output")} if self.config.output == "file" else {}
         if self.config.input != "stdin":
             values[INPUT_PLACE] = task if self.config.input == "argument" else str(folder / "input")

@@ -59,7 +59,7 @@ class HTTPWorkflowConfig(AgentWorkflowConfig, name="http"):
     )
     body: dict[str, Any] = Field(
         default_factory=lambda: {name: f"{{{name}}}" for name in NAMES},
-        description="JSON body of each request. A text that is only a placeholder becomes its value; there are "
+        description="JSON body of each request. A string that is only a placeholder becomes its value; there are "
         f"{', '.join(f'`{{{name}}}`' for name in NAMES)}. The default has them all, each under its own name.",
     )
     result_json_path: str = Field(
@@ -68,7 +68,7 @@ class HTTPWorkflowConfig(AgentWorkflowConfig, name="http"):
     )
     policy_error_statuses: list[int] = Field(
         default_factory=list,
-        description="Statuses by which the agent says that the policy's answer is unusable: a failure of the policy, "
+        description="HTTP statuses that mean that the policy's answer is unusable: a failure of the policy, "
         "whose reward is finetuning.outcomes.policy_error.",
     )
 

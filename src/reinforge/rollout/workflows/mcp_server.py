@@ -45,11 +45,14 @@ class MCPServerConfig(Block):
     """An MCP server, whose tools the policy may call."""
 
     command: list[str] | None = Field(
-        default=None, min_length=1, description="The server's program and arguments; it speaks by stdin and stdout."
+        default=None,
+        min_length=1,
+        description="The server's program and arguments; it communicates over stdin and stdout.",
     )
     url: str | None = Field(default=None, description="URL of a server that speaks streamable HTTP.")
     env: dict[str, str] = Field(
-        default_factory=dict, description="Further variables of the program; it gets PATH, HOME and the like otherwise."
+        default_factory=dict,
+        description="Additional environment variables of the program; otherwise it gets only PATH, HOME and the like.",
     )
     headers: dict[str, str] = Field(
         default_factory=dict, description="Headers of each request to `url`; write secrets as ${VAR}."
@@ -82,7 +85,7 @@ class MCPServerConfig(Block):
 
 
 class MCPServer:
-    """A running server, or one that is started when it is needed; its connection lives in a task of its own."""
+    """A running server, or one that is started when it is needed; its connection lives in its own task."""
 
     def __init__(self, config: MCPServerConfig, cwd: Path):
         self.config, self.cwd = config, cwd
@@ -176,12 +179,12 @@ class MCPServer:
 
         client, task = self._client, self._task
         if client is None or task is None:
-            raise BackendUnavailable(f"the MCP server {self.config.shown_name} has ended")
+            raise BackendUnavailable(f"the MCP server {self.config.shown_name} has exited")
         calling = asyncio.ensure_future(client.call_tool(name, arguments))
         await asyncio.wait({calling, task}, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not calling.done():
-                raise BackendUnavailable(f"the MCP server {self.config.shown_name} ended during a call of {name}")
+                raise BackendUnavailable(f"the MCP server {self.config.shown_name} exited during a call of {name}")
             result = calling.result()
         except MCPError as error:
             if is_lost(error):

@@ -44,7 +44,7 @@ class AgentFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideWorkflow(BoundWorkflow):
-    """A workflow with a name of its own.
+    """A workflow with its own name.
 
     Attributes:
         name: What messages call the agent.
@@ -74,7 +74,7 @@ class AgentAccess:
             self._is_warned = True
             logger.warning(
                 "%s has answered without calling the model, so there is nothing to train: it must send its calls to "
-                "the base URL that it is given, with the key that it is given; many clients read them from "
+                "the base URL and with the key that it is given; many clients read both from "
                 "OPENAI_BASE_URL and OPENAI_API_KEY unless the code sets others",
                 self.name,
             )
@@ -91,7 +91,7 @@ async def open_access(builder: Builder, name: str) -> AsyncIterator[AgentAccess]
 
 
 def format_task(value: Any) -> str:
-    """Returns an example's input as text: text as it is, anything else as JSON."""
+    """Returns an example's input as text: a string unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -76,7 +76,7 @@ class ProgramOutput(asyncio.SubprocessProtocol):
     """Collects what a program writes.
 
     Attributes:
-        exited: Set when the program has ended.
+        exited: Set when the program has exited.
         closed: Set when nothing can write to its pipes any more either.
         excess: The limit that it exceeded, for which it was killed; None: none.
     """

@@ -3,7 +3,7 @@
     {"task": "{input}", "note": "seed {seed}"}   with input ["a"], seed 7   ->   {"task": ["a"], "note": "seed 7"}
 
 A text that is only a placeholder becomes the value itself; inside a longer text, any other value is written as JSON.
-`{{name}}` stands for a literal `{name}`. Other braces, such as those of JSON in a prompt, stay as they are.
+`{{name}}` stands for a literal `{name}`. Other braces, such as those of JSON in a prompt, stay unchanged.
 """
 
 from __future__ import annotations

@@ -77,10 +77,10 @@ class ToolAgentConfig(AgentWorkflowConfig, name="tool_agent"):
         default_factory=list, description="What the policy may call: `[module:function, {mcp: {command: [...]}}]`."
     )
     max_turns: int = Field(
-        default=8, ge=1, description="Most replies of an episode; without an answer by then, the policy has failed."
+        default=8, ge=1, description="Maximum replies in an episode; without an answer by then, the policy has failed."
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, description="Most tokens of one reply; null: up to the context limit."
+        default=None, ge=1, description="Maximum tokens of a reply; null: up to the context limit."
     )
     answer: Literal["text", "json"] = Field(
         default="text", description="The output: the text of the last reply, or its value as JSON."
@@ -127,7 +127,7 @@ class ToolAgent:
 
     @asynccontextmanager
     async def open_tools(self) -> AsyncIterator[dict[str, AgentTool]]:
-        """Yields the tools of one episode by name; starts the servers that are its own, or that have ended."""
+        """Yields the tools of one episode by name; starts the servers that are its own, or that have exited."""
         own = [MCPServer(config, self.project_root) for config in list_servers(self.config, per_episode=True)]
         try:
             for server in [*self.servers, *own]:
@@ -158,7 +158,7 @@ async def run_tool(call: Any, tools: Mapping[str, AgentTool], item: EvalInputIte
     except ValueError as error:
         raise PolicyFailure(f"the arguments of a call of {name} are not JSON: {error}") from None
     if not isinstance(arguments, dict):
-        raise PolicyFailure(f"the arguments of a call of {name} are no JSON object")
+        raise PolicyFailure(f"the arguments of a call of {name} are not a JSON object")
     if name not in tools:
         return f"Error: there is no tool {name!r}; there are {', '.join(tools) or 'none'}"
     try:

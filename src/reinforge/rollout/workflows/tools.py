@@ -43,9 +43,7 @@ class AgentTool(Protocol):
     """A tool that a policy may call."""
 
     @property
-    def name(self) -> str:
-        """The name by which it is called."""
-
+    def name(self) -> str: ...
     @property
     def definition(self) -> dict[str, Any]:
         """The tool in OpenAI's format."""
@@ -167,7 +165,7 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def format_result(value: Any) -> str:
-    """Returns a tool's result as text: text as it is, anything else as JSON; a long one is cut."""
+    """Returns a tool's result as text: a string unchanged, anything else as JSON; a long one is cut."""
     text = value if isinstance(value, str) else json.dumps(to_jsonable_python(value, fallback=str), ensure_ascii=False)
     text, most = replace_surrogates(text), get_limits().tool_result_chars
     return text if len(text) <= most else f"{text[:most]}\n[cut after {most} of {len(text)} characters]"

@@ -62,7 +62,7 @@ class RunJournal(JournalReader):
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Returns the journal of an existing run whose process has ended; a `ConfigError` if it has another format."""
+        """Returns the journal of an existing run whose process has exited; a `ConfigError` if it has another format."""
         if not (folder / JOURNAL).is_file():
             raise ConfigError(f"{folder} is not a run folder: it has no {JOURNAL}")
         journal = cls.__new__(cls)
@@ -266,7 +266,7 @@ def describe_owner(folder: Path) -> str:
     while time.monotonic() < deadline:
         try:
             owner = read_json_file(folder / OWNER)
-            if owner["host"] != socket.gethostname() or _is_alive(owner["pid"]):
+            if owner["host"] != socket.gethostname() or is_alive(owner["pid"]):  # a killed owner leaves its name
                 return f"process {owner['pid']} on {owner['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -274,8 +274,7 @@ def describe_owner(folder: Path) -> str:
     return "another process"
 
 
-def _is_alive(pid: int) -> bool:
-    """False if there is no such process: a killed owner leaves its name in the folder."""
+def is_alive(pid: int) -> bool:
     if os.name == "nt":  # where signal 0 would end the process
         return True
     try:

@@ -240,10 +240,10 @@ class JournalReader:
 
 
 class DamagedJournal(StorageError):
-    """A journal holds something else than what was written to it."""
+    """A journal holds something other than what was written to it."""
 
     def __init__(self, folder: Path, what: str):
-        fix = f"`reinforge runs verify {folder}` says what can be saved"
+        fix = f"`reinforge runs verify {folder}` shows what can be recovered"
         super().__init__(f"{folder / JOURNAL} is damaged: {what}\n    fix: {fix}")
 
 

@@ -62,7 +62,7 @@ NEWEST_EPISODES = 20_000
 
 @dataclass
 class JournalCheck:
-    """What a check of every row found: at most about ten problems, and the number of whole rows and episodes."""
+    """What a check of every row found: at most about ten problems, and the number of intact rows and episodes."""
 
     problems: list[str] = field(default_factory=list)
     num_rows: int = 0
@@ -233,7 +233,7 @@ class _Repair:
     def _record_notes(self, new: sqlite3.Connection, kept: Path, newest: int) -> None:
         lost = f"{self.num_lost} damaged rows" if self.num_lost else "what could not be read"
         notes = [
-            f"the journal was damaged ({self.problems[0]}): it was rebuilt from its {self.num_rows:,} whole rows and "
+            f"the journal was damaged ({self.problems[0]}): it was rebuilt from its {self.num_rows:,} intact rows and "
             f"the files beside it, without {lost}; the damaged one is {kept.name}"
         ]
         notes += [
@@ -256,7 +256,7 @@ class _Repair:
         return next(self.folder / name for name in names if not (self.folder / name).exists())
 
     def _replace(self, staged: Path, kept: Path) -> None:
-        """Puts the new journal in the place of the damaged one, which is kept with its write-ahead log."""
+        """Puts the new journal in place of the damaged one, which is kept with its write-ahead log."""
         for suffix in ("", "-wal"):
             source = self.folder / f"{JOURNAL}{suffix}"
             if source.exists():

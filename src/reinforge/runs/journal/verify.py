@@ -146,10 +146,12 @@ class _Verifier:
     def _describe_rescue(self, found: JournalCheck) -> str:
         intact = [name for name in self.checkpoints.names() if name not in self.damaged]
         metrics = "training_metrics.jsonl, " if (self.folder / "training_metrics.jsonl").is_file() else ""
-        kept = f"{found.num_rows:,} whole rows with {found.num_episodes:,} episodes, {metrics}{len(intact)} checkpoints"
+        kept = (
+            f"{found.num_rows:,} intact rows with {found.num_episodes:,} episodes, {metrics}{len(intact)} checkpoints"
+        )
         command = f"reinforge finetune --resume {self.folder}"
         how = "rebuilds the journal from them and resumes from the newest checkpoint before which nothing is missing"
-        return f"saved are {kept}; `{command}` {how}"
+        return f"recoverable: {kept}; `{command}` {how}"
 
     def _check_checkpoints(self) -> None:
         names = self.checkpoints.names()

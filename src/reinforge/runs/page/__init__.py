@@ -1,1 +1,1 @@
-"""The page of a run: one HTML file with curves, verdict, episodes and settings, without scripts or requests."""
+"""The HTML report of a run: one file with curves, verdict, episodes and settings, without scripts or requests."""

@@ -1,4 +1,4 @@
-"""What the page of a run shows, read from its journal: curves, changed examples, groups, episodes, settings."""
+"""What the HTML report of a run shows, read from its journal: curves, changed examples, groups, episodes, settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PageContent:
         groups: Some groups of the last epoch, those with the widest spread first.
         chosen: Titles and the episodes below them.
         baselines: Mean reward of the group of each shown training episode, by key.
-        outcomes: Outcome, reason and count, the commonest first.
+        outcomes: Outcome, reason and count, the most common first.
     """
 
     overview: RunOverview
@@ -75,7 +75,7 @@ class PageContent:
 
 
 def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent:
-    """Returns what the page of a run shows; `summary` is read from the folder if it is None."""
+    """Returns what the HTML report of a run shows; `summary` is read from the folder if it is None."""
     content, reader, config = read_figures(read_overview(folder), summary), JournalReader(folder), read_config(folder)
     content.outcomes = reader.count_outcomes()[:MAX_REASONS]
     content.texts = TokenTexts.find(folder, config)
@@ -88,7 +88,7 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
 
 
 def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> PageContent:
-    """Returns the figures and settings that the page of a run shows, without its episodes."""
+    """Returns the metrics and settings that the HTML report of a run shows, without its episodes."""
     folder, reader = overview.folder, JournalReader(overview.folder)
     validations = reader.validations()
     shown = summary or overview.summary or summarize_killed_run(folder, validations, read_config(folder))

@@ -1,4 +1,4 @@
-"""Writes `report.html`, the page of a run: one file that works offline, anywhere, and can be sent to a colleague.
+"""Writes `report.html`, the HTML report of a run: one file that works offline and can be sent to a colleague.
 
 It has no script and asks for nothing: its policy forbids both, and what a model or a user wrote is text in a tree of
 elements. Charts are SVG, colors of tokens are radio buttons and a style sheet.
@@ -47,7 +47,7 @@ COLORS = {
 
 
 def write_page(folder: Path, summary: RunSummary | None = None, path: Path | None = None) -> Path:
-    """Writes the page of a run, `report.html` in its folder or `path`, and returns its path.
+    """Writes the HTML report of a run, `report.html` in its folder or `path`, and returns its path.
 
     Args:
         summary: How the run ended; None: read it from the folder.
@@ -276,7 +276,7 @@ def _build_folded(content: PageContent, head: EpisodeHead) -> Element:
 def _build_episode(content: PageContent, key: str) -> Element:
     row = content.rows.get(key)
     if row is None:
-        return build("p", "This episode cannot be read; `reinforge runs verify` says why.", class_="note")
+        return build("p", "This episode cannot be read; `reinforge runs verify` shows why.", class_="note")
     style = ChatStyle(content.texts, content.trained, content.baselines.get(key))
     return build_chat(row, style)
 
@@ -285,7 +285,7 @@ def build_outcomes(content: PageContent) -> Element:
     """Returns how the episodes ended that did not end well, by reason."""
     title = "Failed and dropped episodes"
     if not content.outcomes:
-        return build_section(title, build("p", "Every episode ended well."), id="outcomes")
+        return build_section(title, build("p", "No episode failed or was dropped."), id="outcomes")
     rows = [
         (name, "dropped" if name in MISSING else "kept, with its penalty", reason or "", f"{count:,}")
         for name, reason, count in content.outcomes

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Attempts at one job, each of which a worker's end has undone: perhaps it is the job that ends them."""
+"""Attempts at one job, each undone by the death of a worker: perhaps it is the job that kills them."""
 T = TypeVar("T")
 
 
@@ -44,14 +44,13 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
     min_workers: int = Field(
         default=1,
         ge=1,
-        description="How many there must be to start, and for each job. One that ends is replaced once there is room "
-        "for another; with fewer than this the run waits for it, then stops and can be resumed.",
+        description="How many must run to start, and for each job. A worker that dies is replaced once there is room; "
+        "with fewer than this the run waits, then stops and can be resumed.",
     )
     placement_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="How long Ray may take to find a place for a worker that must be there; loading the model does not "
-        "count.",
+        description="Seconds that Ray may take to place a required worker; loading the model does not count.",
     )
     resources_per_worker: dict[str, float] = Field(
         default_factory=lambda: {"CPU": 1.0},
@@ -59,8 +58,8 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
     )
     address: str | None = Field(
         default=None,
-        description="`HOST:PORT` of a running Ray cluster, which must demand a token unless it is on this machine. Not "
-        "set: a cluster starts on this machine and ends with the run.",
+        description="`HOST:PORT` of a running Ray cluster, which must require a token unless it is on this machine. "
+        "Null: the run starts a cluster on this machine, and stops it at its end.",
     )
     fine_tune_from_scratch: bool = LocalAdapterConfig.model_fields["fine_tune_from_scratch"]  # type: ignore[assignment]
     sharding: Sharding = LocalAdapterConfig.model_fields["sharding"]  # type: ignore[assignment]
@@ -83,7 +82,7 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
 class RayAdapter(LocalAdapter):
     """Runs jobs like the local adapter, on an engine that is made of Ray workers.
 
-    A worker that ends costs no reply and no job: its replies are sampled again by another worker, and a job is undone
+    A worker that dies costs no reply and no job: its replies are sampled again by another worker, and a job is undone
     and run again on those that are left. It is replaced when there is room for another one.
     """
 
@@ -131,7 +130,7 @@ class RayAdapter(LocalAdapter):
         return self._retry(lambda: super(RayAdapter, self)._train(engine, trajectories, save))
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Returns what a job returns, after running it again where workers end."""
+        """Returns what a job returns, after running it again if workers die."""
         from reinforge.scale.ray.members import WorkerLost
 
         for _ in range(MAX_ATTEMPTS):
@@ -141,7 +140,7 @@ class RayAdapter(LocalAdapter):
                 logger.warning("the job is undone and runs again, since %s", loss)
                 self._group.recover()
         raise BackendUnavailable(
-            f"workers ended in each of {MAX_ATTEMPTS} attempts at one job, so it is given up; if they ran out of "
+            f"workers died in each of {MAX_ATTEMPTS} attempts at one job, so it is given up; if they ran out of "
             "memory, lower finetuning.policy.batch.micro_batch_tokens or policy.max_num_seqs, and resume the run"
         )
 

@@ -105,17 +105,17 @@ class RayTransport:
         try:
             return await method.remote(*arguments)
         except ray.exceptions.RayError as error:
-            self._end = self._end or " ".join(f"the worker on the Ray cluster ended: {error}".split())
+            self._end = self._end or " ".join(f"the worker on the Ray cluster died: {error}".split())
             raise ConnectionError(self._end) from None
 
     async def describe_end(self) -> str:
-        return self._end or "the worker on the Ray cluster ended"
+        return self._end or "the worker on the Ray cluster died"
 
     def kill(self) -> None:
-        """Ends the actor with everything that it has started."""
+        """Kills the actor with everything that it has started."""
         import ray
 
-        self._end = self._end or "the process was ended by the run"
+        self._end = self._end or "the run stopped the process"
         if not ray.is_initialized():
             return
         self._actor.end.remote()

@@ -1,4 +1,4 @@
-"""Starts Ray on this machine, or connects to a running cluster; both demand a token."""
+"""Starts Ray on this machine, or connects to a running cluster; both require a token."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RayConnection:
     """This process's connection to Ray. Without an address, a cluster starts on this machine and ends with the process.
 
     The token of such a cluster is made up here and is not left in the environment, so that no agent's process inherits
-    it. Its processes end with the thread that started them, which therefore lives until `close`.
+    it. Its processes exit with the thread that started them, which therefore lives until `close`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
         if ray.is_initialized():
             return False
         _refresh_token()
-        logging.getLogger("ray").setLevel(logging.ERROR)  # a worker that ends is in our own log
+        logging.getLogger("ray").setLevel(logging.ERROR)  # a worker that dies is in our own log
         ray.init(**_choose_options(address, num_workers, resources))
         return True
 

@@ -33,11 +33,11 @@ RESUME = "resume the run with --resume, which starts all workers again"
 
 
 class WorkerLost(BackendUnavailable):
-    """A worker, or its connection to the others, ended during a job; the job can run again."""
+    """A worker, or its connection to the others, died during a job; the job can run again."""
 
 
 class WeightsLost(BackendUnavailable):
-    """All workers ended, and no checkpoint has the weights that they had."""
+    """All workers died, and no checkpoint has the weights that they had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Members:
 
     @property
     def has_lost_shards(self) -> bool:
-        """True if the model is divided among workers that do not train together any more."""
+        """True if the model is sharded across workers that do not train together any more."""
         return self.sharding == "full" and (self._shards_lost or not set(self.ranks) <= self._workers.keys())
 
     def require_shards(self) -> None:
-        """Checks that no part of a divided model is lost."""
+        """Checks that no shard of the model is lost."""
         if self.has_lost_shards:
             raise BackendUnavailable(
-                "the model and its optimizer state were divided among the workers (sharding: full), and the part of "
+                "the model and its optimizer state were sharded across the workers (sharding: full), and the shard of "
                 f"one is lost; {RESUME}, from the last checkpoint"
             )
 
@@ -89,11 +89,11 @@ class Members:
         """Returns the workers that train together, by rank.
 
         Args:
-            strict: Fail if one has ended; otherwise only if all have.
+            strict: Fail if one has died; otherwise only if all have.
         """
         found = [each for each in map(self._workers.get, self.ranks) if each is not None]
         if len(found) < (len(self.ranks) if strict else 1):
-            raise WorkerLost(f"{len(self.ranks) - len(found)} of the workers that train together have ended")
+            raise WorkerLost(f"{len(self.ranks) - len(found)} of the workers that train together have died")
         return found
 
     def find(self, number: int) -> WorkerHandle | None:
@@ -111,13 +111,13 @@ class Members:
             self.router.add(worker.number)
 
     def lose(self, worker: WorkerHandle) -> None:
-        """Takes out a worker whose process has ended, and asks Ray for another one."""
+        """Takes out a worker whose process has died, and asks Ray for another one."""
         if self._workers.pop(worker.number, None) is None:
             return
         self.router.remove(worker.number)
         with suppress(ray.exceptions.RayError, ValueError):  # a node that only cannot be reached may come back
             ray.kill(worker.actor)
-        logger.warning("%s ended; %d of %d workers are left", worker, len(self._workers), self._size.num_workers)
+        logger.warning("%s died; %d of %d workers are left", worker, len(self._workers), self._size.num_workers)
         self._recruit()
 
     def _recruit(self) -> None:
@@ -189,13 +189,13 @@ class Members:
         """Waits for all calls and returns their results.
 
         Args:
-            strict: Fail if one ended; otherwise the results are those of the others.
+            strict: Fail if one died; otherwise the results are those of the others.
         """
         results, errors, lost = [], list[BaseException](), list[WorkerHandle]()
         silent = _find_silent(calls, any_failure=self.sharding == "full")
         for worker, call in calls:
             if call in silent:
-                logger.warning("%s gives no sign, and the others have lost it", worker)
+                logger.warning("%s does not respond, and the others lost their connections to it", worker)
                 lost.append(worker)
                 self.lose(worker)
                 continue
@@ -211,7 +211,7 @@ class Members:
             raise WorkerLost(f"worker {numbers} ended")
         causes = [each for each in errors if type(each).__name__ != PEER_FAILED]
         if errors and not causes:
-            raise WorkerLost(f"the workers lost each other: {errors[0]}")
+            raise WorkerLost(f"the workers lost their connections: {errors[0]}")
         if causes:
             raise causes[0]
         return results
@@ -224,7 +224,7 @@ class Members:
 
 
 def _find_silent(calls: Sequence[tuple[WorkerHandle, Any]], *, any_failure: bool) -> list[Any]:
-    """Waits for calls; returns those of workers that give no sign when another has long lost a worker in an exchange.
+    """Waits for calls; returns those of workers that do not respond when another has long lost a worker in an exchange.
 
     A worker that is busy with its share answers a `ping`, and its call is waited for.
 

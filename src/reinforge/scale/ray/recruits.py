@@ -1,4 +1,4 @@
-"""Starts workers: the first ones, and replacements of those that ended. Ray decides where and when each one runs.
+"""Starts workers: the first ones, and replacements of those that died. Ray decides where and when each one runs.
 
 start -> Ray finds a place (perhaps only once a node joins) -> versions compared -> model loaded -> taken by the group
 """
@@ -168,7 +168,7 @@ def explain_failure(error: Exception) -> Exception:
     if isinstance(error, ray.exceptions.RayTaskError):
         return find_cause(error)
     if isinstance(error, ray.exceptions.RayActorError):
-        return BackendUnavailable(f"a worker ended while it loaded the model: {''.join(last)}")
+        return BackendUnavailable(f"a worker died while it loaded the model: {''.join(last)}")
     return error
 
 

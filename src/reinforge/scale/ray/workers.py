@@ -24,7 +24,7 @@ from reinforge.types.sample import LossSpec
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
-"""Workers that may end while they sample one reply: perhaps it is the reply that ends them."""
+"""Workers that may die while they sample one reply: perhaps it is the reply that kills them."""
 PLACEMENT_TIMEOUT_S = 120.0
 
 
@@ -91,7 +91,7 @@ class WorkerGroup(EngineGroup):
         return self._tokenizer
 
     def recover(self) -> None:
-        """Undoes an open job, and connects the workers that are left or came back, however many end meanwhile."""
+        """Undoes an open job, and connects the workers that are left or came back, however many die meanwhile."""
         while True:
             try:
                 self.rollback()
@@ -130,7 +130,7 @@ class WorkerGroup(EngineGroup):
             self._send_reference(worker)
         elif version != 0:  # which is what it has loaded
             raise WeightsLost(
-                f"all workers have ended, and the weights of version {version} are in no checkpoint yet; resume the "
+                f"all workers have died, and the weights of version {version} are in no checkpoint yet; resume the "
                 "run with --resume"
             )
         return known if known_version == version else None
@@ -155,7 +155,7 @@ class WorkerGroup(EngineGroup):
     # What its policies call.
 
     async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the worker that a conversation belongs to; of another one, if that ends meanwhile."""
+        """Returns the answer of the worker that a conversation belongs to; of another one, if that dies meanwhile."""
         num_lost = 0
         while num_lost < MAX_ATTEMPTS:
             number = self.members.router.acquire(key)
@@ -163,7 +163,7 @@ class WorkerGroup(EngineGroup):
                 await asyncio.to_thread(self.members.fill_up, 1)
                 continue
             worker = self.members.find(number)
-            if worker is None:  # it ended between the two lines
+            if worker is None:  # it died between the two lines
                 continue
             answer = call(worker.actor)
             try:
@@ -178,7 +178,7 @@ class WorkerGroup(EngineGroup):
                 self.members.lose(worker)
             finally:
                 self.members.router.release(number)
-        raise BackendUnavailable(f"{num_lost} workers ended, one after the other, while they answered one request")
+        raise BackendUnavailable(f"{num_lost} workers died, one after the other, while they answered one request")
 
     def publish(self, name: str, version: int) -> None:
         self.members.router.forget()
@@ -237,7 +237,7 @@ class WorkerGroup(EngineGroup):
     def _compare(self, name: str) -> str:
         calls = [(each, each.actor.call.remote("fingerprint", name)) for each in self.workers]
         if not calls:
-            raise WorkerLost("all workers have ended")
+            raise WorkerLost("all workers have died")
         found = self.members.collect(calls, strict=False)
         left = [str(each) for each, _ in calls if self.members.find(each.number) is not None]
         require_equal(dict(zip(left, found, strict=True)))
@@ -251,7 +251,7 @@ class WorkerGroup(EngineGroup):
     # Checkpoints.
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint's files, by the first worker; where the model is divided, the others send their parts."""
+        """Writes a checkpoint's files, by the first worker; where the model is sharded, the others send their parts."""
         while workers := self.workers:
             self.members.require_shards()
             first = workers[0]
@@ -308,7 +308,7 @@ def _start_workers(recruiter: Recruiter, size: GroupSize, resources: Mapping[str
     fatal = [each for each in errors if not isinstance(each, BackendUnavailable)]
     if fatal or (errors and len(newcomers) < size.min_workers):
         raise (fatal or errors)[0]
-    for error in errors:  # a node that ended, and that others can replace
+    for error in errors:  # a node that died, and that others can replace
         logger.warning("the run starts without a worker: %s", error)
     return newcomers
 

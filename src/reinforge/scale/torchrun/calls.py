@@ -31,7 +31,7 @@ class RemoteMethod:
 
 
 class WorkerLoop:
-    """Runs the methods of a worker, many at a time, in a thread of its own."""
+    """Runs the methods of a worker, many at a time, in its own thread."""
 
     def __init__(self, worker: Any):
         self._worker, self._loop = worker, asyncio.new_event_loop()
@@ -107,9 +107,9 @@ class WorkerClient:
                 else:
                     future.set_exception(error)
         except (EOFError, OSError):
-            self._fail_calls(BackendUnavailable(f"{self._name} has ended; resume the run with --resume"))
+            self._fail_calls(BackendUnavailable(f"{self._name} has exited; resume the run with --resume"))
         except Exception as cause:  # noqa: BLE001  unpickling runs the code of any class
-            reason = f"{self._name} sent what cannot be read: {describe_error(cause)}"
+            reason = f"{self._name} sent an unreadable message: {describe_error(cause)}"
             self._fail_calls(BackendUnavailable(f"{reason}; resume the run with --resume"))
 
     def _fail_calls(self, error: BackendUnavailable) -> None:

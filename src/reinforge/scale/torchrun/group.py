@@ -83,7 +83,7 @@ def find_workers(place: TorchrunPlace) -> TorchrunWorkers:
 class TorchrunGroup(EngineGroup):
     """One engine in each process of torchrun, all with the same weights.
 
-    torchrun ends all processes when one ends; the run can be resumed then.
+    torchrun kills all processes when one dies; the run can be resumed then.
     """
 
     def __init__(self, worker: EngineWorker, own: WorkerLoop, others: list[WorkerClient]):
@@ -167,8 +167,8 @@ class TorchrunGroup(EngineGroup):
         """Closes admission everywhere and waits until no reply is in flight."""
         if self._has_lost_shards:
             raise BackendUnavailable(
-                "the processes of torchrun have lost each other in a step, and with it the parts of the model that "
-                f"they hold (sharding: full); {RESUME}, from the last checkpoint"
+                "the processes of torchrun lost their connections during a step, and with them the parts of the model "
+                f"that they hold (sharding: full); {RESUME}, from the last checkpoint"
             )
         self.call_connected("call", "begin_job", *adapters)
 
@@ -196,7 +196,7 @@ class TorchrunGroup(EngineGroup):
         return str(next(iter(found.values())))
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint's files; where the model is divided, the others send their parts."""
+        """Writes a checkpoint's files; where the model is sharded, the others send their parts."""
         calls = [self._own.write.remote(version, adapter, folder)]
         if self.sharding == "full":
             calls += [actor.call.remote("gather_state", adapter) for actor in self._others]
@@ -235,7 +235,7 @@ def _wait_for(calls: list[Future[Any]]) -> list[Future[Any]]:
             if any(type(call.exception()).__name__ not in (PEER_FAILED, "NoneType") for call in ended):
                 return ended
             ranks = ", ".join(str(rank) for rank, call in enumerate(calls) if call in waiting)
-            raise BackendUnavailable(f"process {ranks} of torchrun gives no sign; {RESUME}")
+            raise BackendUnavailable(f"process {ranks} of torchrun does not respond; {RESUME}")
         if deadline is None and any(call.exception() is not None for call in done):
             deadline = time.monotonic() + GRACE_S
     return calls

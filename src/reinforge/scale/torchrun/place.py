@@ -52,7 +52,7 @@ class TorchrunPlace:
     size: int
     size_here: int
     store: tuple[str, int]
-    attempt: int = 0  # how often torchrun has started the processes anew
+    attempt: int = 0  # how often torchrun has restarted the processes
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> TorchrunPlace | None:
@@ -91,7 +91,7 @@ def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler:
 
 
 def open_own_store(place: TorchrunPlace) -> SharedStore:
-    """Returns torchrun's store, in which the processes of this attempt have keys of their own."""
+    """Returns torchrun's store, in which the processes of this attempt have their own keys."""
     from reinforge.engine.training.data_parallel import open_store
 
     return open_store(place.store, f"reinforge-{place.attempt}")
@@ -110,7 +110,7 @@ def wait_for_announcement(store: SharedStore, number: int) -> str:
             time.sleep(POLL_S)
         return str(store.get(key).decode())
     except RuntimeError as error:
-        raise BackendUnavailable(f"torchrun's store does not answer any more: {error}") from error
+        raise BackendUnavailable(f"torchrun's store no longer answers: {error}") from error
 
 
 def check_socket(path: Path) -> None:
@@ -124,7 +124,7 @@ def check_socket(path: Path) -> None:
 
 
 def choose_gpu(place: TorchrunPlace, device: str) -> None:
-    """Lets this process see one GPU, that of its rank, if it shall use GPUs and there are any."""
+    """Lets this process see one GPU, that of its rank, if it should use GPUs and there are any."""
     if device not in ("auto", "cuda"):
         return
     from reinforge.engine.devices import count_gpus

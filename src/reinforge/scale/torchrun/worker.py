@@ -44,7 +44,7 @@ class TorchrunWorker(EngineWorker):
 
 
 class PatientStop:
-    """Signals that end this process only when it has no engine: the first process still saves what it needs."""
+    """Signals that kill this process only when it has no engine: the first process still saves what it needs."""
 
     def __init__(self) -> None:
         self._received: int | None = None

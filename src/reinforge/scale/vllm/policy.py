@@ -205,7 +205,7 @@ class VLLMPolicy(PolicyServer):
 
 
 def _find_stop(sampled: SampleRequest, token_ids: list[int]) -> int | None:
-    """Returns how many tokens a reply has up to a stop text, where the embedded sampler would end it; None: all.
+    """Returns how many tokens a reply has up to a stop string, where the embedded sampler would end it; None: all.
 
     The server looks for the text in its own decoding, which may find it later, or not at all within broken characters.
     """

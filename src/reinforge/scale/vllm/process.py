@@ -1,4 +1,4 @@
-"""A vLLM server that ends with the run: its command, its private folder, and the process that watches over it."""
+"""A vLLM server that exits with the run: its command, its private folder, and the process that watches over it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class VLLMProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, arguments: Sequence[str]) -> None:
-        """Starts the server and a process that ends it with this one; returns at once."""
+        """Starts the server and a process that kills it with this one; returns at once."""
         command = [str(self._python), "-m", MODULE, "--uds", str(self.folder / SOCKET)]
         self._process = subprocess.Popen(
             [
@@ -166,7 +166,7 @@ class VLLMProcess:
             await asyncio.sleep(POLL_S)
 
     def find_end(self) -> str | None:
-        """Returns how the server has ended, with the end of its log; None: it runs."""
+        """Returns how the server has exited, with the end of its log; None: it runs."""
         assert self._process is not None
         code = self._process.poll()
         return None if code is None else f"{describe_exit(code)}{self._describe_log()}"

@@ -200,7 +200,7 @@ class VLLMSampler:
             await self._client.set_weight_label(self.label)
         except BaseException:
             with suppress(BackendError):  # the first error says why
-                await self._client.resume()  # a server of others must not stay paused, also if its answer was lost
+                await self._client.resume()  # another user's server must not stay paused, even if its answer was lost
             raise
         await self._client.resume()
         sent, self._sent = self._sent, list(folders.values())

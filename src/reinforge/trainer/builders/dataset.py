@@ -105,7 +105,7 @@ class DatasetTrajectoryBuilder(TrajectoryBuilder):
             fix = "use rows of messages, prompt/completion or prompt/chosen/rejected, or run the agent: `_type: group`"
             return [*refused, Problem(DATASET, message, fix)]
         if row_format.is_paired and config.reward_key is not None:
-            message = f"the rows have the shape {row_format.shape}, which says itself which reply is better"
+            message = f"the rows have the shape {row_format.shape}, which already says which reply is better"
             return [Problem("reward_key", message, "remove reward_key")]
         locations = {id_: row_locations.get(id_, f'example "{id_}"') for id_ in rows}
         is_detected = row_format.is_rewardable and config.reward_key is None and uses_rewards(algorithm)

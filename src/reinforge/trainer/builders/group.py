@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -163,11 +163,11 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         return self._group_scored(scored)
 
     def _group_scored(self, scored: Sequence[tuple[EpisodeRecord, float]]) -> list[list[Trajectory]]:
-        groups: dict[str, list[Trajectory]] = {}
-        for record, reward in scored:
-            for trajectory in build_adapter_trajectories(record, reward, self._targets(record), self.policies):
-                groups.setdefault(str(trajectory.group_id), []).append(trajectory)
-        return list(groups.values())
+        return group_siblings(
+            trajectory
+            for record, reward in scored
+            for trajectory in build_adapter_trajectories(record, reward, self._targets(record), self.policies)
+        )
 
     def _targets(self, record: EpisodeRecord) -> list[bool]:
         config = self.run_config
@@ -198,6 +198,13 @@ async def _gather(tasks: list[asyncio.Task[EvaluationRunOutput]]) -> list[Evalua
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def group_siblings(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    groups: dict[str | None, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    return list(groups.values())
 
 
 def reward_of_episode(record: EpisodeRecord) -> float | None:
@@ -272,8 +279,7 @@ async def build_output_groups(
     A run has the episodes themselves. Outside a run there are only outputs, steps and scores, also those of a
     `run_eval` that a user has overridden. Those without a score or without a trained turn are left out.
     """
-    config, groups = builder.run_config, dict[Any, list[Trajectory]]()
-    left_out: Counter[str] = Counter()
+    config, trajectories, left_out = builder.run_config, list[Trajectory](), Counter[str]()
     reward_function = config.reward_function if config is not None else builder.trajectory_builder_config.reward
     for generation, output in enumerate(outputs):
         scores = _find_scores(output, reward_function)
@@ -288,12 +294,12 @@ async def build_output_groups(
                 left_out["without a score"] += 1
                 continue
             metadata = {"id": item.id, "reasoning": score.reasoning, "run_id": run_id, "generation": generation}
-            trajectory = Trajectory(episode=episode, reward=reward, metadata=metadata, group_id=str(item.id))
-            groups.setdefault(item.id, []).append(trajectory)
+            made = Trajectory(episode=episode, reward=reward, metadata=metadata, group_id=str(item.id))
+            trajectories.append(made)
     if left_out:
         counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-        logger.warning("%s: %d trajectories; left out: %s", run_id, sum(map(len, groups.values())), counts)
-    return list(groups.values())
+        logger.warning("%s: %d trajectories; left out: %s", run_id, len(trajectories), counts)
+    return group_siblings(trajectories)
 
 
 def build_episode(steps: Sequence[IntermediateStep]) -> list[EpisodeItem]:

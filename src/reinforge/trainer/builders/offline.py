@@ -59,7 +59,7 @@ def refuse_algorithm(algorithm: Algorithm, rows: RowFormat) -> list[Problem]:
 
 
 def refuse_rewards(algorithm: Algorithm, rewards: Sequence[Sequence[float]]) -> list[Problem]:
-    """Returns why nothing can be learnt from these rewards."""
+    """Returns why nothing can be learned from these rewards."""
     name, floor = type(algorithm).__name__, _get_floor(algorithm)
     highest = max(map(max, rewards))
     if isinstance(algorithm, KTO):
@@ -142,7 +142,7 @@ class OfflineChoice:
 def list_offline_choices(loaded: LoadedRows) -> list[OfflineChoice]:
     """Returns whether SFT, rejection sampling, KTO and DPO can train on rows, and with which settings."""
     if not any(loaded.parse()):
-        why = f"no: rows of the shape {loaded.shape} bring no replies; the agent samples them (`_type: group`)"
+        why = f"no: rows of the shape {loaded.shape} have no replies; the agent samples them (`_type: group`)"
         return [OfflineChoice(name, problem=why) for name in ("sft", "rejection_sampling", "kto", "dpo")]
     has_rewards = loaded.row_format.has_rewards
     sft = SFTConfig(min_reward=GOOD) if has_rewards else SFTConfig()

@@ -106,7 +106,7 @@ class DPOTrajectoryBuilder(GroupTrajectoryBuilder):
             problems.append(Problem("require_multiple_candidates", message, "leave it out"))
         adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
         if adapter is not None and adapter.static_type in ("local", "ray"):
-            message = f"makes pairs of texts, but `_type: {adapter.static_type}` trains on sampled tokens"
+            message = f"makes pairs of strings, but `_type: {adapter.static_type}` trains on sampled tokens"
             fix = (
                 "use the trajectory builder `_type: tree` with `algorithm: {_type: dpo}`, or a service that takes pairs"
             )
@@ -209,7 +209,7 @@ def make_turn_pairs(
         if pair.score_diff <= ROUNDING or pair.score_diff < config.min_score_diff - ROUNDING:
             left_out["pairs whose scores are too close"] += 1
         elif chosen.response == rejected.response:
-            left_out["pairs of equal texts"] += 1
+            left_out["pairs of equal replies"] += 1
         else:
             kept.append(pair)
     kept.sort(key=lambda pair: -pair.score_diff)
@@ -226,7 +226,7 @@ def _find_gap(data: TTCEventData) -> str:
     if not math.isfinite(data.score):
         return "candidates whose score is not finite"
     if any(map(_has_tool_call, [*(data.input if isinstance(data.input, list) else ()), data.output])):
-        return "candidates with tool calls, which a pair of texts cannot hold"
+        return "candidates with tool calls, which a pair of strings cannot hold"
     return ""
 
 

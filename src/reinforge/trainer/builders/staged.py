@@ -13,6 +13,7 @@ from reinforge.config.pipeline import PipelineStage, choose_stage
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import EvaluationError, Problem
 from reinforge.interfaces import Algorithm, EvaluationRunner, TrajectoryBuilder
+from reinforge.port_bases import DiscardsRuns, RefillsEpochs, TakesNotes, find_plan
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationReport, EvaluationRunOutput
 from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
@@ -125,10 +126,11 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return await self._current.builder.run_eval()
 
     def plan(self, epoch: int) -> CollectionPlan | None:
-        return self._find(epoch).builder.plan(epoch)
+        return find_plan(self._find(epoch).builder, epoch)
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        return self._find(epoch).builder.further_examples(epoch, used, count)
+        builder = self._find(epoch).builder
+        return builder.further_examples(epoch, used, count) if isinstance(builder, RefillsEpochs) else []
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         self._current = self._find(int((meta or {}).get("epoch", 0)))
@@ -143,11 +145,13 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return await self._find(int((meta or {}).get("epoch", 0))).builder.finalize(run_id, meta)
 
     async def discard_run(self, run_id: str) -> None:
-        await self._current.builder.discard_run(run_id)
+        if isinstance(builder := self._current.builder, DiscardsRuns):
+            await builder.discard_run(run_id)
 
     def take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
-        return notes + self._current.builder.take_notes()
+        builder = self._current.builder
+        return notes + (builder.take_notes() if isinstance(builder, TakesNotes) else [])
 
     def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
         return self._current.builder.example_rewards(groups)

@@ -15,7 +15,12 @@ from reinforge.config.schema import GateConfig
 from reinforge.evaluation.demonstrations import LABEL, detect_format
 from reinforge.evaluation.reasons import describe_failure, find_commonest_reason, find_missing_reason
 from reinforge.evaluation.shapes import LABELED
-from reinforge.evaluation.statistics import compute_detectable_effect, compute_half_width
+from reinforge.evaluation.statistics import (
+    compute_detectable_effect,
+    compute_half_width,
+    count_independent,
+    list_names,
+)
 from reinforge.registry import Registry
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.preflight.costs import ModelCost, predict_costs, predict_training_cost
@@ -52,6 +57,7 @@ async def preflight(
         unknown = TimePart("stages", None, f"only the first stage of the pipeline was probed, not {', '.join(others)}")
         predicted = PredictedTime([*predicted.parts, unknown])
     metric = probe.parts.gate_metric
+    confirm = list_names((str(item.id) for item in probe.parts.splits["confirm"]), probe.parts.clusters)
     return PreflightReport(
         num_episodes=len(probe.records),
         sample_s=probe.timings.episode_s * len(probe.records),
@@ -63,7 +69,7 @@ async def preflight(
         time=predicted,
         memory=probe.memory,
         costs=_predict_all_costs(probe, options),
-        detectable=measure_detectable(gate, probe.size.num_confirm, _group_scores(probe.records, metric)),
+        detectable=measure_detectable(gate, confirm, _group_scores(probe.records, metric)),
         recommendation=recommend(findings),
         notes=_collect_notes(probe, predicted.total_s),
         wall_s=time.monotonic() - started,
@@ -137,20 +143,20 @@ def measure_lengths(records: Sequence[EpisodeRecord], context: int | None) -> Le
     )
 
 
-def measure_detectable(gate: GateConfig, num_confirm: int, groups: Sequence[Sequence[float]]) -> Detectable:
-    """Returns how small an improvement the verdict can show.
+def measure_detectable(gate: GateConfig, names: Sequence[str], groups: Sequence[Sequence[float]]) -> Detectable:
+    """Returns how small an improvement the verdict can show on confirm examples of these clusters.
 
     With the variance `v` within an example of the sample, the difference of two models that are about equally good has
     the variance `2 v / num_samples` on an example.
     """
-    text = describe_power(gate, num_confirm)
+    text, independent = describe_power(gate, names), count_independent(names)
     margin = max(0.0, gate.margin)
-    half = compute_half_width(num_confirm, gate.num_samples) + margin if num_confirm >= MIN_CONFIRM else None
+    half = compute_half_width(independent, gate.num_samples) + margin if len(set(names)) >= MIN_CONFIRM else None
     variance = measure_within_variance(groups)
     if not variance or half is None:
         return Detectable(text, half, None)
     spread = math.sqrt(2 * variance / gate.num_samples)
-    return Detectable(text, half, compute_detectable_effect(num_confirm, spread) + margin)
+    return Detectable(text, half, compute_detectable_effect(independent, spread) + margin)
 
 
 def _collect_findings(

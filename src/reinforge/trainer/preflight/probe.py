@@ -33,9 +33,10 @@ from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.interfaces import TrainerAdapter
+from reinforge.port_bases import find_plan
 from reinforge.registry import Registry
-from reinforge.rollout.episode import attach_captured_tokens
 from reinforge.rollout.models.openai_client import ModelUsage
+from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
@@ -45,6 +46,7 @@ from reinforge.runs.rows import BASELINE
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
+from reinforge.trainer.epoch_collection import attach_calls
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
 from reinforge.trainer.preflight.durations import (
     JobTime,
@@ -186,7 +188,7 @@ class _Prober:
         save_s = time.monotonic() - before_s if self.trains_here else 0.0
         self.clock.stop()
         start_s = time.monotonic() - started
-        self.plan = parts.trajectory_builder.plan(0)
+        self.plan = find_plan(parts.trajectory_builder, 0)
         size = self._measure_size()
         before = copy_usage(parts.llms)
         records = await self._sample()
@@ -303,7 +305,7 @@ class _Prober:
 
     async def _time_jobs(self) -> JobTime | None:
         self._recall(self.parts.trajectory_builder.records or [])
-        return await time_jobs(self.parts, self.evaluation)
+        return await time_jobs(self.parts)
 
     async def _load_checkpoint(self) -> float:
         """Loads a checkpoint as the verdict does; returns the seconds."""
@@ -311,7 +313,7 @@ class _Prober:
         name = context.policy_versions[0].checkpoint if context.policy_versions else None
         if name is None or not context.checkpoints.has(context.policy_versions[0].version):
             return 0.0
-        await self.parts.adapter.restore(context.checkpoints.verify(name), context.policy_versions[0].version)
+        await restore_weights(self.parts.adapter, context.checkpoints.verify(name), context.policy_versions[0].version)
         return time.monotonic() - started
 
     def _write_files(self) -> float:
@@ -328,11 +330,11 @@ class _Prober:
         return time.monotonic() - started
 
 
-async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | None:
+async def time_jobs(parts: Parts) -> JobTime | None:
     """Trains a small and a larger job on what the builder collects for epoch 0; None: nothing can be trained."""
     await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
     collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
-    attach_captured_tokens(collection, evaluation.find_call)
+    attach_calls(collection, parts.trajectory_builder, parts.adapter)
     algorithm, least = parts.algorithm.for_epoch(0), parts.config.curriculum_learning.min_reward_diff
     kept = split_by_signal(collection.groups, least, algorithm.needs_groups, algorithm.has_signal).kept
     if not kept:
@@ -346,8 +348,7 @@ async def time_jobs(parts: Parts, evaluation: DatasetEvaluation) -> JobTime | No
 
 
 async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
-    started, key = time.monotonic(), f"{NAME}/{len(groups)}"
-    trajectories = [group.trajectories for group in groups]
-    collection = TrajectoryCollection(trajectories=trajectories, run_id=NAME, epoch=0, job_key=key)
+    started, collection = time.monotonic(), TrajectoryCollection.from_groups(groups, NAME, epoch=0)
+    collection.job_key = f"{NAME}/{len(groups)}"
     versions.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
     return time.monotonic() - started

@@ -30,7 +30,7 @@ MAX_NOISE, SOME_NOISE = 0.5, 0.2
 """Share of the spread within groups that is noise of the evaluator: too much; enough to compare only clear pairs."""
 MAX_FAILURES, MAX_CUT = 0.5, 0.3
 """Shares of episodes that the policy fails, and of replies that are cut off, above which the prompt comes first."""
-ALREADY = "The file asks for that already"
+ALREADY = "The file already asks for that"
 TOP = 0.95
 """A mean of scores from 0 to 1 above which there is little left to improve."""
 
@@ -100,7 +100,7 @@ def _check_environment(found: Findings) -> Recommendation | None:
     if found.missing_share <= found.max_missing and found.num_examples:
         return None
     reason = f"{found.missing_share:.0%} of the episodes have no reward, mostly because of {found.missing_reason}"
-    how = "Repair that first: a run stops where more than finetuning.outcomes.max_missing of the episodes are missing"
+    how = "Fix that first: a run stops if more than finetuning.outcomes.max_missing of the episodes are missing"
     return Recommendation(Advice.FIX_ENVIRONMENT, None, reason, how)
 
 
@@ -111,7 +111,9 @@ def _check_reward(found: Findings) -> Recommendation | None:
         f"the same answer scored twice differs by a standard deviation of {found.noise:.2f}, which is "
         f"{min(1.0, found.noise_share):.0%} of the variance within groups, so training would mostly follow noise"
     )
-    how = "Use temperature 0 and a stricter rubric for a judge, average several of its scores, or check answers by code"
+    how = (
+        "Use temperature 0 and a stricter rubric for a judge, average several of its scores, or check answers with code"
+    )
     return Recommendation(Advice.FIX_REWARD, None, reason, how)
 
 

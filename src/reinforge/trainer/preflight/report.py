@@ -144,7 +144,7 @@ def _describe_replies(found: Findings) -> str:
     good = "a right answer" if found.is_binary else "a reply above the lowest score"
     parts = [f"{found.solved_share:.0%} of the examples have {good} in {found.num_samples} replies"]
     if found.failed_share:
-        parts.append(f"{found.failed_share:.0%} of the episodes fail by the policy's fault: {found.failure_reason}")
+        parts.append(f"{found.failed_share:.0%} of the episodes fail because of the policy: {found.failure_reason}")
     if found.missing_share:
         parts.append(f"{found.missing_share:.0%} are missing: {found.missing_reason}")
     return "; ".join(parts)

@@ -83,7 +83,7 @@ def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem]
 
 
 def can_serve_policy(adapter: TrainerAdapter) -> bool:
-    """Returns False if the adapter's class leaves `policy()` as it is: it trains a model that something else serves."""
+    """Returns False if the adapter's class does not override `policy()`: something else serves the model."""
     return type(adapter).policy is not TrainerAdapter.policy
 
 

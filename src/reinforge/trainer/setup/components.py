@@ -1,4 +1,4 @@
-"""Builds the components of one run and tears them down in reverse order, also when the run fails."""
+"""Builds the components of one run and tears them down in reverse order, even when the run fails."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, overload
 
-from reinforge.algorithms.grpo import GRPOConfig
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.loader import load_config
+from reinforge.config.loader import DEFAULT_ALGORITHM, load_config
 from reinforge.config.pipeline import PipelineStage, list_stages
 from reinforge.config.schema import Config
 from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error, did_you_mean
@@ -181,24 +180,17 @@ class ComponentBuilder:
     async def get_algorithm(self) -> Algorithm:
         stages = list_stages(self.config.finetuning)
         if not stages:
-            return await self._get_own_algorithm()
+            return await self.get_stage_algorithm(None)
         from reinforge.algorithms.staged import StagedAlgorithm  # for a pipeline alone
 
         return StagedAlgorithm([(stage.first, await self.get_stage_algorithm(stage)) for stage in stages])
 
-    async def get_stage_algorithm(self, stage: PipelineStage) -> Algorithm:
-        config = stage.settings.algorithm
-        if config is None:
-            return await self._get_own_algorithm()
-        return await self._make("algorithm", f"{stage.path}.algorithm", config)
-
-    async def _get_own_algorithm(self) -> Algorithm:
-        """Returns the algorithm of `finetuning`; GRPO with its defaults if none is configured."""
-        config = self.config.finetuning
-        if config.algorithm is None:  # the default is written into the resolved configuration
-            config.algorithm = GRPOConfig()
-            self.loaded.types["finetuning", "algorithm"] = str(GRPOConfig.static_type)
-        return await self._make("algorithm", "finetuning.algorithm", config.algorithm)
+    async def get_stage_algorithm(self, stage: PipelineStage | None) -> Algorithm:
+        """Returns the algorithm of a stage, or else of `finetuning`; GRPO with its defaults if none is configured."""
+        if stage is not None and stage.settings.algorithm is not None:
+            return await self._make("algorithm", f"{stage.path}.algorithm", stage.settings.algorithm)
+        config = self.config.finetuning.algorithm or self.registry.get("algorithm", DEFAULT_ALGORITHM).config_type()
+        return await self._make("algorithm", "finetuning.algorithm", config)
 
     async def get_model_path(self) -> str | None:
         """Returns the folder or hub id of the model to train; a bundled one is made on first use."""

@@ -10,8 +10,9 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.learning_rate import describe_learning_rate
 from reinforge.engine.model.source import describe_source
-from reinforge.evaluation.splits import find_clusters
+from reinforge.evaluation.statistics import list_names
 from reinforge.files import to_json
+from reinforge.port_bases import DescribesSettings
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.setup.compatibility import can_serve_policy, describe_comparisons
@@ -22,7 +23,8 @@ from reinforge.types.sample import LossSpec, Needs
 def effective_settings(parts: Parts) -> list[tuple[str, str]]:
     """Returns the effective settings to print: name and value, in the order of the loop."""
     config = parts.config
-    of_backend = parts.adapter.effective_settings(config)
+    adapter = parts.adapter
+    of_backend = adapter.effective_settings(config) if isinstance(adapter, DescribesSettings) else None
     remote = [f"{name}: {llm.endpoint}" for name, llm in parts.llms.items() if hasattr(llm, "endpoint")]
     adapters: dict[str, list[str]] = {}
     for name, llm in parts.llms.items():
@@ -65,11 +67,9 @@ def _describe_training(parts: Parts) -> list[tuple[str, str]]:
 
 
 def _describe_verdict(parts: Parts) -> str:
-    """Returns how small an improvement the verdict can show; a conversation counts once."""
-    items, config = parts.splits["confirm"], parts.config
-    clusters = find_clusters(items, config.splits.group_key)
-    num_clusters = len(items) - len(clusters) + len(set(clusters.values()))
-    return describe_power(config.gate, len(items), num_clusters)
+    """Returns how small an improvement the verdict can show; a prompt or a conversation counts once."""
+    names = list_names((str(item.id) for item in parts.splits["confirm"]), parts.clusters)
+    return describe_power(parts.config.gate, names)
 
 
 def _describe_trackers(config: FinetuneConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -13,6 +14,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.splits import find_clusters
 from reinforge.interfaces import (
     Algorithm,
     ChatModel,
@@ -63,6 +65,12 @@ class Parts:
                 return dict(evaluator.weights)
         return {}
 
+    @cached_property
+    def clusters(self) -> dict[str, str]:
+        """Example id -> its cluster, of examples that share a prompt or a conversation; see `find_clusters`."""
+        items = [item for split in self.splits.values() for item in split]
+        return find_clusters(items, self.config.splits)
+
     @property
     def gate_metric(self) -> str:
         return self.config.gate.metric or self.reward_metric
@@ -87,6 +95,7 @@ async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) ->
         listener=context.record_episode,
         num_samples={"confirm": config.gate.num_samples},
         held_out_evaluators=parts.held_out_evaluators,
+        clusters=parts.clusters,
         recall=context.recall,
         load_episodes=context.load_episodes,
         note=context.progress.note,

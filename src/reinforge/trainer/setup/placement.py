@@ -43,7 +43,7 @@ async def open_placed(
         is_run: False: the configuration is only checked, so Ray is not started.
     """
     if workflow.is_isolated:
-        message = f"`isolation: process` and `placement: {config.placement}` exclude each other"
+        message = f"`isolation: process` and `placement: {config.placement}` cannot be combined"
         fix = "leave out isolation to run many episodes in a few processes, or placement to give each its own"
         raise ConfigError(Problem("placement", message, fix))
     if os.name == "nt":
@@ -100,6 +100,6 @@ def _dump(value: Any, path: tuple[str, ...], loaded: LoadedConfig) -> Any:
         return [each for each in listed if each is not _LEFT_OUT]
     if path[0] in AGENT_SECTIONS:
         name = getattr(value, "__qualname__", type(value).__name__)
-        message = f"{name} is a Python object of this process, which another process cannot get"
+        message = f"{name} is a Python object of this process, so it cannot be sent to another one"
         raise ConfigError(Problem(".".join(path), message, 'write it into a module and pass "module:name"'))
     return _LEFT_OUT

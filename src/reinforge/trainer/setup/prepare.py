@@ -58,9 +58,8 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     Components with invalid settings, and what looks at them, are left out: the configuration's own problems name them.
     """
     config = builder.config.finetuning
-    if config.run_configuration is None:
-        config.run_configuration = FinetuneRunConfig()
-    attempt.add(validate_run_settings(config.run_configuration, builder.config.workflow))
+    run = config.run_configuration or FinetuneRunConfig()
+    attempt.add(validate_run_settings(run, builder.config.workflow))
     if folder is not None and folder.exists():
         attempt.add([Problem("", f"the run folder {folder} already exists", _suggest_ways_on(builder, folder))])
     workflow = await attempt(builder.get_workflow)
@@ -77,7 +76,7 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     if validation is not None:
         held_out = await attempt(lambda: _held_out_evaluators(builder, validation, evaluators, attempt))
     algorithm = await attempt(builder.get_algorithm)
-    dataset = await builder.get_dataset(config.run_configuration.dataset) if splits is not None else None
+    dataset = await builder.get_dataset(run.dataset) if splits is not None else None
     trajectory_builder: Any = await _get_trajectory_builder(builder, algorithm, splits, dataset, attempt)
     if splits:  # by now with the examples of each stage
         attempt.add(refuse_repetitions(splits, config.splits))
@@ -174,7 +173,7 @@ async def _load_splits(
 ) -> dict[str, list[EvalInputItem]] | None:
     """Returns the examples of each split; None: a dataset cannot be loaded, and `attempt` holds the problems."""
     config = builder.config.finetuning
-    run = config.run_configuration
+    run = config.run_configuration or FinetuneRunConfig()
 
     async def load(source: ComponentBuilder, file: str | Path | None) -> list[EvalInputItem]:
         dataset = await source.get_dataset(file)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.document import PLACEHOLDER, KeyPath, format_path
+from reinforge.config.fields import iterate_models, iterate_values
 from reinforge.config.imports import SPEC
-from reinforge.config.loaded_config import LoadedConfig, iterate_models, iterate_values
+from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
@@ -136,7 +137,7 @@ def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
 
 
 def read_command(placeholders: Mapping[KeyPath, str], path: KeyPath, command: Sequence[str]) -> list[str]:
-    """Returns a command as it is written, with `${VAR}` in the place of values."""
+    """Returns a command as it is written, with `${VAR}` in place of values."""
     whole = placeholders.get((*path, "command"))
     if whole is not None:
         return shlex.split(whole)

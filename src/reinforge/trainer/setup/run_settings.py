@@ -89,7 +89,7 @@ def find_remote_problems(run: FinetuneRunConfig, workflow: object) -> list[Probl
         problems.append(Problem(f"{PATH}.endpoint_timeout", message))
     if not problems and run.endpoint is None and not isinstance(workflow, HTTPWorkflowConfig):
         for name in given:
-            message = f"--{name} is about a deployed agent, but the agent of this run is not one"
+            message = f"--{name} applies to a deployed agent, but this run has none"
             fix = "pass --endpoint URL too, or configure `workflow: {_type: http, url: URL}`"
             problems.append(Problem(f"{PATH}.{name}", message, fix))
     return problems
@@ -100,7 +100,7 @@ def _list_remote_flags(run: FinetuneRunConfig) -> list[str]:
 
 
 def use_remote_workflow(loaded: LoadedConfig) -> None:
-    """Puts the agent of `--endpoint` in the place of the configured workflow, and applies the flags that go with it.
+    """Puts the agent of `--endpoint` in place of the configured workflow, and applies the flags that go with it.
 
     The time limit of an episode becomes `--endpoint_timeout`, unless only the configuration sets one. Does nothing
     without the flags, or if they are wrong.

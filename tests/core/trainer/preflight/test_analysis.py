@@ -17,6 +17,8 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import ModelReply, ModelRequest
 from tests.doubles import examples
 
+HUNDRED = [str(n) for n in range(100)]
+
 
 def test_an_evaluator_that_repeats_itself_has_no_noise():
     noise = measure_noise([(0.5, 0.5)] * 10, [[0, 1], [0, 1]])
@@ -72,11 +74,13 @@ def test_replies_that_are_cut_off_harm_only_if_they_earn_less():
 
 def test_the_smallest_improvement_follows_the_spread_of_the_sample():
     """Scores 0 and 1 in each group: variance 0.5, a difference has 1: (1.96 + 1.28) / sqrt(100) = 0.324."""
-    found = measure_detectable(GateConfig(), 100, [[0, 1], [1, 0]])
+    found = measure_detectable(GateConfig(), HUNDRED, [[0, 1], [1, 0]])
     assert found.text.startswith("100 confirm examples cannot show less than ±0.10")
     assert found.half_width == pytest.approx(0.0997, abs=1e-3)
     assert found.likely == pytest.approx((1.95996 + 1.28155) * math.sqrt(1 / 100), abs=1e-4)
-    four = measure_detectable(GateConfig(num_samples=4, margin=0.1), 100, [[0, 1], [1, 0]])
+    four = measure_detectable(GateConfig(num_samples=4, margin=0.1), HUNDRED, [[0, 1], [1, 0]])
     assert four.likely == pytest.approx(found.likely / 2 + 0.1)
-    assert measure_detectable(GateConfig(), 4, [[0, 1]]).likely is None
-    assert measure_detectable(GateConfig(), 100, [[1, 1]]).likely is None
+    assert measure_detectable(GateConfig(), HUNDRED[:4], [[0, 1]]).likely is None
+    assert measure_detectable(GateConfig(), HUNDRED, [[1, 1]]).likely is None
+    repeated = measure_detectable(GateConfig(), HUNDRED * 4, [[0, 1], [1, 0]])
+    assert (repeated.half_width, repeated.likely) == (found.half_width, found.likely), "400 examples of 100 prompts"

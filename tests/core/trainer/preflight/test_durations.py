@@ -1,5 +1,7 @@
 """The time of a run from the time of a probe, with numbers that can be added up by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from reinforge.config.schema import CurriculumLearningConfig
@@ -91,13 +93,6 @@ def test_training_that_was_not_measured_is_unknown():
         assert time.as_dict()["known_s"] == time.total_s > 0
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 class Display(SilentProgress):
     def __init__(self):
         self.shown = []
@@ -110,8 +105,8 @@ class Display(SilentProgress):
 
 
 def test_the_clock_adds_up_stages_and_shows_them():
-    clock, shown = Clock(), Display()
-    stages = StageClock(shown, clock)
+    clock, shown = SimpleNamespace(now=0.0), Display()
+    stages = StageClock(shown, lambda: clock.now)
     for at, (epoch, stage) in enumerate([(None, "LOAD"), (0, "COLLECT"), (0, "SELECT"), (0, "COLLECT"), (0, "AWAIT"),
                                          (0, "ADOPT"), (1, "COLLECT")]):  # fmt: skip
         clock.now = float(at * at)

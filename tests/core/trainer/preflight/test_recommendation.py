@@ -45,7 +45,7 @@ def test_the_first_rule_that_applies_decides(found, advice, reason):
 @pytest.mark.parametrize(
     ("shares", "configured", "expected", "how"),
     [
-        ({4: 0.5, 8: 0.7, 16: 0.8}, 8, 8, "The file asks for that already"),
+        ({4: 0.5, 8: 0.7, 16: 0.8}, 8, 8, "The file already asks for that"),
         ({4: 0.2, 8: 0.4, 16: 0.6, 32: 0.7}, 8, 16, "the file has 8 (of its groups about 40% have signal)"),
         ({4: 0.05, 8: 0.1, 16: 0.2, 32: 0.3}, 8, 32, "to 32"),
         ({4: 0.6, 8: 0.8}, 0, 4, "with num_generations 4"),
@@ -61,7 +61,7 @@ def test_the_smallest_group_size_that_suffices_is_chosen(shares, configured, exp
 def test_what_the_file_asks_for_is_not_asked_for_again():
     labels = replace(GOOD, has_labels=True)
     assert "`_type: kto`" in recommend(labels).how
-    assert recommend(replace(labels, algorithm="kto", group_size=0)).how == "The file asks for that already"
+    assert recommend(replace(labels, algorithm="kto", group_size=0)).how == "The file already asks for that"
 
 
 def test_a_margin_for_pairs_is_twice_the_noise():

@@ -58,7 +58,7 @@ class ARTApi(Feature):
     """The feature that trains models for ART's clients.
 
     Args:
-        max_models: Most models that are loaded at a time; each holds a copy of its base model.
+        max_models: Maximum models that are loaded at a time; each holds a copy of its base model.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class ARTApi(Feature):
                 await self._remove_step(model, step)
         return web.json_response(None)
 
-    @abortable  # the job runs to its end, even if nobody waits for it
+    @abortable  # the job runs to its end, even if no client waits for it
     async def train(self, request: web.Request) -> web.StreamResponse:
         body = await read_json(request)
         model = await self._find_described(body.get("model"))

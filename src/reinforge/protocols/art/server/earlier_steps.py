@@ -1,4 +1,4 @@
-"""Each step of a model under a name of its own: the newest from the weights that are trained, earlier ones from disk.
+"""Each step of a model under its own name: the newest from the weights that are trained, earlier ones from disk.
 
 agent@3    while 3 is the newest step: what `agent` serves
            later: the checkpoint of step 3, loaded when a client asks for it and freed again
@@ -77,7 +77,7 @@ class LoadedStep:
     """An earlier step in memory.
 
     Attributes:
-        loading: Has the engine once it is loaded; a client that hangs up does not stop it.
+        loading: Has the engine once it is loaded; a client that disconnects does not stop it.
     """
 
     def __init__(self, load: Coroutine[Any, Any, Engine]):

@@ -81,10 +81,12 @@ def read_settings(given: Mapping[str, Any]) -> ARTTraining:
     for name, neutral in REQUIRED.items():
         value = getattr(settings, name)
         if value is not None and value != neutral:
-            message = f"{name} is {value!r}, which this server does not do; leave it out"
+            message = f"{name} is {value!r}, which this server does not support; leave it out"
             raise ApiError(422, message, param=name, code="unsupported_setting")
     if settings.kl_penalty_coef and settings.kl_penalty_source == "sample":
-        message = "kl_penalty_source is 'sample', which this server does not do; leave it out, or use current_learner"
+        message = (
+            "kl_penalty_source is 'sample', which this server does not support; leave it out, or use current_learner"
+        )
         raise ApiError(422, message, param="kl_penalty_source", code="unsupported_setting")
     return ARTTraining(_choose_algorithm(settings), settings.learning_rate or DEFAULT_LEARNING_RATE)
 

@@ -27,7 +27,7 @@ from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory
 
 MAX_TOKENS = 8_000_000
-"""Most tokens, of prompts and replies together, that are kept; the oldest replies go first."""
+"""Maximum tokens, of prompts and replies together, that are kept; the oldest replies go first."""
 ReplyKey = tuple[str, tuple[float, ...]]
 """The base model and the log-probs of a reply."""
 TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
@@ -157,7 +157,7 @@ class TrajectoryReader:
     """Reads the trajectories of one model.
 
     Args:
-        max_tokens: Most tokens of prompt and reply; longer ones are not known to the model.
+        max_tokens: Maximum tokens of prompt and reply; longer ones are not known to the model.
     """
 
     def __init__(self, policy: PolicyServer, replies: SampledReplies, base_model: str, max_tokens: int):

@@ -45,7 +45,7 @@ class GraderConfig(EvaluatorConfig, name="grader"):
     )
     allow_python: bool = Field(
         default=False,
-        description="Let graders in Python run, in processes with few rights; no boundary against an attacker.",
+        description="Let graders in Python run, in processes with few rights; not a security boundary.",
     )
 
 

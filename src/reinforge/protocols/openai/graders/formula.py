@@ -56,7 +56,7 @@ class Formula:
         text: The formula; `^` is a power, as at OpenAI.
 
     Raises:
-        FormulaError: It is no such formula.
+        FormulaError: It is not such a formula.
     """
 
     def __init__(self, text: str, names: Collection[str]):

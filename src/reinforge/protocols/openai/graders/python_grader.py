@@ -1,6 +1,6 @@
-"""Runs graders in Python, each call in a process of its own with few rights. They are off by default.
+"""Runs graders in Python, each call in a separate process with few rights. They are off by default.
 
-The process has an empty environment, a folder of its own, limits of time, memory, processes and file sizes, and no
+The process has an empty environment, its own folder, limits of time, memory, processes and file sizes, and no
 network: where the kernel allows it, its own network namespace; in any case a hook that refuses sockets. When it ends,
 everything that it has started is killed. This keeps an honest mistake from doing harm. It is not a boundary against an
 attacker, who may read what the user of this process may read: allow it only for code that you would run yourself.
@@ -122,7 +122,7 @@ class PythonGraders:
 
 
 def build_sample(sample: GradedSample) -> dict[str, Any]:
-    """Returns an answer as `grade` gets it; `output_json` is None if the text is no JSON."""
+    """Returns an answer as `grade` gets it; `output_json` is None if the text is not JSON."""
     try:
         parsed = sample.find("output_json")
     except UnusableOutputError:

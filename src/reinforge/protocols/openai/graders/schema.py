@@ -22,7 +22,7 @@ from reinforge.protocols.openai.graders.templates import TemplateError, check_te
 
 METRICS = ("fuzzy_match", "bleu", "gleu", *(f"rouge_{n}" for n in range(1, 6)), "rouge_l")
 UNSUPPORTED_METRICS = {
-    "cosine": "it needs a model of embeddings, which this server does not have",
+    "cosine": "it needs an embedding model, which this server does not have",
     "meteor": "it needs WordNet, which would have to be downloaded",
 }
 Name = Annotated[str, Field(min_length=1, max_length=128)]

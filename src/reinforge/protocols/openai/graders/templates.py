@@ -35,7 +35,7 @@ class GradedSample:
         """Returns one of `SAMPLE_FIELDS`.
 
         Raises:
-            UnusableOutputError: The answer is to be read as JSON, and is none.
+            UnusableOutputError: The answer is to be read as JSON, but is not JSON.
         """
         if name == "output_json":
             try:

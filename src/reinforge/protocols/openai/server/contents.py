@@ -10,19 +10,17 @@ import asyncio
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reinforge.files import make_private_folder, open_private, storage_boundary, sync
+from reinforge.files import STAGED, make_private_folder, open_private, replace_file, storage_boundary, sync
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.serving.routes import ApiError
 
 ID = re.compile(r"[a-z0-9-]{1,64}")
 """Every id that the server makes; anything else in a URL leads to no file."""
-STAGED = ".tmp-"
 CHUNK_BYTES = 1 << 16
 
 
@@ -93,17 +91,11 @@ class FileContents:
 
     def write(self, id_: str, content: bytes) -> StoredContent:
         """Writes a small content of the server's own."""
-        staged, target = self.folder / f"{STAGED}{id_}", self.path(id_)
-        with storage_boundary(target, len(content)), open(staged, "wb", opener=open_private) as file:
-            file.write(content)
-            _commit(file, staged, target)
+        replace_file(self.path(id_), content)
+        with storage_boundary(self.folder):
+            sync(self.folder)
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
         return StoredContent(len(content), hashlib.sha256(content).hexdigest(), md5)
-
-    def copy(self, id_: str, target: Path) -> None:
-        """Copies a content, so that a job keeps its rows when the file is deleted."""
-        with storage_boundary(target):
-            shutil.copyfile(self.path(id_), target)
 
     def remove(self, id_: str) -> None:
         self.path(id_).unlink(missing_ok=True)
@@ -122,7 +114,6 @@ def _write(file: Any, chunk: bytes) -> None:
 
 
 def _commit(file: Any, staged: Path, target: Path) -> None:
-    file.flush()
     os.fsync(file.fileno())
     os.replace(staged, target)
     sync(target.parent)  # else a crash of the machine could undo the renaming, but not the record of the file

@@ -46,7 +46,7 @@ class FileLimits:
     """How much clients may store.
 
     Attributes:
-        chunk_timeout_s: Seconds without any data after which an upload is given up.
+        chunk_timeout_s: Seconds without any data after which an upload is aborted.
     """
 
     max_file_bytes: int = 512 << 20
@@ -176,13 +176,13 @@ class FilesApi:
                 self.contents.remove(id_)
                 id_ = repeated
             elif not await find(partial(self.store.add_part, id_, upload.id, stored.num_bytes, digest)):
-                message = f"the parts are longer than {upload.num_bytes:,} bytes, as which the upload was announced"
+                message = f"the parts are longer than the {upload.num_bytes:,} bytes that the upload announced"
                 raise ApiError(413, message, param="data", code="file_too_large")
         made = {"id": id_, "object": "upload.part", "created_at": int(time.time()), "upload_id": upload.id}
         return write_json(made)
 
     async def complete_upload(self, request: web.Request) -> web.Response:
-        """Makes a file of the parts of an upload; one that is completed already is returned as it is."""
+        """Makes a file of the parts of an upload; one that is completed already is returned unchanged."""
         done = await find(partial(self.store.find_upload, request.match_info["id"]))
         if done.file_id is not None:
             made = await find(partial(self.store.find_file, done.file_id))

@@ -56,7 +56,7 @@ async def read_chunks(part: BodyPartReader, timeout_s: float) -> AsyncIterator[b
     """Yields the content of a part.
 
     Args:
-        timeout_s: Seconds without any data after which it is given up.
+        timeout_s: Seconds without any data after which it is aborted.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The models that jobs have made: kept in folders of their own, and served under their names.
+"""The models that jobs have made: kept in separate folders, and served under their names.
 
     ft:base:reinforge:support:8f0c...               after the last step
     ft:base:reinforge:support:8f0c...:ckpt-step-24   after 24 steps; the newest three checkpoints of a job
@@ -53,7 +53,7 @@ class ModelHost(Protocol):
         """Serves the model in a folder under a name."""
 
     async def unload(self, name: str) -> None:
-        """Serves a name no more; does nothing if it is not served."""
+        """Stops serving a name; does nothing if it is not served."""
 
 
 class TunedModels:
@@ -173,7 +173,7 @@ def describe_verdict(job: FineTuningJob, summary: RunSummary) -> str:
 
 
 def _find_checkpoints(run: Path, method: str) -> list[tuple[StepMetrics, str]]:
-    """Returns the newest checkpoints of a run with the figures of their epochs, the oldest first."""
+    """Returns the newest checkpoints of a run with the metrics of their epochs, the oldest first."""
     by_epoch = {each.epoch: each for each in read_metrics(run, method)}
     found = [
         (by_epoch[row.epoch], row.checkpoint)

@@ -2,7 +2,7 @@
 
 It runs `FOLDER/config.json` as `reinforge finetune` runs a file: a new run, or the one that is in the folder, from its
 last checkpoint. It writes how it ended to `FOLDER/ended.json`. The server holds the other end of its standard input:
-when that closes, however the server ended, the run is stopped as by SIGTERM, and can be resumed.
+when that closes, however the server exited, the run is stopped as by SIGTERM, and can be resumed.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from reinforge.runs.rows import BASELINE
 
 METRICS, VALIDATIONS = "training_metrics.jsonl", "validation_history.json"
 NAMES = {"loss": "train_loss", "avg_reward": "train_mean_reward", "reward_std": "train_reward_std"}
-"""Figures of an epoch -> their names in the API."""
+"""Metrics of an epoch -> their names in the API."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The figures of one epoch of a job's run.
+    """The metrics of one epoch of a job's run.
 
     Attributes:
         epoch: From 0.
@@ -35,7 +35,7 @@ class StepMetrics:
 
 
 def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
-    """Returns the figures of each epoch that has ended.
+    """Returns the metrics of each epoch that has ended.
 
     Args:
         run: The run folder; it may not exist yet.
@@ -52,7 +52,7 @@ def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
 
 
 def read_events(job_id: str, run: Path) -> list[JobEvent]:
-    """Returns the events of a job's run so far, in the order of the epochs; the same figures have the same ids."""
+    """Returns the events of a job's run so far, in the order of the epochs; the same metrics have the same ids."""
     events, step = list[tuple[float, JobEvent]](), 0
     for row in _read_rows(run):
         step += int(row.get("num_updates") or 0)
@@ -80,7 +80,7 @@ def read_note(job_id: str, file: Path) -> list[JobEvent]:
 
 
 def write_results(metrics: list[StepMetrics]) -> bytes:
-    """Returns the figures as a CSV file, as a job's `result_files` have them."""
+    """Returns the metrics as a CSV file, as a job's `result_files` have them."""
     names = list(dict.fromkeys(name for each in metrics for name in each.values))
     text = io.StringIO()
     writer = csv.DictWriter(text, ["step", *names], lineterminator="\n")
@@ -106,7 +106,7 @@ def _name_validation(row: Mapping[str, Any], method: str | None) -> dict[str, fl
 def _read_rows(run: Path) -> list[dict[str, Any]]:
     try:
         rows = read_lines(run / METRICS)
-    except OSError:  # not there yet, or just being written anew by a run that resumes
+    except OSError:  # not there yet, or just being rewritten by a run that resumes
         return []
     return [row for row in rows if isinstance(row.get("epoch"), int)]
 

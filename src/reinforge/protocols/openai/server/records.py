@@ -45,7 +45,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 MAX_MESSAGE = 4000
-"""Most characters of the message of a job's error."""
+"""Maximum characters of the message of a job's error."""
 ORGANIZATION = "reinforge"
 """The organization of every job and model: there is one for each server."""
 
@@ -201,7 +201,7 @@ class JobEvent:
     Attributes:
         created_at: Unix time.
         level: `info`, `warn` or `error`.
-        data: Figures; None: none.
+        data: Metrics; None: none.
     """
 
     id: str

@@ -101,7 +101,7 @@ def _read_method(body: Mapping[str, Any]) -> dict[str, Any]:
     if method is None:
         method = {"type": "supervised", "supervised": {"hyperparameters": old or {}}}
     elif old:
-        raise ApiError(400, "hyperparameters belong into method; give them in one place", param="hyperparameters")
+        raise ApiError(400, "hyperparameters belong in method; give them in one place", param="hyperparameters")
     if not isinstance(method, dict) or method.get("type") not in tuple(HYPERPARAMETERS):
         found = str(method.get("type") if isinstance(method, dict) else method)[:40]
         raise ApiError(400, f"method.type is {found!r}; allowed: {', '.join(HYPERPARAMETERS)}", param="method.type")
@@ -166,7 +166,7 @@ def _read_metadata(metadata: Any) -> dict[str, str] | None:
         is_valid = is_valid and isinstance(value, str) and len(name) <= MAX_NAME and len(value) <= MAX_VALUE
     if not is_valid:
         message = (
-            f"metadata: at most {MAX_PAIRS} pairs of texts, names of {MAX_NAME} and values of {MAX_VALUE} characters"
+            f"metadata: at most {MAX_PAIRS} pairs of strings, names of {MAX_NAME} and values of {MAX_VALUE} characters"
         )
         raise ApiError(400, message, param="metadata")
     return dict(metadata)

@@ -2,7 +2,7 @@
 
     validating_files   the rows are checked and written into the job's folder; a bad one fails the job by its line
     queued             waits until fewer than `max_running` jobs run, in the order in which files were validated
-    running            a process of its own runs the job (`process`); its figures become events
+    running            a separate process runs the job (`process`); its metrics become events
     succeeded          its checkpoints are copied to the folder of models, recorded, and served under their names
 
 The record decides: a state is written before anything acts on it, so a server that is killed at any point and started
@@ -61,7 +61,7 @@ class RunningJob(Protocol):
 
 class Launcher(Protocol):
     async def launch(self, folder: Path) -> RunningJob:
-        """Starts the process of the job in a folder; it ends when this process does, however that ends."""
+        """Starts the process of the job in a folder; it exits when this process does, however that exits."""
 
 
 class _JobProcess:
@@ -118,7 +118,7 @@ class JobSettings:
     """How jobs run.
 
     Attributes:
-        poll_s: Seconds between two looks at the figures of a running job.
+        poll_s: Seconds between two looks at the metrics of a running job.
         relaunch_s: Seconds before a process is started again that could not be started.
     """
 

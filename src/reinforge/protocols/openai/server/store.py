@@ -97,7 +97,7 @@ class JobStore(FileStore):
         """Returns a page of jobs, the newest first, and whether there are more.
 
         Args:
-            limit: Most jobs of a page.
+            limit: Maximum jobs of a page.
             metadata: Pairs that a job's metadata must have; empty: only jobs without metadata; None: any.
         """
         where, values = ["1"], list[Any]()

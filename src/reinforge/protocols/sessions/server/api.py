@@ -1,8 +1,8 @@
 """The routes of sessions: runs elsewhere that sample and train here (`trainer_adapters._type: http`).
 
-`protocols.sessions.wire` lists them. A session has an engine of its own, made of a model that the server's owner
+`protocols.sessions.wire` lists them. A session has its own engine, made of a model that the server's owner
 allows. It ends when its client says so, when nothing was heard of the client for a long time, or, after a shorter
-time, when another one needs its place. What it has saved stays.
+time, when another one needs its slot. What it has saved stays.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class SessionsApi(Feature):
             await asyncio.sleep(min(60.0, self._limits.idle_s))
             async with self._opening:
                 for session in self._list_silent(self._limits.idle_s):
-                    logger.info("the session %s ends, since its client is gone", session.id)
+                    logger.info("closing the session %s, since its client is gone", session.id)
                     await self._end(session)
 
     def _list_silent(self, seconds: float) -> list[TrainingSession]:
@@ -183,7 +183,7 @@ class SessionsApi(Feature):
         if len(self._sessions) >= limits.max_sessions:
             first = min(each.seen_s for each in self._sessions.values())
             wait_s = max(1, int(first + limits.lease_s - time.monotonic()) + 1)
-            message = f"{limits.max_sessions} sessions are open, which is the most"
+            message = f"{limits.max_sessions} sessions are open, which is the maximum"
             raise ApiError(429, message, code="too_many_sessions", headers={"retry-after": str(wait_s)})
 
     async def show(self, request: web.Request) -> web.Response:
@@ -201,12 +201,12 @@ class SessionsApi(Feature):
         try:
             await session.close()
         except ReinforgeError as error:  # its folder could not be removed; other sessions keep running
-            logger.warning("the session %s has not ended cleanly: %s", session.id, error)
+            logger.warning("the session %s was not closed cleanly: %s", session.id, error)
 
     def _find(self, request: web.Request) -> TrainingSession:
         id_ = request.match_info["id"]
         if (session := self._sessions.get(id_)) is None:
-            message = f"there is no session {id_[:64]!r}; it may have ended with the server or for want of requests"
+            message = f"there is no session {id_[:64]!r}; it may have expired without requests, or with the server"
             raise ApiError(404, message, code="session_not_found")
         session.seen_s = time.monotonic()
         return session

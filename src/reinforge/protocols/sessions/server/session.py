@@ -169,7 +169,7 @@ class TrainingSession:
 
         Raises:
             ApiError: There is no such job.
-            OutOfMemory, StorageError, BackendUnavailable: It failed for want of memory, storage or a teacher.
+            OutOfMemory, StorageError, BackendUnavailable: It failed for lack of memory, storage or a teacher.
         """
         if (ref := self._jobs.get(key)) is None:
             raise ApiError(404, f"this session has no job {key[:100]!r}", param="job_key", code="job_not_found")

@@ -55,7 +55,7 @@ SWEEP_S = 10.0
 """How often sessions, results and checkpoints are looked through for those whose time has passed."""
 MAX_CHUNK_BYTES = 5_000_000
 """How much the SDK sends in one forward_backward."""
-NOTICE = "LoRA on attention and MLP; the output layer stays as it is (train_unembed has no effect)"
+NOTICE = "LoRA on attention and MLP; the output layer stays unchanged (train_unembed has no effect)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class TinkerSettings:
     """What the protocol offers.
 
     Attributes:
-        max_samplers: Most snapshots that sample at a time; more take turns.
-        session_timeout_s: Seconds after a client's last sign of life when its session ends.
+        max_samplers: Maximum snapshots that sample at a time; more take turns.
+        session_timeout_s: Seconds after a client's last heartbeat when its session ends.
     """
 
     policy: PolicyConfig
@@ -138,10 +138,10 @@ class TinkerApi(Feature):
             try:
                 await self.sweep()
             except Exception:  # the next one may succeed: a checkpoint may be in use, or a disk away
-                logger.exception("sessions, results or checkpoints whose time has passed could not be dropped")
+                logger.exception("expired sessions, results or checkpoints could not be removed")
 
     async def sweep(self) -> None:
-        """Drops what is over: sessions without a sign of life, old results, checkpoints after their time to live."""
+        """Drops what is over: sessions without a heartbeat, old results, checkpoints after their time to live."""
         await self.sessions.sweep()
         self.futures.sweep()
         await asyncio.to_thread(self._checkpoints.sweep)
@@ -232,7 +232,7 @@ class TinkerApi(Feature):
         return write_json({})
 
     async def _telemetry(self, request: web.Request) -> web.Response:
-        await read_bytes(request)  # what it says of the client is nobody's business here
+        await read_bytes(request)  # what it says about the client is not used
         return write_json({"status": "accepted"})
 
     async def _list_sessions(self, request: web.Request) -> web.Response:

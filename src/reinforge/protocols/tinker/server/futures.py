@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 KEEP_S = 600.0
 """Seconds for which a result is kept: its client may ask again, if the first answer was lost."""
 MAX_BYTES = 1 << 28
-"""Most bytes of results; the oldest ones that were retrieved go first."""
+"""Maximum bytes of results; the oldest ones that were retrieved go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class TinkerFutures:
             raise ApiError(
                 410,
                 f"there is no result of {request_id[:200]!r}: it was dropped {KEEP_S:g} s after the request had run, "
-                "or the server was started anew",
+                "or the server was restarted",
                 code="request_expired",
             )
         try:

@@ -172,7 +172,7 @@ def _check_datum(datum: TinkerDatum, loss: TinkerLoss, where: str, vocab_size: i
             raise ValueError(f"{where}.loss_fn_inputs.{name} has numbers that are not finite")
     for name, tokens in (("model_input", datum.token_ids), (f"loss_fn_inputs.{TARGETS}", inputs[TARGETS])):
         if tokens.dtype.kind != "i" or not ((tokens >= 0) & (tokens < vocab_size)).all():
-            raise ValueError(f"{where}.{name} has something else than token ids from 0 to {vocab_size - 1}")
+            raise ValueError(f"{where}.{name} has values other than token ids from 0 to {vocab_size - 1}")
     _check_mask(inputs, loss, where)
     return TinkerDatum(datum.token_ids, inputs)
 

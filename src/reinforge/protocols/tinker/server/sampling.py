@@ -107,7 +107,7 @@ class TinkerSampling:
             request.sampling_params.max_tokens = asked or limits.max_tokens
         is_full = self._num_replies and self._num_replies + request.num_samples > limits.max_in_flight
         if is_full and not self._futures.has(request_id):
-            message = f"{self._num_replies} replies are being sampled or wait; this one may come again in a moment"
+            message = f"{self._num_replies} replies are being sampled or wait; try again in a moment"
             raise ApiError(429, message, code="too_many_requests", headers={"retry-after": "1"})
         self._futures.start(request_id, partial(self._run, sampler, request))
         ids = [f"{request_id}:{i}" for i in range(request.num_samples)]

@@ -1,6 +1,6 @@
 """The sessions of Tinker's clients, with the models that they train and the samplers that they use.
 
-session  one client program; it ends by itself when its heartbeat stops
+session  one client program; it expires when its heartbeat stops
 model    one adapter that is trained; its requests run in the order of their seq_id, however they arrive
 sampler  weights that do not change while a client samples from them
 """
@@ -136,7 +136,7 @@ class TinkerSessions:
         """Returns an open session, which has just been heard of."""
         session = self._sessions.get(session_id)
         if session is None:
-            why = "has ended" if session_id in self._ended else "is not known; the server may have been started anew"
+            why = "has ended" if session_id in self._ended else "is not known; the server may have been restarted"
             raise ApiError(
                 410,
                 f"the session {session_id[:100]!r} {why}. Open a new one (tinker.ServiceClient()), and continue from a "
@@ -165,7 +165,7 @@ class TinkerSessions:
             raise ApiError(
                 404,
                 f"the weights of {sampler_id} are gone: of each model the {KEPT_SNAPSHOTS} newest snapshots without a "
-                "name are kept; save_weights_for_sampler(name) keeps one for good",
+                "name are kept; save_weights_for_sampler(name) keeps one permanently",
                 param="sampling_session_id",
                 code="sampler_expired",
             )

@@ -118,7 +118,7 @@ class TinkerTraining:
         return model
 
     async def _wait_for_slot(self) -> None:
-        """Waits while all slots are taken and one may belong to a program that has ended without a word."""
+        """Waits while all slots are taken and one may belong to a program that has died without closing it."""
         deadline = self._sessions.now() + SILENCE_S + POLL_S
         while not self._slots.has_free and self._sessions.now() < deadline:
             await self._sessions.sweep(SILENCE_S)

@@ -82,7 +82,7 @@ def parse_request(body: bytes) -> Any:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise ApiError(400, f"the body is no ForwardBackwardRequest in {CONTENT_TYPE}: {error}") from None
+        raise ApiError(400, f"the body is not a ForwardBackwardRequest in {CONTENT_TYPE}: {error}") from None
     return message
 
 

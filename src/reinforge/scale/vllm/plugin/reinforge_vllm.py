@@ -42,7 +42,7 @@ def _get_weight(layer: Any) -> Any:
 
 
 class KeyGuard:
-    """ASGI middleware that demands `VLLM_API_KEY` on every path but `/health`; vLLM itself guards only some."""
+    """ASGI middleware that requires `VLLM_API_KEY` on every path but `/health`; vLLM itself guards only some."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]):
         key = os.environ.get("VLLM_API_KEY", "")

@@ -1,10 +1,10 @@
-"""Runs a program in a process group of its own, and ends the whole group with the run, however the run ends.
+"""Runs a program in its own process group, and kills the whole group with the run, however the run exits.
 
     python supervise.py FOLDER LOG PROGRAM ARGUMENTS...
 
 The run holds the other end of standard input: it reads its end when the run ends or is killed. The program then gets
 SIGTERM, so that it can take down what outlives it (shared memory), and after `GRACE_S` its group is killed, and FOLDER
-is removed. The group is also killed if the program itself ends: an engine of vLLM keeps running without its server.
+is removed. The group is also killed if the program itself exits: an engine of vLLM keeps running without its server.
 Imports nothing but the standard library.
 """
 

@@ -1,4 +1,4 @@
-"""Small jobs on a policy that a vLLM server samples, for the stand-in and for the real one."""
+"""Small jobs: groups that a policy samples, and their training."""
 
 import asyncio
 
@@ -49,3 +49,9 @@ async def train(adapter, groups, job):
     assert status.status == "completed", status.message
     await adapter.policy().publish(job + 1)
     return status
+
+
+def measure_distance(a, b):
+    """Returns the largest difference between two sets of weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).detach().abs().max()) for name in a)

@@ -1,0 +1,42 @@
+"""The processes of a run that is a program of its own: found by a mark in their environment."""
+
+import contextlib
+import time
+
+import psutil
+
+MARK = "MARK_OF_TEST"
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def list_marked(mark):
+    """Returns the processes that carry a mark, and what they have started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(mark) and runs(process):
+                found.append(process)
+    return found
+
+
+def wait_for_none(mark, seconds=15.0):
+    deadline = time.monotonic() + seconds
+    while left := list_marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def wait_for_metrics(project, process, seconds=150.0):
+    """Returns the file of a run's metrics once it has the first epoch."""
+    metrics, deadline = project.run / "training_metrics.jsonl", time.monotonic() + seconds
+    while not metrics.exists() or not metrics.read_text().strip():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return metrics
