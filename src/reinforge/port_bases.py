@@ -197,7 +197,7 @@ class DescribesSettings(Protocol):
     """An adapter of a backend with settings of its own."""
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
-        """Returns the effective settings to print, as name and value, in the place of those of `policy`."""
+        """Returns the effective settings to print, as name and value, in place of those of `policy`."""
 
 
 class TrainerBase:

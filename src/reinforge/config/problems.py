@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from reinforge.config.describe import iterate_fields
 from reinforge.config.document import ABSENT, Document, KeyPath, format_path, get_child
 from reinforge.config.fields import allowed_keys, find_description, find_keys, settable_keys
 from reinforge.config.schema import Config
@@ -72,6 +71,8 @@ def _list_single_keys(value: Any) -> list[str]:
 @cache
 def _list_settings() -> tuple[str, ...]:
     """Returns the paths of all settings and blocks outside the components, those of `finetuning` first."""
+    from reinforge.config.describe import iterate_fields  # for suggestions alone
+
     paths = _add_blocks(line.path for line in iterate_fields(Config))
     return tuple(
         sorted(
@@ -82,6 +83,8 @@ def _list_settings() -> tuple[str, ...]:
 
 
 def _list_component_settings(document: Document, registry: Registry) -> tuple[str, ...]:
+    from reinforge.config.describe import iterate_fields
+
     paths: list[str] = []
     for key_path, kind, value in iterate_components(document):
         component = registry.find(kind, str(value.get("_type"))) if isinstance(value, dict) else None

@@ -19,6 +19,14 @@ from reinforge.types.trajectory import Outcome
 
 BASELINE = -1
 """The epoch of everything that happens before the first one."""
+PHASES = {
+    "COLLECT": "collect",
+    "BASELINE": "validate",
+    "VALIDATE": "validate",
+    "CONFIRM_BASE": "confirm_base",
+    "CONFIRM_TUNED": "confirm_tuned",
+}
+"""Stage -> the phase of its episodes."""
 MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]
 """Outcomes of episodes that failed for reasons outside the policy."""
 

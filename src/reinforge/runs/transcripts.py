@@ -24,16 +24,8 @@ from reinforge.config.blocks import TranscriptsConfig
 from reinforge.errors import StorageError, boundary
 from reinforge.files import make_private_folder, replace_file, to_json
 from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.rows import PHASES
 from reinforge.safe_text import escape_controls
-
-STAGES = {
-    "COLLECT": "collect",
-    "BASELINE": "validate",
-    "VALIDATE": "validate",
-    "CONFIRM_BASE": "confirm_base",
-    "CONFIRM_TUNED": "confirm_tuned",
-}
-"""Stage -> the phase of its episodes."""
 
 SUFFIXES = {"yaml": "yml", "json": "json"}
 NUM_PROBED = 16
@@ -44,7 +36,7 @@ _PREFIXES = {"collect": "epoch", "validate": "validation"}
 
 def write_transcripts(folder: Path, stage: str, epoch: int | None, config: TranscriptsConfig) -> Path | None:
     """Writes the dialogues of a stage to the run folder; returns the file, or None if there were no dialogues."""
-    phase = STAGES[stage]
+    phase = PHASES[stage]
     of_epoch = None if phase.startswith("confirm") else -1 if epoch is None else epoch
     if not JournalReader(folder).has_dialogues(phase, of_epoch, NUM_PROBED):
         return None

@@ -20,9 +20,9 @@ from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress, SilentProgress
-from reinforge.runs.rows import EpochSnapshot, PolicyVersion, ValidationRow
-from reinforge.runs.transcripts import STAGES, write_transcripts
+from reinforge.runs.rows import PHASES, EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.trajectory import Outcome
@@ -41,6 +41,8 @@ TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"}
 """Stages that run episodes; the refills of an epoch belong to its first collection."""
 
 
+NUM_PROBED = 64
+"""Episodes of a phase that are checked for a dialogue between agents: the first ones may have failed."""
 STAGES_OF_BASE = {"BASELINE", "CONFIRM_BASE"}
 """Stages that run the base model on held-out examples."""
 
@@ -241,7 +243,10 @@ class RunContext:
 
     def end_stage(self, data: dict[str, Any]) -> None:
         self.journal.record_stage(-1 if self.stage_epoch is None else self.stage_epoch, self.stage_name, data)
-        if self.transcripts.save and self.stage_name in STAGES:
+        phase = PHASES.get(self.stage_name)
+        if self.transcripts.save and phase and JournalReader(self.folder).has_dialogues(phase, None, NUM_PROBED):
+            from reinforge.runs.transcripts import write_transcripts  # of several agents alone
+
             write_transcripts(self.folder, self.stage_name, self.stage_epoch, self.transcripts)
 
     def record_episode(self, record: EpisodeRecord) -> None:
