@@ -36,6 +36,9 @@ class EngineAdapter(RecordingAdapter):
         self.engine.write(folder, version)
         return True
 
+    async def restore(self, folder, version):
+        return False
+
 
 def state_of(epoch):
     return {"epoch": epoch, "version": epoch + 1, "adopt": True, "trainer": None, "counters": {}}

@@ -83,6 +83,9 @@ class ThreeFiles(RecordingAdapter):
                 (folder / name).write_text(self.letter * 10)
         return True
 
+    async def restore(self, folder, version):
+        return False
+
 
 def contents(folder):
     """Returns the files of a folder, hidden ones too."""

@@ -272,7 +272,7 @@ def test_a_run_with_a_damaged_journal_says_so_and_resumes(run, damage, said, not
         assert "a fault of reinforge" not in result.output
     assert "r     damaged" in listed.output or "r  damaged" in listed.output, listed.output
     assert said in verified.output
-    assert "saved are " in verified.output
+    assert "recoverable: " in verified.output
     assert "training_metrics.jsonl, 3 checkpoints; `reinforge finetune --resume runs/r`" in verified.output
     resumed = call("finetune", "run.yml", "--resume", "r")
     assert resumed.exit_code == 0, resumed.output

@@ -32,7 +32,7 @@ COVERED = {
     ],
     8: [
         f"{BUILDER}test_the_chattiest_role_counts_no_more_than_the_others",
-        f"{BUILDER}test_rows_with_equal_tokens_are_trained_once",
+        f"{IMITATION}test_duplicate_samples_are_trained_once",
     ],
     11: ["tests/core/rollout/test_openai_llm.py::test_temporary_failures_are_retried"],
     12: [f"{BUILDER}test_a_trees_first_round_has_a_pair_too"],

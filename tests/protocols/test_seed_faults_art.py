@@ -22,7 +22,7 @@ COVERED = {
         "::test_a_job_that_does_not_complete_and_weights_that_are_not_served_stop_the_run",
         "tests/core/e2e/test_whole_run.py::test_every_file_of_the_run_folder",
     ],
-    2: ["tests/core/numerics/test_own_loss.py::test_an_sgd_step_is_the_gradient_times_the_learning_rate"],
+    2: ["tests/core/engine/test_learning_rate.py::test_the_engine_uses_the_rate_that_is_printed"],
     4: ["tests/core/rollout/test_episode.py::test_tool_calls_and_content_blocks_are_kept"],
     5: ["tests/core/algorithms/test_algorithms.py::test_an_untrainable_sibling_still_counts_in_the_mean"],
     6: ["tests/core/trainer/test_loop.py::test_an_unhealthy_backend_is_noticed_before_anything_runs"],

@@ -50,7 +50,7 @@ def test_settings_that_cannot_work(fields, message):
 
 
 def test_a_key_with_a_line_break_is_in_no_message():
-    with pytest.raises(ValueError, match="no API key") as error:
+    with pytest.raises(ValueError, match="not an API key") as error:
         LocalAdapterConfig(sampler={"url": "http://a:1", "api_key": "secret\nkey"})
     assert "secret" not in str(error.value)
 

@@ -65,7 +65,7 @@ def test_thumbs_of_an_export_train_a_better_model(traced, algorithm, num_epochs)
     traced.set("finetuning.algorithm", algorithm).set("finetuning.num_epochs", num_epochs)
     result = traced.finetune("--require_improvement")
     assert result.exit_code == 0, result.output
-    assert "confirm examples of 8 conversations cannot show less than" in " ".join(result.output.split())
+    assert "confirm examples of 8 prompts cannot show less than" in " ".join(result.output.split())
     assert traced.summary["confirm_base"]["mean"] < 0.1
     assert traced.summary["confirm_tuned"]["mean"] > 0.9
     assert "over 8 clusters" in traced.summary["improvement"]["method"], "two traces of a session are one cluster"

@@ -42,7 +42,7 @@ def command() -> None:
 command.add_command(compare_command)
 
 
-@command.command("verdict", cls=Command)
+@command.command("verdict", cls=Command, short_help="Judge a run that stopped before its verdict.")
 @click.argument("run_name", metavar="RUN|last")
 @option("project_root", metavar="FOLDER", help="Of a run that was not made here: its Python files, which you trust.")
 @OUTPUT_DIR

@@ -129,9 +129,9 @@ def test_smoke_runs_every_stage_once(written):
     [
         (["--endpoint", "http://169.254.169.254/run"], "a cloud's metadata service, which is blocked"),
         (["--endpoint", "not a url"], '"not a url" is not a URL'),
-        (["--endpoint_timeout", "5"], "--endpoint_timeout is about a deployed agent"),
+        (["--endpoint_timeout", "5"], "--endpoint_timeout applies to a deployed agent"),
         (["--endpoint-timeout", "-5"], "expected a number of seconds > 0, found -5"),
-        (["--result_json_path", "$.answer"], "--result_json_path is about a deployed agent"),
+        (["--result_json_path", "$.answer"], "--result_json_path applies to a deployed agent"),
         (["--result_json_path", "answer"], '"answer" is not a JSONPath'),
         (["--validation_config_file", "other.yml"], "there is no file other.yml"),
         (["-o", "finetuning.run_configuration.override", "[[a, b]]"], "override is a command-line option"),
