@@ -154,6 +154,8 @@ class DatasetLoader(ABC):
 class Evaluator(ABC):
     """Scores an answer."""
 
+    reads_steps: bool = True  # False: it looks at the answer alone, and gets no `item.trajectory`
+
     @abstractmethod
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Returns the score of one example; higher is better. An exception makes the score missing."""

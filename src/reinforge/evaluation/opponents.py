@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from reinforge.evaluation.evaluators.base import missing_score, score_group, score_item
 from reinforge.evaluation.reasons import ScoreFailures
 from reinforge.interfaces import GroupEvaluator
-from reinforge.rollout.episode import build_steps
+from reinforge.rollout.episode import with_steps
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalOutputItem
 
@@ -141,12 +141,14 @@ class Referee:
         return missing_score(record.item, why)
 
     async def _score_by_expected(self, name: str, evaluator: GroupEvaluator, record: EpisodeRecord) -> EvalOutputItem:
-        return (await self._repeat(name, record, lambda: _wrap(score_item(evaluator, record.item, self.timeout_s))))[0]
+        return (
+            await self._repeat(name, record, lambda: _wrap(score_item(evaluator, with_steps(record), self.timeout_s)))
+        )[0]
 
     async def _score(
         self, name: str, evaluator: GroupEvaluator, records: Sequence[EpisodeRecord]
     ) -> list[EvalOutputItem]:
-        items = [each.item.copy_with_updates(trajectory=build_steps(each)) for each in records]
+        items = [with_steps(each) for each in records]
         return await self._repeat(name, records[0], lambda: score_group(evaluator, items, self.timeout_s))
 
     async def _repeat(

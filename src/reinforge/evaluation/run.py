@@ -19,7 +19,7 @@ from reinforge.evaluation.opponents import BASELINE, BaseAnswers, Referee, Sibli
 from reinforge.evaluation.reasons import ScoreFailures, find_missing_reason, find_unscored_reason
 from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationRunner, Evaluator, GroupEvaluator
-from reinforge.rollout.episode import build_steps
+from reinforge.rollout.episode import with_steps
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import (
@@ -203,7 +203,8 @@ class DatasetEvaluation(EvaluationRunner):
             parts = {part: await self._score_with(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
         else:
-            known[name] = await score_item(evaluator, record.item, self.runner.limits.evaluator_timeout_s)
+            item = with_steps(record) if evaluator.reads_steps else record.item
+            known[name] = await score_item(evaluator, item, self.runner.limits.evaluator_timeout_s)
             if record.outcome.is_policy_failure and known[name].error is not None:  # there may be no answer to score
                 known[name] = self._penalize(record)
             if (error := known[name].error) is not None:
@@ -262,7 +263,7 @@ class DatasetEvaluation(EvaluationRunner):
         self._num_evals[self.epoch] += 1
         keys = [EpisodeKey("collect", self.epoch, example, generation) for example in self.example_ids("train")]
         records = await self.collect(keys)
-        items = [record.item.copy_with_updates(trajectory=build_steps(record)) for record in records]
+        items = [with_steps(record) for record in records]
         return EvaluationRunOutput(
             workflow_output_file=None,
             evaluator_output_files=[],

@@ -18,6 +18,8 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 class ProtocolEvaluator(Evaluator):
     """Base class: the score is missing if the output is not a protocol's."""
 
+    reads_steps = False
+
     def __init__(self, config: Any = None):
         self.config = config
 

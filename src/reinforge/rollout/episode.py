@@ -10,6 +10,7 @@ from typing import Any, Literal
 from reinforge.rollout.handle.completion import build_completion, build_logprobs
 from reinforge.rollout.history import begins_with
 from reinforge.types.episode import EpisodeRecord, Mark, ModelCall
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ChatPrompt, Message
 from reinforge.types.steps import (
     IntermediateStep,
@@ -250,6 +251,11 @@ def build_steps(record: EpisodeRecord) -> list[IntermediateStep]:
         steps += [_build_mark_step(mark) for mark in marks if mark.after_call == index]
         steps += _build_call_steps(call)
     return steps + [_build_mark_step(mark) for mark in marks if mark.after_call >= len(record.calls)]
+
+
+def with_steps(record: EpisodeRecord) -> EvalInputItem:
+    """Returns an episode's example with the answer and the steps that led to it."""
+    return record.item.copy_with_updates(trajectory=build_steps(record))
 
 
 def build_invocation_node(functions: tuple[str, ...]) -> InvocationNode:

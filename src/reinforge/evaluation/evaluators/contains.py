@@ -42,6 +42,8 @@ class ContainsConfig(EvaluatorConfig, name="contains"):
 class Contains(Evaluator):
     """Searches the output for texts; an example without a text to search for gets no score."""
 
+    reads_steps = False
+
     def __init__(self, config: ContainsConfig):
         self.config = config
 

@@ -55,6 +55,8 @@ class JsonSchema(Evaluator):
     An output that cannot be validated, such as one that is nested too deeply, is wrong: it scores 0.0.
     """
 
+    reads_steps = False
+
     def __init__(self, config: JsonSchemaConfig, schema: dict[str, Any]):
         self.config = config
         self.validator = SchemaValidator(schema)

@@ -89,6 +89,8 @@ class LLMJudgeConfig(JudgeConfig, name="llm_judge"):
 class LLMJudge(Evaluator):
     """Asks the judge to score one answer."""
 
+    reads_steps = False
+
     def __init__(self, config: LLMJudgeConfig, llm: ChatModel):
         self.config, self.llm = config, llm
 

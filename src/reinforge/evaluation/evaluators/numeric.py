@@ -45,6 +45,8 @@ class Numeric(Evaluator):
     number in the expected output there is no score.
     """
 
+    reads_steps = False
+
     def __init__(self, config: NumericConfig):
         self.config = config
 

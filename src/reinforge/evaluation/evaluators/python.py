@@ -61,7 +61,7 @@ class PythonEvaluator(Evaluator):
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
-        self.takes_item = _count_parameters(function) == 1
+        self.takes_item = self.reads_steps = _count_parameters(function) == 1
         called = function if inspect.isroutine(function) else type(function).__call__
         self.is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
@@ -74,7 +74,9 @@ class PythonEvaluator(Evaluator):
 
 
 class IsolatedEvaluator(Evaluator):
-    """Calls the user's function in worker processes."""
+    """Calls the user's function in worker processes, which get no steps."""
+
+    reads_steps = False
 
     def __init__(self, pool: WorkerPool):
         self.pool = pool

@@ -42,6 +42,8 @@ class RegexConfig(EvaluatorConfig, name="regex"):
 class Regex(Evaluator):
     """Matches the output as text; None counts as the empty string."""
 
+    reads_steps = False
+
     def __init__(self, config: RegexConfig):
         self.config = config
 

@@ -16,6 +16,8 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 class GameEvaluator(Evaluator):
     """Base class: scores the game that the agent returned; without a game the score is missing."""
 
+    reads_steps = False
+
     def __init__(self, config: Any = None):
         self.config = config
 

@@ -17,6 +17,8 @@ from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 class TicketEvaluator(Evaluator):
     """Base class: scores the ticket that the agent filed; without an output the score is missing."""
 
+    reads_steps = False
+
     def __init__(self, config: Any = None):
         self.config = config
 

@@ -10,7 +10,7 @@ from reinforge.evaluation.evaluators.base import score_group
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import GroupEvaluator
-from reinforge.rollout.episode import build_steps
+from reinforge.rollout.episode import with_steps
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.trajectory import Outcome
 
@@ -63,7 +63,7 @@ async def _compare_again(
     for siblings in by_example.values():
         if len(siblings) < 2 or len(pairs) >= MAX_RESCORED:
             continue
-        items = [each.item.copy_with_updates(trajectory=build_steps(each)) for each in siblings]
+        items = [with_steps(each) for each in siblings]
         outputs = await score_group(evaluator, items, timeout_s)
         firsts = [each.scores[evaluation.reward_metric].as_reward() for each in siblings]
         both = zip(firsts, (output.as_reward() for output in outputs), strict=True)
