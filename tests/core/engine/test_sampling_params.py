@@ -25,9 +25,11 @@ BAD = [
     ({"temperature": NAN}, "temperature is nan, expected a number from 0 to 10000"),
     ({"temperature": INF}, "temperature is inf"),
     ({"temperature": -1}, "temperature is -1"),
+    ({"temperature": 1e-40}, "temperature is 1e-40, expected 0 (the most likely token), or a number from 0.0001"),
     ({"temperature": "x"}, "temperature is 'x'"),
     ({"temperature": True}, "temperature is True"),
     ({"top_p": 0}, "top_p is 0, which keeps no token"),
+    ({"top_p": 1e-46}, "top_p is 1e-46, which keeps no token"),
     ({"top_p": 1.5}, "top_p is 1.5, expected a number from 0 to 1"),
     ({"min_p": 5}, "min_p is 5"),
     ({"top_k": -1}, "top_k is -1, expected a whole number of at least 0"),
@@ -81,3 +83,23 @@ def test_scores_of_short_rows_and_unknown_tokens(engine):
         with pytest.raises(ValueError, match="cannot score tokens that the model does not have; it has "):
             asyncio.run(engine.policy.score([[1, token]]))
     assert outcomes(engine, request(seed=1)), "the engine goes on"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1e-4},
+        {"temperature": 1e4},
+        {"top_p": 1e-30},
+        {"min_p": 1e-46},
+        {"min_p": 1.0, "top_p": 1e-30, "top_k": 1},
+        {"seed": 10**40},
+        {"seed": -(10**40)},
+        {"frequency_penalty": 2, "presence_penalty": -2, "temperature": 1e-4},
+        {"logit_bias": tuple((token, -100.0) for token in range(300)), "temperature": 1e-4},
+    ],
+)
+def test_a_request_at_the_edge_of_what_is_allowed_harms_no_other(engine, settings):
+    first, edge, last = outcomes(engine, request(seed=1), request(**settings), request(seed=2))
+    assert [first, last] == outcomes(engine, request(seed=1), request(seed=2))
+    assert not isinstance(edge, Exception), edge

@@ -9,7 +9,10 @@ from typing import Any
 from reinforge.bounded import find_surrogate
 from reinforge.types.request import SamplingParams
 
-MAX_TEMPERATURE = 1e4
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
+"""Logits divided by less are infinite in half of the floats, and their softmax is not a number."""
+MIN_TOP_P = 1e-30
+"""A smaller one may be 0 as a 32-bit float, and keep no token."""
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
@@ -23,9 +26,14 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         ValueError: The sampler cannot follow one of them; the message names it.
     """
     _check_number("temperature", params.temperature, 0, MAX_TEMPERATURE)
+    if 0 < params.temperature < MIN_TEMPERATURE:
+        least = f"0 (the most likely token), or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+        raise ValueError(f"temperature is {params.temperature:g}, expected {least}")
     _check_number("top_p", params.top_p, 0, 1)
-    if params.top_p == 0:
-        raise ValueError("top_p is 0, which keeps no token; for the most likely token set temperature to 0")
+    if params.top_p < MIN_TOP_P:
+        raise ValueError(
+            f"top_p is {params.top_p:g}, which keeps no token; for the most likely token set temperature to 0"
+        )
     _check_number("min_p", params.min_p, 0, 1)
     for name, least in (("top_k", 0), ("max_tokens", None), ("seed", None)):
         value = getattr(params, name)
