@@ -64,6 +64,7 @@ def test_files_and_memory_are_the_servers_to_choose():
         ({"policy": {"tokenizer": "/etc"}}, 422, "policy.tokenizer is the server's to choose"),
         ({"policy": {"chat_template": "{{ 1 }}"}}, 422, "policy.chat_template is the server's to choose"),
         ({"policy": {"lora": {"r": 0}}}, 422, "policy: lora.r"),
+        ({"policy": {"lora": {"r": 400_000}}}, 422, "policy: lora.r"),
         ({"algorithm": {"_type": "distill", "teacher": "x"}}, 422, "no algorithm 'distill' is available to sessions"),
         ({"algorithm": {"_type": "task:mine"}}, 422, "no algorithm 'task:mine' is available to sessions"),
         ({"algorithm": {"_type": "grpo", "kl_coef": -1}}, 422, "algorithm: kl_coef"),

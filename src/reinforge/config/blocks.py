@@ -13,7 +13,7 @@ from reinforge.types.key_aliases import ConfigModel
 class Block(ConfigModel):
     """Base of the blocks; rejects unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class SamplingConfig(Block):

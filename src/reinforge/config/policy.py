@@ -100,7 +100,7 @@ class LoRAConfig(Block):
 
     key_aliases: ClassVar[dict[str, str]] = {"rank": "r", "alpha": "lora_alpha"}
 
-    r: int = Field(default=16, ge=1, description="Rank of each adapter. `rank` is also accepted.")
+    r: int = Field(default=16, ge=1, le=4096, description="Rank of each adapter. `rank` is also accepted.")
     lora_alpha: int = Field(
         default=32,
         ge=1,

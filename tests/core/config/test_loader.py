@@ -116,6 +116,7 @@ def test_unknown_keys_are_rejected_in_nested_models_of_users_unless_allowed(writ
     [
         ("finetuning: {num_epochs: many}", 'expected a whole number, found "many"'),
         ("finetuning: {num_epochs: 0}", "expected a number ≥ 1, found 0"),
+        ("finetuning: {policy: {optimizer: {learning_rate: .inf}}}", "expected a finite number, found inf"),
         ("finetuning: {enabled: perhaps}", 'expected true or false, found "perhaps"'),
         ("finetuning: {trainer: 5}", "expected a string, found 5"),
         ("finetuning: {target_functions: f}", 'expected a list, found "f"'),

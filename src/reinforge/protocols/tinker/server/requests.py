@@ -87,9 +87,13 @@ class OptimStep(OfModel):
     optimizer_params: OptimizerFamily | None = None
 
 
+MAX_TTL_S = 10 * 366 * 24 * 3600
+"""Seconds that a checkpoint may live: ten years, so that its end is a date."""
+
+
 class SaveWeights(OfModel):
     path: str | None = None
-    ttl_seconds: int | None = Field(default=None, gt=0)
+    ttl_seconds: int | None = Field(default=None, gt=0, le=MAX_TTL_S)
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
 
@@ -100,7 +104,7 @@ class SaveForSampler(OfModel):
     path: str | None = None
     sampling_session_seq_id: int | None = Field(default=None, ge=0)
     kind: Literal["snapshot", "inflight"] = "snapshot"
-    ttl_seconds: int | None = Field(default=None, gt=0)
+    ttl_seconds: int | None = Field(default=None, gt=0, le=MAX_TTL_S)
     user_metadata: dict[str, str] | None = None
 
 
