@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from reinforge.bounded import decode_json, decode_json_prefix
+from reinforge import bounded
+from reinforge.bounded import TooDeepError, decode_json, decode_json_prefix, load_json
 from reinforge.limits import Limits
 
 CHARS, DEPTH, DIGITS = Limits().reply_chars, Limits().reply_depth, Limits().reply_digits
@@ -70,3 +71,13 @@ def test_depth_does_not_depend_on_pythons_recursion_limit():
             decode_json("[" * 900_000)
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_without_the_check_of_its_depth_json_from_outside_ends_in_another_error(monkeypatch):
+    """Mutation check: Python's own limit is an error that nothing behind the reader expects."""
+    deep = "[" * 5000 + "]" * 5000
+    with pytest.raises(TooDeepError, match="nested deeper than 250 levels"):
+        load_json(deep)
+    monkeypatch.setattr(bounded, "check_depth", lambda text, start, most: None)
+    with pytest.raises(RecursionError):
+        load_json(deep)

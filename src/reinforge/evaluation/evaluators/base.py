@@ -132,7 +132,7 @@ def _describe(value: Any) -> str:
 def check_output(value: Any) -> None:
     """Raises an `UnusableOutputError` for an output that no record and no message can hold."""
     if (why := find_unwritable(value)) is not None:
-        raise UnusableOutputError(f"the output cannot be written as text: {why}")
+        raise UnusableOutputError(f"the output cannot be converted to a string: {why}")
 
 
 def to_text(value: Any) -> str:
