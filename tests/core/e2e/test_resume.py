@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -175,7 +176,7 @@ def test_the_work_of_a_users_trainer_is_repeated_as_a_whole(project):
     project.write("plugin.py", "import tests.core.e2e.test_user_components\n")
     task = (project.folder / "task.py").read_text()
     project.write("task.py", "import tests.core.e2e.test_user_components\n" + task)
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    root = Path(__file__).parents[3]
     project.write("go.py", "import tests.core.e2e.test_user_components\nfrom reinforge.cli import main\nmain()\n")
     project.finetune("--dataset", "nowhere.jsonl")  # fails, but writes the files
     env = {**os.environ, "REINFORGE_CRASH_AT": "step.after_optim:6", "PYTHONPATH": f"{root}:{root}/src"}

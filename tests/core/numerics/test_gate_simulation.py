@@ -131,4 +131,4 @@ def test_the_interval_covers_the_effect_on_repeated_prompts(num_prompts, mean):
         base, tuned = draw_repeated(random, num_prompts, mean)
         found = compute_paired_difference(base.scores["reward"], tuned.scores["reward"], clusters=base.clusters)
         covered += found.ci_low is None or found.ci_low <= 0 <= found.ci_high
-    assert 0.935 <= covered / 2000 <= (0.965 if mean == 0.5 or num_prompts >= 100 else 0.99)
+    assert 0.935 <= covered / 2000 <= (0.965 if mean == 0.5 or num_prompts >= 100 else 1)
