@@ -27,8 +27,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     """
     _check_number("temperature", params.temperature, 0, MAX_TEMPERATURE)
     if 0 < params.temperature < MIN_TEMPERATURE:
-        least = f"0 (the most likely token), or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
-        raise ValueError(f"temperature is {params.temperature:g}, expected {least}")
+        allowed = f"0 (the most likely token), or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+        raise ValueError(f"temperature is {params.temperature:g}, expected {allowed}")
     _check_number("top_p", params.top_p, 0, 1)
     if params.top_p < MIN_TOP_P:
         raise ValueError(
