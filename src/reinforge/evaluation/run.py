@@ -203,7 +203,7 @@ class DatasetEvaluation(EvaluationRunner):
             parts = {part: await self._score_with(part, evaluators, record, known) for part in evaluator.weights}
             known[name] = evaluator.combine(record.item, parts)
         else:
-            item = with_steps(record) if evaluator.reads_steps else record.item
+            item = with_steps(record) if getattr(evaluator, "reads_steps", True) else record.item
             known[name] = await score_item(evaluator, item, self.runner.limits.evaluator_timeout_s)
             if record.outcome.is_policy_failure and known[name].error is not None:  # there may be no answer to score
                 known[name] = self._penalize(record)
