@@ -196,7 +196,7 @@ def identify_evaluators(loaded: LoadedConfig) -> dict[str, str]:
     Scores of two runs can be compared where the hashes are equal. The code of a function is its source with that of the
     functions and the constants of the project that it uses, so an edit elsewhere in its file does not count.
     """
-    config = loaded.config
+    config, root = loaded.config, loaded.project_root.resolve()
     evaluators, models = config.eval.evaluators, config.llms
 
     def describe(model: Any, seen: tuple[str, ...]) -> list[Any]:
@@ -206,7 +206,7 @@ def identify_evaluators(loaded: LoadedConfig) -> dict[str, str]:
             found.append(inspect.getsource(module) if module is not None else "")
         for path, value in iterate_values(model):
             names = [path[-1], value] if isinstance(value, str) else [path[-1]]
-            found.append([*path, list(_list_code(value)) if callable(value) else repr(value)])
+            found.append([*path, list(_list_code(value, root)) if callable(value) else repr(value)])
             for name in names:
                 for known in (evaluators, models):
                     if isinstance(name, str) and name in known and name not in seen:
@@ -219,7 +219,7 @@ def identify_evaluators(loaded: LoadedConfig) -> dict[str, str]:
     }
 
 
-def _list_code(value: Any) -> Iterator[str]:
+def _list_code(value: Any, root: Path) -> Iterator[str]:
     """Yields the sources of a function and of what it uses of the project, and the values of its constants."""
     remaining, seen = [value], set()
     while remaining:
@@ -239,10 +239,29 @@ def _list_code(value: Any) -> Iterator[str]:
         known = vars(sys.modules.get(function.__module__, inspect))
         for name in sorted(used & known.keys()):
             each = known[name]
-            if isinstance(each, str | int | float | bool | tuple | frozenset | None):
-                yield f"{name} = {each!r}"
-            elif (inspect.isfunction(each) or inspect.isclass(each)) and each.__module__ == function.__module__:
-                remaining.append(each)
+            if inspect.ismodule(each) and _is_of_project(each, root):
+                yield inspect.getsource(each)
+            elif inspect.isfunction(each) or inspect.isclass(each):
+                remaining += [each] if each.__module__ == function.__module__ or _is_of_project(each, root) else []
+            elif (constant := _describe_constant(each)) is not None:
+                yield f"{name} = {constant}"
+
+
+def _is_of_project(value: Any, root: Path) -> bool:
+    try:
+        return is_own_file(Path(inspect.getsourcefile(value) or "").resolve(), root)
+    except TypeError:  # built in
+        return False
+
+
+def _describe_constant(value: Any) -> str | None:
+    """Returns plain data as text that is the same in every process; None: it is something else."""
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = [_describe_constant(each) for each in value]
+        return str(sorted(map(str, parts)) if isinstance(value, set | frozenset) else parts)
+    if isinstance(value, dict):
+        return str(sorted((str(_describe_constant(k)), str(_describe_constant(v))) for k, v in value.items()))
+    return repr(value) if isinstance(value, str | int | float | None) else None
 
 
 def _list_versions(loaded: LoadedConfig) -> dict[str, str]:

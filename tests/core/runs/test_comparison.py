@@ -252,7 +252,8 @@ def test_runs_that_are_scored_differently_say_so(made):
 
 def test_a_reward_of_the_same_name_is_another_one_if_what_it_calls_has_changed(tmp_path, monkeypatch):
     """The helper of a reward, and a constant: the function itself and its name stay as they are."""
-    source = "SCALE = 1.0\n\ndef shape(score):\n    return SCALE * score\n\ndef reward(output, expected):\n"
+    source = "SCALE = 1.0\nWORDS = {'one', 'two', 'three'}\nKEYS = ['a']\n\ndef shape(score):\n"
+    source += "    return SCALE * score + len(WORDS) + len(KEYS)\n\ndef reward(output, expected):\n"
     source += "    return shape(len(output) / 10)\n\ndef unused():\n    return 1\n"
     hashes = []
     for name, text in {
@@ -260,6 +261,7 @@ def test_a_reward_of_the_same_name_is_another_one_if_what_it_calls_has_changed(t
         "same": source.replace("return 1\n", "return 2\n"),
         "scaled": source.replace("1.0", "2.0"),
         "shaped": source.replace("SCALE * score", "SCALE - score"),
+        "listed": source.replace("['a']", "['b']"),
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"rewards_{name}.py").write_text(text)
@@ -267,9 +269,9 @@ def test_a_reward_of_the_same_name_is_another_one_if_what_it_calls_has_changed(t
         module = importlib.import_module(f"rewards_{name}")
         evaluators = {"reward": {"_type": "python", "function": module.reward}}
         hashes.append(identify_evaluators(build_config({"eval": {"evaluators": evaluators}}))["reward"])
-    once, same, scaled, shaped = hashes
+    once, same, scaled, shaped, listed = hashes
     assert once == same, "what the reward does not use does not count"
-    assert len({once, scaled, shaped}) == 3
+    assert len({once, scaled, shaped, listed}) == 4
 
 
 def test_code_that_differs_is_named(copied):
