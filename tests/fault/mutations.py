@@ -315,12 +315,12 @@ HANDLE_TWO_SIGNALS = {number: partial(handle_two_signals, number) for number in 
 
 def look_for_no_step():
     """The ART adapter takes every interrupted submission for one that never arrived."""
-    from reinforge.protocols.art.adapter import ARTTrainerAdapter
+    from reinforge.protocols.art.client import ARTClient
 
     async def settle(self, base):
         return False
 
-    ARTTrainerAdapter._settle = settle
+    ARTClient._settle = settle
 
 
 def count_early_episodes_at_once():

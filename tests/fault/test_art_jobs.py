@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from tests.fault import mutations
-from tests.fault.kit import KILLED, Toy, killed_at, killed_while, wait_until
+from tests.fault.kit import KILLED, PATIENCE_S, Toy, killed_at, killed_while, wait_until
 from tests.fault.test_remote_jobs import STAGES
 from tests.protocols.art import use_art_adapter
 from tests.protocols.art_service import ARTService
@@ -104,7 +104,7 @@ def test_a_job_that_is_not_looked_for_is_started_twice(make_toy, art, protocol):
     art.ends = ["hangs"]
     if protocol == 2:
         art.faults["create"] = [after(no_response)]
-    toy = make_toy(art, protocol, settle_s=60.0)
+    toy = make_toy(art, protocol, settle_s=2 * PATIENCE_S)
     child = toy.start()
     wait_until(lambda: art.jobs, child)
     child.send(signal.SIGKILL)

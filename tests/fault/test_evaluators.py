@@ -192,10 +192,11 @@ def matchers(timeout_s):
 
 @pytest.mark.parametrize("number", [0, 1], ids=["regex", "json_schema"])
 async def test_a_pattern_that_takes_years_leaves_its_score_missing(number):
-    evaluator, text = matchers(0.05)[number]
-    records = await records_of(evaluation_of({"reward": evaluator}, workflow=answers(text)))
-    assert [record.outcome for record in records] == [Outcome.JUDGE_ERROR] * 4
-    assert "the pattern '(a|aa)+$' was still matching 61 characters after its time limit" in records[0].reason
+    evaluator, text = matchers(0.5)[number]  # so long that a busy machine does not stop the harmless pattern `^x` too
+    evaluation = evaluation_of({"reward": evaluator}, workflow=answers(text))
+    [record] = await evaluation.collect([EpisodeKey("e", 0, "0")])
+    assert record.outcome is Outcome.JUDGE_ERROR
+    assert "the pattern '(a|aa)+$' was still matching 61 characters after its time limit" in record.reason
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["regex", "json_schema"])
