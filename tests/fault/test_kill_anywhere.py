@@ -59,7 +59,8 @@ def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(toy, whole, site
     assert differences(toy.run, whole.run) == []
 
 
-@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.fault)])
+@pytest.mark.fault
+@pytest.mark.parametrize("num_kills", [4, 200])
 def test_kills_at_random_times(make_toy, whole, num_kills):
     rng, kills = random.Random(num_kills), 0
     while kills < num_kills:

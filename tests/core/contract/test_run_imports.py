@@ -57,6 +57,7 @@ def test_a_run_of_the_bundled_model_imports_the_core_alone(tmp_path):
     check_imports(list_imports(tmp_path, "bundled:tic_tac_toe"))
 
 
+@pytest.mark.slow
 def test_importing_every_component_would_be_found(tmp_path, tiny_model_dir, monkeypatch):
     """Mutation check: as it was when the registry imported every component."""
     monkeypatch.setitem(globals(), "RUN", RUN.replace("import sys, reinforge", IMPORT_ALL))

@@ -38,6 +38,7 @@ main(["finetune", "run.yml", "--run_name", "r"], prog_name="reinforge", standalo
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_a_local_model_uses_no_network(project, monkeypatch):
     for name in WITHOUT_A_HINT:
         monkeypatch.delenv(name, raising=False)

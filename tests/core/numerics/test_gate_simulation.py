@@ -66,13 +66,13 @@ def promoted_share(num_runs, draw, num_confirm, **effects):
 @pytest.mark.parametrize(
     ("draw", "num_confirm", "effects"),
     [
-        (binary, 200, {}),
+        pytest.param(binary, 200, {}, marks=pytest.mark.slow),
         (binary, 12, {}),
         (binary, 200, {"spread_of_effects": 0.1}),
         (binary, 100, {"missing": 0.05}),
-        (continuous, 100, {}),
+        pytest.param(continuous, 100, {}, marks=pytest.mark.slow),
         (continuous, 12, {}),
-        (lopsided, 40, {}),
+        pytest.param(lopsided, 40, {}, marks=pytest.mark.slow),
     ],
 )
 def test_at_most_five_percent_of_runs_without_an_effect_are_promoted(draw, num_confirm, effects):
@@ -111,7 +111,7 @@ def draw_repeated(random, num_prompts, mean):
     return [replace(arm, clusters=clusters) for arm in arms]
 
 
-@pytest.mark.parametrize(("num_prompts", "mean"), [(10, 0.5), (30, 0.1)])
+@pytest.mark.parametrize(("num_prompts", "mean"), [(10, 0.5), pytest.param(30, 0.1, marks=pytest.mark.slow)])
 def test_repeated_prompts_promote_no_more_than_distinct_ones(num_prompts, mean):
     random = np.random.default_rng([num_prompts, int(100 * mean)])
     arms = [draw_repeated(random, num_prompts, mean) for _ in range(400)]

@@ -134,7 +134,11 @@ def worst(learners, samples, spec, max_tokens, order, num_added):
 many = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+QUICK = ("token", "critic")
+LOSS_KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in LOSSES]
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
 def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners, kind):
     @many
     @given(

@@ -164,7 +164,7 @@ def test_a_penalty_is_applied_to_each_token_of_the_reply_so_far(engine):
     assert tokens.token_ids.count(9) > 2
 
 
-@pytest.mark.parametrize("loss", ["clipped_pg", "cross_entropy"])
+@pytest.mark.parametrize("loss", ["clipped_pg", pytest.param("cross_entropy", marks=pytest.mark.slow)])
 def test_200_replies_under_a_schema_parse_and_train(tiny_model_dir, loss):
     """All of them validate; steps that favour one of two allowed words make it the more likely one."""
     with load_engine(tiny_model_dir, optimizer={"learning_rate": 3e-3}, schedule={"warmup_steps": 0}) as engine:
