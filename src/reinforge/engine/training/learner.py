@@ -30,7 +30,7 @@ from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batch_loss import MetricSums, compute_mismatch, scale_loss, set_deferred_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches, plan_steps
 from reinforge.engine.training.scheduled_optimizer import log_skipped_step
-from reinforge.engine.training.sharding import ShardedOptimizer
+from reinforge.engine.training.sharded_optimizer import ShardedOptimizer
 from reinforge.errors import EngineError
 from reinforge.types.sample import FloatArray, GradientReport, LossSpec, TrainingSample, UpdateReport, are_finite
 

@@ -1,0 +1,132 @@
+"""The optimizer of a model and its critic, whole or in shards (`sharding.py`, which only sharded training imports)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from reinforge.config.policy import PolicyConfig
+from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.heads import CRITIC_PREFIX, ValueHead
+from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
+
+if TYPE_CHECKING:
+    from reinforge.engine.training.data_parallel import DataParallel
+    from reinforge.engine.training.sharding import ShardedModel
+
+
+class ShardedOptimizer(ScheduledOptimizer):
+    """Trains a model and its critic, whole or in shards.
+
+    Args:
+        model: The model.
+        config: Optimizer and schedule.
+        critic: The value head, if the algorithm has one.
+
+    Attributes:
+        peers: The processes that share each step, of which this one computes its part; None: it computes all.
+        sharded: This process's shards of the model, which are then its `parameters`; None: it trains the whole model.
+    """
+
+    def __init__(self, model: CausalModel, config: PolicyConfig, critic: ValueHead | None = None):
+        parameters = model.trained_parameters
+        if critic is not None:
+            parameters |= {f"{CRITIC_PREFIX}{name}": p for name, p in critic.named_parameters()}
+        super().__init__(parameters, config.optimizer, config.schedule, config.critic)
+        self.model, self.critic = model, critic
+        self.peers: DataParallel | None = None
+        self.sharded: ShardedModel | None = None
+
+    def shard(self) -> None:
+        """Divides the model, its gradients and its optimizer among the peers from now on.
+
+        Raises:
+            EngineError: The model cannot be divided.
+        """
+        from reinforge.engine.training.sharding import ShardedModel
+
+        assert self.peers is not None
+        state, num_steps = self.state(), self.num_steps
+        sharded = ShardedModel(self.model, self.peers)
+        critic = {name: p for name, p in self.parameters.items() if name.startswith(CRITIC_PREFIX)}
+        self.parameters = {**sharded.shards, **critic}
+        self.sharded = sharded
+        self.restore(sharded.select_state(state), num_steps)
+
+    def gather_weights(self) -> None:
+        """Gives the model the weights of the shards, which have changed; all processes call it together."""
+        if self.sharded is not None:
+            self.sharded.gather()
+
+    def gather_state(self) -> dict[str, Tensor]:
+        """Returns `state` of the whole model; all processes call it together."""
+        return self.state() if self.sharded is None else self.sharded.join_state(self.state())
+
+    def load_state(self, state: Mapping[str, Tensor], num_steps: int) -> None:
+        """Restores what `gather_state` returned, after the model's weights were loaded."""
+        if self.sharded is not None:
+            self.sharded.take_shards()
+            state = self.sharded.select_state(state)
+        self.restore(state, num_steps)
+
+    def take_gradients(self) -> None:
+        """Adds the gradients of a backward pass to those of the step."""
+        if self.sharded is not None:
+            self.sharded.take_gradients()
+        super().take_gradients()
+
+    def clear_gradients(self) -> None:
+        if self.sharded is not None:
+            self.sharded.clear_gradients()
+        super().clear_gradients()
+
+    def measure_norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of the policy's gradients, of which each process may have its shards only."""
+        norm = super().measure_norm(parameters)
+        if self.sharded is None or self.peers is None:
+            return norm
+        total = norm.double().square()
+        self.peers.add(total)
+        return total.sqrt().to(norm.dtype)
+
+    @contextmanager
+    def divide_weights(self) -> Iterator[None]:
+        """Frees the whole weights inside the block; where it fails, `gather_weights` brings them back."""
+        if self.sharded is None or self.sharded.is_divided:
+            yield
+            return
+        self.sharded.divide()
+        yield
+        self.sharded.gather()
+
+    @contextmanager
+    def use_whole_weights(self) -> Iterator[None]:
+        """Brings the whole weights back inside the block."""
+        if self.sharded is None or not self.sharded.is_divided:
+            yield
+            return
+        self.sharded.gather()
+        yield
+        self.sharded.divide()
+
+    def count_passes(self, own: int) -> int:
+        """Returns how many passes all processes make together: the most that one of them has.
+
+        Args:
+            own: The passes that this process has samples for.
+        """
+        if self.sharded is None or self.peers is None:
+            return own
+        return max(int(each["count"]) for each in self.peers.collect({"count": own}))
+
+    def help_others(self, logprobs_BT: Tensor | None = None) -> None:
+        """Makes a pass without a gradient, or ends one whose log-probs are computed."""
+        assert self.sharded is not None
+        if logprobs_BT is None:
+            logprobs_BT, _ = self.sharded.compute(None)
+        with self.sharded.require_end():
+            (logprobs_BT.sum() * 0.0).backward()
+        self.take_gradients()
