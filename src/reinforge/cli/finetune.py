@@ -10,10 +10,12 @@ import click
 
 from reinforge.cli.options import (
     COMPAT,
+    CONFIG_HELP,
     DATA,
+    DATA_PATHS,
+    DATASET,
     DEBUG,
     ENDPOINT,
-    ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
     JSON,
     LIMITS,
@@ -30,8 +32,7 @@ from reinforge.cli.output import say, say_json
 from reinforge.cli.report import AtEnd, exit_on_error, run_and_exit
 
 FLAG_PATHS = {
-    "dataset": "eval.general.dataset.file_path",
-    **ENDPOINT_PATHS,
+    **DATA_PATHS,
     "validation_dataset": "finetuning.run_configuration.validation_dataset",
     "validation_interval": "finetuning.run_configuration.validation_interval",
     "validation_config_file": "finetuning.run_configuration.validation_config_file",
@@ -43,14 +44,8 @@ FLAG_PATHS = {
 
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("file", required=False, callback=parse_existing_file)
-@option(
-    "config_file",
-    metavar="FILE",
-    callback=parse_existing_file,
-    group=DATA,
-    help="The configuration file, instead of the argument FILE.",
-)
-@option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
+@option("config_file", metavar="FILE", callback=parse_existing_file, group=DATA, help=CONFIG_HELP)
+@DATASET
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
 @option("validation_config_file", metavar="FILE", group=DATA, help="YAML file whose eval section is used to validate.")

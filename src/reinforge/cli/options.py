@@ -86,7 +86,32 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
         load_named("reinforge.compat.nat:load_plugins")()
 
 
-CONFIG_FILE = click.argument("file", callback=parse_existing_file)
+def parse_config_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    """Returns the file of the argument or of `--config_file`."""
+    named = context.meta.get(CONFIG_FLAG)
+    if value is not None and named is not None:
+        raise click.UsageError("pass one configuration file: FILE, or --config_file FILE", context)
+    if value is None and named is None and not context.resilient_parsing:
+        raise click.MissingParameter(ctx=context, param=parameter)
+    return parse_existing_file(context, parameter, value or named)
+
+
+def keep_config_file(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    context.meta[CONFIG_FLAG] = value
+
+
+CONFIG_FLAG = "reinforge.config_file"
+
+
+def take_config_file(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the argument FILE, which may be written `--config_file FILE` too."""
+    shared: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": keep_config_file}
+    named = option("config_file", metavar="FILE", group=DATA, help=CONFIG_HELP, **shared)
+    return click.argument("file", required=False, metavar="FILE", callback=parse_config_file)(named(command))
+
+
+CONFIG_HELP = "The configuration file, instead of the argument FILE."
+DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
 OVERRIDE = click.option(
     "-o",
     "--override",
@@ -104,10 +129,13 @@ OUTPUT_DIR = option(
     show_default=True,
     help="Folder that contains the run folders.",
 )
-ENDPOINT_PATHS = {
-    name: f"finetuning.run_configuration.{name}" for name in ("endpoint", "endpoint_timeout", "result_json_path")
+DATA_PATHS = {
+    "dataset": "eval.general.dataset.file_path",
+    "endpoint": "finetuning.run_configuration.endpoint",
+    "endpoint_timeout": "finetuning.run_configuration.endpoint_timeout",
+    "result_json_path": "finetuning.run_configuration.result_json_path",
 }
-"""The configuration path of each flag about a deployed agent."""
+"""The configuration path of each flag about the data and a deployed agent."""
 ENDPOINT = option("endpoint", metavar="URL", group=DATA, help="URL of a deployed agent to run instead of `workflow`.")
 ENDPOINT_TIMEOUT = option(
     "endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of one of its episodes."

@@ -9,10 +9,9 @@ import click
 
 from reinforge.cli.options import (
     COMPAT,
-    CONFIG_FILE,
     DATA,
+    DATA_PATHS,
     ENDPOINT,
-    ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
     JSON,
     LIMITS,
@@ -20,6 +19,7 @@ from reinforge.cli.options import (
     RESULT_JSON_PATH,
     collect_overrides,
     option,
+    take_config_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.cli.report import Command, load_file, run_work
@@ -32,7 +32,7 @@ PRICES = "Prices"
 
 
 @click.command("preflight", cls=Command, context_settings={"show_default": True})
-@CONFIG_FILE
+@take_config_file
 @option(
     "examples", metavar="N", type=click.IntRange(min=2), default=20, group=DATA, help="Training examples to sample."
 )
@@ -96,7 +96,7 @@ def command(
     from reinforge.trainer.preflight.costs import TokenPrice
     from reinforge.trainer.preflight.probe import PreflightOptions
 
-    loaded = load_file(file, collect_overrides(flags, ENDPOINT_PATHS), as_json=as_json)
+    loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
     prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
     _refuse_unknown(prices, loaded)
     options = PreflightOptions(
