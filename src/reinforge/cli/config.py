@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.options import JSON, OVERRIDE, GroupedOption, take_config_file
+from reinforge.cli.options import CONFIG_FILE, JSON, OVERRIDE, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json
 from reinforge.cli.report import Command
 
@@ -23,7 +23,7 @@ def command() -> None:
 
 
 @command.command("show", cls=Command, short_help="Print the resolved configuration, with all defaults.")
-@take_config_file
+@CONFIG_FILE
 @click.option(
     "--origin",
     "with_origin",

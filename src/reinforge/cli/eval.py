@@ -9,6 +9,7 @@ import click
 
 from reinforge.cli.options import (
     COMPAT,
+    CONFIG_FILE,
     DATA,
     DATA_PATHS,
     DATASET,
@@ -21,7 +22,6 @@ from reinforge.cli.options import (
     collect_overrides,
     option,
     parse_output_file,
-    take_config_file,
 )
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command, load_file, run_work
@@ -30,7 +30,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
 
 @click.command("eval", cls=Command, context_settings={"show_default": True})
-@take_config_file
+@CONFIG_FILE
 @option(
     "model",
     metavar="RUN|PATH",

@@ -10,7 +10,6 @@ import click
 
 from reinforge.cli.options import (
     COMPAT,
-    CONFIG_HELP,
     DATA,
     DATA_PATHS,
     DATASET,
@@ -44,7 +43,6 @@ FLAG_PATHS = {
 
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("file", required=False, callback=parse_existing_file)
-@option("config_file", metavar="FILE", callback=parse_existing_file, group=DATA, help=CONFIG_HELP)
 @DATASET
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
@@ -92,7 +90,6 @@ def command(file: Path | None, **options: Any) -> None:
 
 def train(
     file: Path | None,
-    config_file: Path | None,
     as_json: bool,
     debug: bool,
     smoke: bool,
@@ -106,20 +103,19 @@ def train(
     **options: Any,
 ) -> None:
     """Runs the command with its options; prints the lines of `at_end` after the summary."""
-    chosen = config_file or file
-    if (chosen is None and resume is None) or (config_file and file):
+    if file is None and resume is None:
         raise click.UsageError("pass one configuration file: reinforge finetune FILE")
     if resume is not None and (smoke or dry_run or run_name is not None):
         raise click.UsageError("--resume cannot be combined with --smoke, --dry_run or --run_name")
     if resume is None and allow_config_change:
         raise click.UsageError("--allow_config_change requires --resume")
-    if project_root is not None and (resume is None or chosen is not None):
+    if project_root is not None and (resume is None or file is not None):
         raise click.UsageError("--project_root requires --resume without FILE: a file's own folder is its project")
     if dry_run and smoke:
         raise click.UsageError("--dry_run and --smoke cannot be combined")
     overrides = collect_overrides(options, FLAG_PATHS)
-    if dry_run and chosen is not None:
-        _write_resolved_config(chosen, overrides, run_name, as_json=as_json, debug=debug)
+    if dry_run and file is not None:
+        _write_resolved_config(file, overrides, run_name, as_json=as_json, debug=debug)
         return
 
     def run() -> Any:
@@ -131,7 +127,7 @@ def train(
         progress = SilentProgress() if as_json else default_progress()
         options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
         keep_going = resume is None  # all problems are reported together, before the run starts
-        loaded = load_config(chosen, overrides=overrides, keep_going=keep_going) if chosen is not None else None
+        loaded = load_config(file, overrides=overrides, keep_going=keep_going) if file is not None else None
         if resume is not None:
             options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root)
         assert loaded is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import click
 OPTIONS = "Options"
 DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"
 """Titles of groups of options."""
+CONFIG_FLAG = re.compile("--config[_-]file(?:=|$)")
 
 
 class GroupedOption(click.Option):
@@ -34,7 +36,15 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help page has one section for each group of options."""
+    """A command whose help page has one section for each group of options.
+
+    Its argument FILE may be written `--config_file FILE`, as for the commands of the NeMo Agent Toolkit.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any(parameter.name == "file" for parameter in self.params):
+            args = [CONFIG_FLAG.sub("", each) for each in args if not CONFIG_FLAG.fullmatch(each)]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups in the order of their first option, general options last."""
@@ -86,31 +96,7 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
         load_named("reinforge.compat.nat:load_plugins")()
 
 
-def parse_config_file(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
-    """Returns the file of the argument or of `--config_file`."""
-    named = context.meta.get(CONFIG_FLAG)
-    if value is not None and named is not None:
-        raise click.UsageError("pass one configuration file: FILE, or --config_file FILE", context)
-    if value is None and named is None and not context.resilient_parsing:
-        raise click.MissingParameter(ctx=context, param=parameter)
-    return parse_existing_file(context, parameter, value or named)
-
-
-def keep_config_file(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    context.meta[CONFIG_FLAG] = value
-
-
-CONFIG_FLAG = "reinforge.config_file"
-
-
-def take_config_file(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the argument FILE, which may be written `--config_file FILE` too."""
-    shared: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": keep_config_file}
-    named = option("config_file", metavar="FILE", group=DATA, help=CONFIG_HELP, **shared)
-    return click.argument("file", required=False, metavar="FILE", callback=parse_config_file)(named(command))
-
-
-CONFIG_HELP = "The configuration file, instead of the argument FILE."
+CONFIG_FILE = click.argument("file", callback=parse_existing_file)
 DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
 OVERRIDE = click.option(
     "-o",

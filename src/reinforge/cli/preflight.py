@@ -9,6 +9,7 @@ import click
 
 from reinforge.cli.options import (
     COMPAT,
+    CONFIG_FILE,
     DATA,
     DATA_PATHS,
     ENDPOINT,
@@ -19,7 +20,6 @@ from reinforge.cli.options import (
     RESULT_JSON_PATH,
     collect_overrides,
     option,
-    take_config_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.cli.report import Command, load_file, run_work
@@ -32,7 +32,7 @@ PRICES = "Prices"
 
 
 @click.command("preflight", cls=Command, context_settings={"show_default": True})
-@take_config_file
+@CONFIG_FILE
 @option(
     "examples", metavar="N", type=click.IntRange(min=2), default=20, group=DATA, help="Training examples to sample."
 )

@@ -8,13 +8,13 @@ import click
 
 from reinforge.cli.options import (
     COMPAT,
+    CONFIG_FILE,
     DATA,
     JSON,
     OUTPUT,
     OVERRIDE,
     option,
     parse_existing_file,
-    take_config_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.cli.report import Command, load_file, run_work
@@ -41,7 +41,7 @@ def command() -> None:
     context_settings={"show_default": True},
     short_help="Score real answers and answers that deserve no reward.",
 )
-@take_config_file
+@CONFIG_FILE
 @option("limit", metavar="N", type=click.IntRange(min=1), default=8, group=DATA, help="Use the first N examples.")
 @option(
     "answers",

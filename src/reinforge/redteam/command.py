@@ -10,7 +10,7 @@ import click
 
 from reinforge.cli import finetune
 from reinforge.cli.eval import SPLITS
-from reinforge.cli.options import DATA, DEBUG, JSON, OUTPUT, OVERRIDE, GroupedCommand, option, take_config_file
+from reinforge.cli.options import CONFIG_FILE, DATA, DEBUG, JSON, OUTPUT, OVERRIDE, GroupedCommand, option
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import exit_on_error
 from reinforge.runs.summary import RunSummary
@@ -74,7 +74,7 @@ def write_attack_report(summary: RunSummary) -> list[str]:
     context_settings={"show_default": True},
     short_help="Attack the target without training, and report the attacks.",
 )
-@take_config_file
+@CONFIG_FILE
 @option("model", metavar="RUN|PATH", group=DATA, help="The attacker: run, folder or model id; default: the file's.")
 @option(
     "split",

@@ -184,7 +184,7 @@ class EpochSnapshot(SnapshotRow):
 
 
 class ReadsLikeADict:
-    """A row that is also read as its file holds it: `row["avg_reward"]`, `row.get("loss")`, `dict(row)`."""
+    """A row that is also read as its file holds it: `row["avg_reward"]`, `row.get("loss")`."""
 
     def as_dict(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -194,9 +194,6 @@ class ReadsLikeADict:
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.as_dict().get(name, default)
-
-    def keys(self) -> Iterable[str]:
-        return self.as_dict().keys()
 
 
 @dataclass

@@ -34,9 +34,7 @@ from reinforge.trainer.setup.prepare import build_llms
 from reinforge.trainer.setup.run_settings import find_remote_problems
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import (
-    EvalInput,
     EvalInputItem,
-    EvalOutput,
     EvaluationReport,
     EvaluationRunConfig,
     EvaluationRunOutput,
@@ -297,8 +295,11 @@ class EvaluationRun:
             evaluation, adapter = await prepare_evaluation(builder, ALL, SilentProgress(), served_as="train")
             if adapter is not None:
                 await adapter.initialize(loaded.config.finetuning)
-            outputs = [await evaluation.run_eval() for _ in range(self.config.reps)]
-        output, folder = _merge_outputs(outputs), loaded.config.eval.general.output_dir
+            ids, reps = evaluation.example_ids("train"), range(self.config.reps)
+            records = await evaluation.collect(
+                [EpisodeKey("collect", 0, id_, number) for number in reps for id_ in ids]
+            )
+        output, folder = build_output(records, evaluation.evaluators), loaded.config.eval.general.output_dir
         if not self.config.write_output or folder is None:
             return output
         _make_folder(folder)
@@ -317,23 +318,6 @@ class EvaluationRun:
                 "override and dataset need a configuration file; to change a configuration object, edit it in Python"
             )
         return build_config({name: getattr(source, name) for name in source.model_fields_set}, registry=self.registry)
-
-
-def _merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
-    """Returns several runs of the same examples as one output; an average is over all of them."""
-    first = outputs[0]
-    if len(outputs) == 1:
-        return first
-    items = [item for output in outputs for item in output.eval_input.eval_input_items]
-    results = []
-    for index, (name, _) in enumerate(first.evaluation_results):
-        scored = [item for output in outputs for item in output.evaluation_results[index][1].eval_output_items]
-        known = [float(item.score) for item in scored if item.error is None]
-        average = sum(known) / len(known) if known else None
-        results.append((name, EvalOutput(average_score=average, eval_output_items=scored)))
-    usage = {key: sum(output.usage_stats[key] for output in outputs) for key in first.usage_stats}
-    update = {"eval_input": EvalInput(eval_input_items=items), "evaluation_results": results, "usage_stats": usage}
-    return first.model_copy(update=update)
 
 
 def _make_folder(folder: Path) -> None:

@@ -224,22 +224,15 @@ def adopt_sampling(llms: Iterable[OpenAILLMConfig], sampling: SamplingConfig) ->
 
 def find_entry_problems(llms: Mapping[str, OpenAILLMConfig], run: FinetuneConfig) -> Iterator[Problem]:
     """Yields the settings of the trained model's entries of `llms` that would have no effect."""
-    first = next(iter(llms), "")
     for entry, llm in llms.items():
-        if llm.seed is not None:
-            message = f"is {llm.seed}, but each episode of a run is sampled with a seed of its own"
-            yield Problem(f"llms.{entry}.seed", message, "leave it out; finetuning.seed is the seed of the run")
-        for name in SAMPLING:
-            value, used = getattr(llm, name), getattr(run.sampling, name)
-            if value not in (None, used):
-                message = f"is {value:g}, but the run samples the trained model with {used:g}"
-                fix = f"set it in one place: here, in another entry of that model, or as finetuning.sampling.{name}"
-                yield Problem(f"llms.{entry}.{name}", message, fix)
-        for name in SHARED:
-            value, used = getattr(llm, name), getattr(llms[first], name)
-            if value != used:
-                message = f"differs from llms.{first}.{name}, and both entries are the trained model"
-                yield Problem(f"llms.{entry}.{name}", message, "give both the same, or train with one entry")
+        first = next(iter(llms))
+        used = [("seed", None, "a seed of its own for each episode")]
+        used += [(name, getattr(run.sampling, name), f"{getattr(run.sampling, name):g}") for name in SAMPLING]
+        used += [(name, getattr(llms[first], name), f"that of llms.{first}") for name in SHARED]
+        for name, value, what in used:
+            if getattr(llm, name) not in (None, value):
+                message = f"has no effect: the run samples the trained model with {what}"
+                yield Problem(f"llms.{entry}.{name}", message, "leave it out, or give both the same")
 
 
 def build_training_settings(config: ARTTrainerAdapterConfig) -> dict[str, Any]:

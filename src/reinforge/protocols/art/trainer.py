@@ -53,13 +53,17 @@ class ARTTrainer(EpochTrainer):
 
     def _stamp(self) -> dict[str, Any]:
         state = {"curriculum_state": self.get_curriculum_state()} if self.curriculum_config.enabled else {}
-        return {"timestamp": datetime.now().astimezone().isoformat(), "run_id": self._run_id, **state}
+        return {"timestamp": _now(), "run_id": self._run_id, **state}
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Writes the metrics files and the plot, to `output_dir` or the run folder, and updates the progress."""
         super().log_progress(epoch, {**self._stamp(), **metrics}, output_dir)
         if output_dir is None and can_draw_plots():
             self._create_reward_plot(epoch, self.context.folder)
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat()
 
 
 def _find_range(groups: Sequence[TrajectoryGroup], prefix: str = "") -> dict[str, float | None]:
@@ -80,21 +84,17 @@ class ARTTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="openpipe_ar
 class ARTTrajectoryBuilder(GroupTrajectoryBuilder):
     """The group builder; with one generation, all episodes of an epoch are one group."""
 
-    @property
-    def is_flat(self) -> bool:
-        return self.num_generations == 1
-
     def num_siblings(self, workflow_config: Any) -> int:
-        if not self.is_flat:
-            return super().num_siblings(workflow_config)
+        if self.num_generations > 1:
+            return self.num_generations
         return self.trajectory_builder_config.examples_per_epoch or sys.maxsize
 
     def further_examples(self, epoch: int, used: set[str], count: int) -> list[str]:
-        return [] if self.is_flat else super().further_examples(epoch, used, count)
+        return super().further_examples(epoch, used, count) if self.num_generations > 1 else []
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         collection = await super().finalize(run_id, meta)
-        if not self.is_flat:
+        if self.num_generations > 1:
             return collection
         flat = [trajectory for group in collection.trajectories for trajectory in group]
         for trajectory in flat:
@@ -102,8 +102,7 @@ class ARTTrajectoryBuilder(GroupTrajectoryBuilder):
         return TrajectoryCollection(trajectories=group_siblings(flat), run_id=run_id, epoch=collection.epoch)
 
     def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
-        """Returns the mean reward of each example."""
-        if not self.is_flat:
+        if self.num_generations > 1:
             return super().example_rewards(groups)
         return [reward for group in groups for reward in group.rewards]
 
@@ -111,11 +110,7 @@ class ARTTrajectoryBuilder(GroupTrajectoryBuilder):
         """Adds a line to `trajectory_builder_RUN.jsonl`, in `output_dir` or that of the run's configuration."""
         folder = Path(output_dir) if output_dir else (self.run_config or FinetuneConfig()).output_dir
         folder.mkdir(parents=True, exist_ok=True)
-        known = {
-            "timestamp": datetime.now().astimezone().isoformat(),
-            "run_id": run_id,
-            "num_generations": self.num_generations,
-        }
+        known = {"timestamp": _now(), "run_id": run_id, "num_generations": self.num_generations}
         append_line(folder / f"trajectory_builder_{run_id}.jsonl", {**known, **metrics})
 
 
