@@ -16,6 +16,7 @@ from reinforge.cli.options import (
     ENDPOINT,
     ENDPOINT_TIMEOUT,
     JSON,
+    NAMED_FILE,
     OUTPUT,
     OVERRIDE,
     RESULT_JSON_PATH,
@@ -31,6 +32,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
 @click.command("eval", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
+@NAMED_FILE
 @option(
     "model",
     metavar="RUN|PATH",

@@ -18,6 +18,7 @@ from reinforge.cli.options import (
     ENDPOINT_TIMEOUT,
     JSON,
     LIMITS,
+    NAMED_FILE,
     OUTPUT,
     OVERRIDE,
     RESULT_JSON_PATH,
@@ -43,6 +44,7 @@ FLAG_PATHS = {
 
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("file", required=False, callback=parse_existing_file)
+@NAMED_FILE
 @DATASET
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")

@@ -97,6 +97,8 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
 
 
 CONFIG_FILE = click.argument("file", callback=parse_existing_file)
+NAMED_FILE = option("config_file", metavar="FILE", expose_value=False, group=DATA, help="Another way to pass FILE.")
+"""For the help page: `GroupedCommand` takes its value as the argument."""
 DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
 OVERRIDE = click.option(
     "-o",
