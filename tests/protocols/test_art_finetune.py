@@ -220,6 +220,7 @@ OWN = {"temperature": 0.4, "top_p": 0.9}
         ({"extra_body": {"min_p": 0.1}}, {"extra_body": {"min_p": 0.2}}, {}, "llms.other.extra_body: has no effect"),
         (OWN, OWN, {"temperature": 0.4}, None),
         (OWN, {}, {}, None),
+        ({"timeout_s": 30.0, "extra_body": {"min_p": 0.1}, "max_tokens": 7}, {"temperature": None}, {}, None),
     ],
 )
 def test_settings_of_an_entry_that_cannot_apply_are_refused(project, art, agent, other, sampling, problem):

@@ -112,7 +112,9 @@ class EpochTrainer(Trainer):
         """
         if self.run_config is None:
             raise JobFailed(f"{type(self).__name__} is not initialized: call initialize(run_config) before run")
-        self._run_id = self.context.run_id if self.context.is_run else f"run-{uuid.uuid4().hex[:8]}"
+        if not self.context.is_run:
+            self.context.run_id = f"run-{uuid.uuid4().hex[:8]}"
+        self._run_id = self.context.run_id
         first = await self._resume(self.context, num_epochs) if self.context.is_run else 0
         self._collector.early.num_epochs = num_epochs
         try:

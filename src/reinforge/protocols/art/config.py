@@ -230,7 +230,7 @@ def find_entry_problems(llms: Mapping[str, OpenAILLMConfig], run: FinetuneConfig
         used += [(name, getattr(run.sampling, name), f"{getattr(run.sampling, name):g}") for name in SAMPLING]
         used += [(name, getattr(llms[first], name), f"that of llms.{first}") for name in SHARED]
         for name, value, what in used:
-            if getattr(llm, name) not in (None, value):
+            if name in llm.model_fields_set and getattr(llm, name) not in (None, value):
                 message = f"has no effect: the run samples the trained model with {what}"
                 yield Problem(f"llms.{entry}.{name}", message, "leave it out, or give both the same")
 
