@@ -52,6 +52,7 @@ from reinforge.registry import register_workflow as register_workflow
 from reinforge.rollout.functions import Context as Context
 from reinforge.rollout.functions import FunctionInfo as FunctionInfo
 from reinforge.rollout.functions import FunctionRef as FunctionRef
+from reinforge.rollout.functions import IntermediateStepManager as IntermediateStepManager
 from reinforge.rollout.functions import LLMRef as LLMRef
 from reinforge.rollout.functions import register_function as register_function
 from reinforge.rollout.step_messages import parse_to_openai_messages as parse_to_openai_messages

@@ -61,7 +61,7 @@ class TrajectoryBuilder(BuilderBase, ABC):
 
     @abstractmethod
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Starts a collection; `meta` has `epoch` and `trainer_run_id`, for a refill also `example_ids` and `round`."""
+        """Starts a collection; `meta` has `epoch`, `run_id`, `trainer_config`, a refill `example_ids` and `round`."""
 
     @abstractmethod
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:

@@ -145,6 +145,13 @@ def test_another_project_is_a_usage_error():
     assert "'trl' is not 'nat'" in result.output
 
 
+@pytest.mark.parametrize("arguments", [["--config_file=x.yml"], ["--config-file", "x.yml"], ["x.yml"]])
+@pytest.mark.parametrize("name", ["finetune", "eval", "check", "preflight"])
+def test_a_file_may_be_named_as_the_toolkits_commands_name_it(name, arguments):
+    result = CliRunner().invoke(main, [name, *arguments])
+    assert (result.exit_code, "file not found: x.yml" in result.output) == (2, True), result.output
+
+
 AGENT = """
 from nat.data_models.finetuning import Trajectory
 

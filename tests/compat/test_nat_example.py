@@ -1,6 +1,8 @@
 """The toolkit's example and its extension guide run with their import lines changed, and with compat unchanged."""
 
+import functools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,38 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.compat.nat_sources import copy_package, with_our_imports, with_their_imports
+from tests.protocols.art_service import ARTModel, ARTService
 
 TESTS = Path(__file__).parents[1]
 EXAMPLE = Path(__file__).with_name("nat_example")
+OUTPUT = ".tmp/nat/finetuning/tic_tac_toe"
+BASE_URL = "llms.small_llm.base_url"
 
-TRAIN = """
-import asyncio, json, sys
-from pathlib import Path
-
-if sys.argv[1] == "theirs":
-    from reinforge.compat import nat
-    assert nat.install()
-
-import components.register
-from tests.scripted_run import ScriptedRun
-
-def reply(request):
-    cell = request.sampling.seed % 9
-    return f"<move><row>{cell // 3 + 1}</row><col>{cell % 3 + 1}</col></move>"
-
-run = ScriptedRun(Path(sys.argv[2]) / "runs", script=reply, count=12)
-run.settings["workflow"] = {"_type": "tic_tac_toe_player", "player_model": "agent", "max_parser_retries": 3}
-run.settings["trajectory_builders"] = {"builder": {"_type": "openpipe_art_traj_builder", "num_generations": 4}}
-run.settings["eval"]["evaluators"] = {"rl_accuracy": {"_type": "rl_accuracy"}}
-run.settings["eval"]["general"]["dataset"]["rows"] = [
-    {"id": str(i), "question": "XO"[i % 2], "answer": "Win!"} for i in range(12)
-]
-run.settings["finetuning"]["splits"] = {"key": "id"}
-run.settings["finetuning"]["reward_function"] = {"name": "rl_accuracy"}
-asyncio.run(run.run())
-print(json.dumps({"jobs": len(run.adapter.jobs), "nat": sorted(name for name in sys.modules if name == "nat")}))
-print(json.dumps([t.reward for job in run.adapter.jobs for group in job.trajectories for t in group]))
-"""
+MODEL = "Qwen/Qwen2.5-3B-Instruct"
+MOVES = tuple(f"<move><row>{row}</row><col>{col}</col></move>" for row in (1, 2, 3) for col in (1, 2, 3))
 
 GUIDE = """
 import asyncio, sys
@@ -112,16 +91,72 @@ def run(program, *arguments, cwd):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 
-@pytest.mark.parametrize("imports", ["theirs", "ours"])
-def test_the_example_trains(tmp_path, imports):
-    change = with_our_imports if imports == "ours" else (lambda text: text)
-    copy_package(EXAMPLE, tmp_path / "components", change)
-    done = run(TRAIN, imports, tmp_path, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    facts, rewards = map(json.loads, done.stdout.splitlines()[-2:])
-    assert facts == {"jobs": 2, "nat": ["nat"] if imports == "theirs" else []}
-    assert set(rewards) <= {0.0, 0.5, 1.0}
-    assert len(set(rewards)) > 1, "games end differently, so there is something to learn"
+@pytest.fixture
+def art():
+    """A server that answers with any move and takes the key of the example's file."""
+    with ARTService() as service:
+        service.words, service.inference_key = MOVES, "default"
+        yield service
+
+
+@pytest.fixture(params=["theirs", "ours"])
+def example(request, tmp_path):
+    """The example's project, installed as a plugin of the toolkit, or of ours with its import lines changed."""
+    group = "nat.components" if request.param == "theirs" else "reinforge.components"
+    copy_package(EXAMPLE, tmp_path / "rl_example", with_our_imports if request.param == "ours" else (lambda text: text))
+    info = tmp_path / "rl_example-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rl-example\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nrl = rl_example.register\n")
+    rows = [{"id": number, "question": "XO"[number % 2], "answer": "Win!"} for number in range(1, 25)]
+    (tmp_path / "data").mkdir()
+    for name in ("data", "eval_data"):
+        (tmp_path / "data" / f"{name}.json").write_text(json.dumps(rows))
+    for path in EXAMPLE.glob("*.yml"):
+        shutil.copy(path, tmp_path)
+    return functools.partial(call_command, tmp_path, ["--compat", "nat"] if request.param == "theirs" else [])
+
+
+def call_command(folder, options, *arguments, **overrides):
+    """Runs a command of ours in a process of its own and returns the folder."""
+    settings = [part for path, value in overrides.items() for part in ("-o", path, value)]
+    command = [sys.executable, "-m", "reinforge", *arguments, *options, *settings]
+    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return folder
+
+
+def test_the_example_trains_on_its_step_rewards(example, art):
+    """With its own file, but for the addresses, the epochs and the setting that makes a game of each row."""
+    backend = "trainer_adapters.openpipe_trainer_adapter.backend"
+    own = {f"{backend}.ip": art.ip, f"{backend}.port": str(art.port), "llms.openpipe_llm.base_url": art.base_url}
+    further = {"finetuning.splits.key": "id", "finetuning.num_epochs": "1", "finetuning.gate.num_samples": "1"}
+    folder = example("finetune", "config.yml", "--run_name", "r", **own, **further)
+    [[group]] = [job.groups for job in art.jobs]
+    rewards = [trajectory["reward"] for trajectory in group["trajectories"]]
+    assert (art.jobs[0].config["learning_rate"], len(rewards)) == (1e-6, 14), "one generation: one group of all"
+    assert any(reward > 1 for reward in rewards), "some positions are won"
+    assert len(set(rewards)) > 5, "every move counts, not only the end"
+    assert {body["temperature"] for body in art.chats if "max_tokens" not in body} == {0.4}, "all but probes"
+    [row] = map(json.loads, (folder / OUTPUT / "r" / "training_metrics.jsonl").read_text().splitlines())
+    assert (row["run_id"], row["num_trajectories"], row["filtered_trajectories"]) == ("r", 14, 14)
+    assert (row["min_reward"], row["max_reward"]) == (min(rewards), max(rewards))
+    assert (folder / OUTPUT / "r" / "reward_plot.png").exists()
+
+
+def test_the_example_is_evaluated_before_training(example, art):
+    """`nat eval --config_file FILE --reps N`, with its result files."""
+    art.models[MODEL] = ARTModel("m", MODEL, "p", "own-team", MODEL)
+    art.names_steps, art.inference_key = False, ""
+    folder = example("eval", "--config_file", "config_pre_train.yml", "--reps", "2", **{BASE_URL: art.base_url})
+    assert {body["temperature"] for body in art.chats} == {0.1}
+    results = folder / ".tmp/nat/examples/rl_openpipe/eval/pre_train"
+    outputs = json.loads((results / "workflow_output.json").read_text())
+    scores = json.loads((results / "percent_games_won_output.json").read_text())
+    assert [row["id"] for row in outputs] == [str(number) for number in range(1, 25) for _ in range(2)]
+    expected = {"Win!": 1.0, "Draw!": 0.5, "Lose!": 0.0, "Aborted!": 0.0}
+    assert [item["score"] for item in scores["eval_output_items"]] == [expected[row["output"]] for row in outputs]
 
 
 @pytest.mark.parametrize("imports", ["theirs", "ours"])
@@ -136,6 +171,6 @@ def test_the_guides_components_run(tmp_path, imports):
 
 def test_without_compat_the_imports_fail(tmp_path):
     copy_package(EXAMPLE, tmp_path / "components")
-    done = run(TRAIN, "ours", tmp_path, cwd=tmp_path)
+    done = run("import components.register", cwd=tmp_path)
     assert done.returncode == 1
     assert "ModuleNotFoundError: No module named 'nat'" in done.stderr

@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.config.loader import build_config
+from reinforge.rollout.models.llms import find_served_entries
 from tests.journal_rows import read_rows
 from tests.openai_server import fails, page
 from tests.protocols.art import use_art_adapter
@@ -163,7 +165,7 @@ def test_an_entry_that_names_the_model_is_pointed_at_each_step(project, art, mon
     """As in a file of the NeMo Agent Toolkit: `_type: openai` with the address of the server and the model's name."""
     monkeypatch.setenv("INFERENCE_KEY", art.inference_key)
     use_art_adapter(project, art, protocol)
-    project.settings["llms"] = {"agent": {**ENTRY, "base_url": art.base_url, "api_key": "${INFERENCE_KEY}"}}
+    project.settings["llms"] = {"agent": {**ENTRY, **OWN, "base_url": art.base_url, "api_key": "${INFERENCE_KEY}"}}
     project.set("finetuning.target_model", "agent").set("finetuning.target_functions", ["<workflow>"])
     project.write("task.py", AGENT_WITHOUT_LIMIT)
     result = project.finetune()
@@ -171,6 +173,7 @@ def test_an_entry_that_names_the_model_is_pointed_at_each_step(project, art, mon
     assert {body["model"] for body in art.chats} == {SERVED[protocol].format(step) for step in range(2)}
     asked = [body["max_tokens"] for body in art.chats if body["messages"][0]["content"].startswith("say ")]
     assert set(asked[:20]) == {7}, "the entry's default"
+    assert {(body["temperature"], body["top_p"]) for body in art.chats if body["max_tokens"] == 7} == {(0.4, 0.9)}
     assert len(art.jobs) == 1
 
 
@@ -187,8 +190,57 @@ def vowels(output, expected):
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_an_agent_that_calls_another_model_is_refused(project, art, protocol):
     use_art_adapter(project, art, protocol)
-    project.settings["llms"] = {"agent": {**ENTRY, "model_name": "tiny/base", "base_url": art.base_url}}
+    project.settings["llms"] = {"agent": {**ENTRY, "model_name": "another", "base_url": art.base_url}}
     result = project.finetune()
     assert result.exit_code == 2
     assert "so the agent never calls the model that is trained (agent is openai)" in result.output
     assert "model_name: agent-1" in result.output
+
+
+OWN = {"temperature": 0.4, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("agent", "other", "sampling", "problem"),
+    [
+        (
+            OWN,
+            {},
+            {"temperature": 0.7},
+            "llms.agent.temperature: has no effect: the run samples the trained model with 0.7",
+        ),
+        (OWN, OWN | {"top_p": 0.5}, {}, "llms.other.top_p: has no effect: the run samples the trained model with 0.9"),
+        (
+            {"seed": 5},
+            {},
+            {},
+            "llms.agent.seed: has no effect: the run samples the trained model with a seed of its own",
+        ),
+        ({"max_tokens": 7}, {"max_tokens": 8}, {}, "the trained model with that of llms.agent"),
+        ({"extra_body": {"min_p": 0.1}}, {"extra_body": {"min_p": 0.2}}, {}, "llms.other.extra_body: has no effect"),
+        (OWN, OWN, {"temperature": 0.4}, None),
+        (OWN, {}, {}, None),
+        ({"timeout_s": 30.0, "extra_body": {"min_p": 0.1}, "max_tokens": 7}, {"temperature": None}, {}, None),
+    ],
+)
+def test_settings_of_an_entry_that_cannot_apply_are_refused(project, art, agent, other, sampling, problem):
+    use_art_adapter(project, art, 2).set("finetuning.sampling", sampling)
+    entry = {"_type": "openai", "model_name": "agent-1", "base_url": art.base_url}
+    project.settings["llms"] = {"agent": {**entry, **agent}, "other": {**entry, **other}}
+    project.set("workflow.llm", "agent").save()
+    result = CliRunner().invoke(main, ["check", "run.yml"])
+    assert result.exit_code == (0 if problem is None else 2), result.output
+    assert problem is None or problem in result.output
+
+
+def test_an_entry_with_the_name_of_the_base_model_is_the_policy_unless_another_is(project, art):
+    """So a judge may be the base model."""
+    use_art_adapter(project, art, 2)
+    base = {"_type": "openai", "model_name": "tiny/base", "base_url": "http://127.0.0.1:9"}
+    for agent, entries in (
+        (base, ["agent"]),
+        ({"_type": "policy"}, []),
+        ({**base, "model_name": "agent-1"}, ["agent"]),
+    ):
+        project.settings["llms"] = {"agent": agent, "judge": base} if agent != base else {"agent": base}
+        assert find_served_entries(build_config(project.settings).config) == entries

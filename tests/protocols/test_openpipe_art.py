@@ -346,7 +346,7 @@ async def test_a_key_that_is_not_remembered_reaches_a_message(monkeypatch):
 async def test_an_entry_without_a_key_gets_the_one_that_the_server_tells(art):
     entry = OpenAILLMConfig(model_name="agent-1", base_url=f"http://{art.ip}:{art.port}/v1")
     config = ARTTrainerAdapterConfig(backend=describe_backend(art, 1, art.key), **FAST)
-    adapter = ARTTrainerAdapter(config, GRPO(), entry)
+    adapter = ARTTrainerAdapter(config, GRPO(), {"agent": entry})
     await adapter.initialize(FinetuneConfig())
     reply = await adapter.policy().sample(ModelRequest((Q,)))
     assert reply.message["content"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.loader import build_config
 from reinforge.config.policy import BatchConfig, LoRAConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
@@ -14,7 +15,9 @@ from reinforge.errors import BackendError, ConfigError
 from reinforge.protocols.tinker.adapter import TinkerAdapter
 from reinforge.protocols.tinker.engine import TinkerEngine, build_data, translate_loss
 from reinforge.protocols.tinker.service import SDK, TinkerAdapterConfig, TinkerService
+from reinforge.registry import REGISTRY, TypedConfig
 from reinforge.rollout.episode import build_episode_item
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.sample import LossSpec, Needs
@@ -194,6 +197,32 @@ async def test_the_adapter_loads_serves_and_closes(tiny_model_dir, service, tmp_
     assert len(reply.tokens.token_ids) <= 2
     await asyncio.gather(adapter.cleanup())
     assert service.is_closed
+
+
+class TinyModelConfig(TypedConfig, name="tiny_tokenizer"):
+    """A bundled model."""
+
+
+async def test_the_tokenizer_of_a_bundled_model_is_made_and_used(tiny_model_dir, service):
+    made, registry = [], REGISTRY.child()
+
+    async def make(config, builder):
+        made.append(config)
+        yield tiny_model_dir
+
+    registry.add("model", TinyModelConfig, make)
+    policy = {"tokenizer": "bundled:tiny_tokenizer", "optimizer": {"learning_rate": 1e-3}}
+    adapters = {"service": {"_type": "tinker", "base_model": "tiny"}}
+    loaded = build_config({"trainer_adapters": adapters, "finetuning": {"policy": policy}}, registry=registry)
+    async with ComponentBuilder(loaded, registry) as builder:
+        await builder.get_trainer_adapter("service")
+        assert len(made) == 1
+        folder = await builder.get_bundled(policy["tokenizer"])
+    adapter = TinkerAdapter(CONFIG, GRPO(), open_service=lambda config, seed: service, tokenizer=folder)
+    await adapter.initialize(FinetuneConfig(policy=PolicyConfig(**policy)))
+    request = ModelRequest([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=2))
+    assert len((await adapter.policy().sample(request)).tokens.token_ids) <= 2
+    await adapter.cleanup()
 
 
 async def test_a_job_of_the_loop_trains_there_and_is_served(tiny_model_dir, service, tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, OVERRIDE, GroupedOption, option
+from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, NAMED_FILE, OVERRIDE, GroupedOption, option
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command
 from reinforge.errors import ConfigError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("check", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
+@NAMED_FILE
 @click.option(
     "--sample",
     "num_samples",

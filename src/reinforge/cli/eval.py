@@ -11,10 +11,12 @@ from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
     DATA,
+    DATA_PATHS,
+    DATASET,
     ENDPOINT,
-    ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
     JSON,
+    NAMED_FILE,
     OUTPUT,
     OVERRIDE,
     RESULT_JSON_PATH,
@@ -30,6 +32,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
 @click.command("eval", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
+@NAMED_FILE
 @option(
     "model",
     metavar="RUN|PATH",
@@ -40,6 +43,8 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
     "split", type=SPLITS, group=DATA, help="Split to evaluate; default: select, or all if finetuning is not enabled."
 )
 @option("limit", metavar="N", type=click.IntRange(min=1), group=DATA, help="Evaluate only the first N examples.")
+@option("reps", metavar="N", type=click.IntRange(min=1), group=DATA, help="Episodes of each example; default: 1.")
+@DATASET
 @ENDPOINT
 @ENDPOINT_TIMEOUT
 @RESULT_JSON_PATH
@@ -52,6 +57,7 @@ def command(
     model: str | None,
     split: str | None,
     limit: int | None,
+    reps: int | None,
     output: Path | None,
     as_json: bool,
     **flags: Any,
@@ -59,7 +65,8 @@ def command(
     """Evaluate the agent of a file, with its own model or with that of a run. Trains nothing.
 
     Prints the mean of each evaluator with its 95 % confidence interval. Avoid the split `confirm` before a run: its
-    verdict is only valid if no decision was based on those examples.
+    verdict is only valid if no decision was based on those examples. `eval.general.output_dir` names a folder for the
+    answers and the scores.
 
     \b
     Example:
@@ -70,9 +77,10 @@ def command(
     from reinforge.runs.progress import PlainProgress, SilentProgress
     from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 
-    loaded = load_file(file, collect_overrides(flags, ENDPOINT_PATHS), as_json=as_json)
+    loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
     progress = SilentProgress() if as_json else PlainProgress()
-    options = EvaluationOptions(model=model, split=split, limit=limit, progress=progress)
+    folder = loaded.config.eval.general.output_dir
+    options = EvaluationOptions(model, split, limit, reps, progress=progress, output_dir=folder)
     evaluation = run_work(evaluate(loaded, options), loaded)
     if output is not None:
         evaluation.write(output)

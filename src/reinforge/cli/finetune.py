@@ -11,12 +11,14 @@ import click
 from reinforge.cli.options import (
     COMPAT,
     DATA,
+    DATA_PATHS,
+    DATASET,
     DEBUG,
     ENDPOINT,
-    ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
     JSON,
     LIMITS,
+    NAMED_FILE,
     OUTPUT,
     OVERRIDE,
     RESULT_JSON_PATH,
@@ -30,8 +32,7 @@ from reinforge.cli.output import say, say_json
 from reinforge.cli.report import AtEnd, exit_on_error, run_and_exit
 
 FLAG_PATHS = {
-    "dataset": "eval.general.dataset.file_path",
-    **ENDPOINT_PATHS,
+    **DATA_PATHS,
     "validation_dataset": "finetuning.run_configuration.validation_dataset",
     "validation_interval": "finetuning.run_configuration.validation_interval",
     "validation_config_file": "finetuning.run_configuration.validation_config_file",
@@ -43,14 +44,8 @@ FLAG_PATHS = {
 
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("file", required=False, callback=parse_existing_file)
-@option(
-    "config_file",
-    metavar="FILE",
-    callback=parse_existing_file,
-    group=DATA,
-    help="The configuration file, instead of the argument FILE.",
-)
-@option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
+@NAMED_FILE
+@DATASET
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
 @option("validation_config_file", metavar="FILE", group=DATA, help="YAML file whose eval section is used to validate.")
@@ -97,7 +92,6 @@ def command(file: Path | None, **options: Any) -> None:
 
 def train(
     file: Path | None,
-    config_file: Path | None,
     as_json: bool,
     debug: bool,
     smoke: bool,
@@ -111,20 +105,19 @@ def train(
     **options: Any,
 ) -> None:
     """Runs the command with its options; prints the lines of `at_end` after the summary."""
-    chosen = config_file or file
-    if (chosen is None and resume is None) or (config_file and file):
+    if file is None and resume is None:
         raise click.UsageError("pass one configuration file: reinforge finetune FILE")
     if resume is not None and (smoke or dry_run or run_name is not None):
         raise click.UsageError("--resume cannot be combined with --smoke, --dry_run or --run_name")
     if resume is None and allow_config_change:
         raise click.UsageError("--allow_config_change requires --resume")
-    if project_root is not None and (resume is None or chosen is not None):
+    if project_root is not None and (resume is None or file is not None):
         raise click.UsageError("--project_root requires --resume without FILE: a file's own folder is its project")
     if dry_run and smoke:
         raise click.UsageError("--dry_run and --smoke cannot be combined")
     overrides = collect_overrides(options, FLAG_PATHS)
-    if dry_run and chosen is not None:
-        _write_resolved_config(chosen, overrides, run_name, as_json=as_json, debug=debug)
+    if dry_run and file is not None:
+        _write_resolved_config(file, overrides, run_name, as_json=as_json, debug=debug)
         return
 
     def run() -> Any:
@@ -136,7 +129,7 @@ def train(
         progress = SilentProgress() if as_json else default_progress()
         options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
         keep_going = resume is None  # all problems are reported together, before the run starts
-        loaded = load_config(chosen, overrides=overrides, keep_going=keep_going) if chosen is not None else None
+        loaded = load_config(file, overrides=overrides, keep_going=keep_going) if file is not None else None
         if resume is not None:
             options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root)
         assert loaded is not None

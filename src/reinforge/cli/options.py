@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import click
 OPTIONS = "Options"
 DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"
 """Titles of groups of options."""
+CONFIG_FLAG = re.compile("--config[_-]file(?:=|$)")
 
 
 class GroupedOption(click.Option):
@@ -34,7 +36,15 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help page has one section for each group of options."""
+    """A command whose help page has one section for each group of options.
+
+    Its argument FILE may be written `--config_file FILE`, as for the commands of the NeMo Agent Toolkit.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any(parameter.name == "file" for parameter in self.params):
+            args = [CONFIG_FLAG.sub("", each) for each in args if not CONFIG_FLAG.fullmatch(each)]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups in the order of their first option, general options last."""
@@ -87,6 +97,9 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
 
 
 CONFIG_FILE = click.argument("file", callback=parse_existing_file)
+NAMED_FILE = option("config_file", metavar="FILE", expose_value=False, group=DATA, help="Another way to pass FILE.")
+"""For the help page: `GroupedCommand` takes its value as the argument."""
+DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
 OVERRIDE = click.option(
     "-o",
     "--override",
@@ -104,10 +117,13 @@ OUTPUT_DIR = option(
     show_default=True,
     help="Folder that contains the run folders.",
 )
-ENDPOINT_PATHS = {
-    name: f"finetuning.run_configuration.{name}" for name in ("endpoint", "endpoint_timeout", "result_json_path")
+DATA_PATHS = {
+    "dataset": "eval.general.dataset.file_path",
+    "endpoint": "finetuning.run_configuration.endpoint",
+    "endpoint_timeout": "finetuning.run_configuration.endpoint_timeout",
+    "result_json_path": "finetuning.run_configuration.result_json_path",
 }
-"""The configuration path of each flag about a deployed agent."""
+"""The configuration path of each flag about the data and a deployed agent."""
 ENDPOINT = option("endpoint", metavar="URL", group=DATA, help="URL of a deployed agent to run instead of `workflow`.")
 ENDPOINT_TIMEOUT = option(
     "endpoint_timeout", metavar="SECONDS", type=int, group=DATA, help="Time limit of one of its episodes."

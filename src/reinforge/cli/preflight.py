@@ -11,8 +11,8 @@ from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
     DATA,
+    DATA_PATHS,
     ENDPOINT,
-    ENDPOINT_PATHS,
     ENDPOINT_TIMEOUT,
     JSON,
     LIMITS,
@@ -96,7 +96,7 @@ def command(
     from reinforge.trainer.preflight.costs import TokenPrice
     from reinforge.trainer.preflight.probe import PreflightOptions
 
-    loaded = load_file(file, collect_overrides(flags, ENDPOINT_PATHS), as_json=as_json)
+    loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
     prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
     _refuse_unknown(prices, loaded)
     options = PreflightOptions(

@@ -15,6 +15,7 @@ _SAME_NAME = {
     "builder.evaluator": "EvaluatorInfo",
     "builder.framework_enum": "LLMFrameworkEnum",
     "builder.function_info": "FunctionInfo",
+    "builder.intermediate_step_manager": "IntermediateStepManager",
     "cli.register_workflow": "register_trainer register_trainer_adapter register_trajectory_builder register_function "
     "register_evaluator",
     "data_models.component_ref": "FunctionRef LLMRef",
@@ -36,7 +37,7 @@ _SAME_NAME = {
     "plugins.eval.profiler.callbacks.token_usage_base_model": "TokenUsageBaseModel",
     "plugins.eval.runtime.evaluate": "EvaluationRun",
     "plugins.openpipe.config": "ARTBackendConfig ARTTrainerAdapterConfig ARTTrainerConfig ARTTrajectoryBuilderConfig",
-    "plugins.openpipe.trainer": "ARTTrainer MATPLOTLIB_AVAILABLE",
+    "plugins.openpipe.trainer": "ARTTrainer MATPLOTLIB_AVAILABLE logger",
     "plugins.openpipe.trajectory_builder": "ARTTrajectoryBuilder",
     "plugin_api": "Builder EvaluatorInfo FunctionInfo FunctionRef LLMFrameworkEnum LLMRef TrainerAdapterConfig "
     "TrainerConfig TrajectoryBuilderConfig register_evaluator register_function register_trainer "

@@ -41,9 +41,9 @@ class TrainerAdapterConfig(TypedConfig):
     reward: RewardFunctionConfig | None = Field(default=None, description="Set by the run from reward_function.")
 
     @property
-    def served_model(self) -> str | None:
-        """The name by which an entry of `llms` may call the trained model; None: only as `_type: policy`."""
-        return None
+    def served_models(self) -> tuple[str, ...]:
+        """Names by which entries of `llms` may call the trained model, of which the first that any has counts."""
+        return ()
 
 
 class LLMConfig(TypedConfig):
@@ -276,7 +276,11 @@ class EvalGeneralConfig(Block):
     """Settings of every evaluation."""
 
     max_concurrency: int = Field(default=8, ge=1, description="Maximum number of episodes to run at the same time.")
-    output_dir: Path | None = Field(default=None, description="Folder for the files of `eval`; null: next to the run.")
+    output_dir: Path | None = Field(
+        default=None,
+        description="Folder for the result files of `eval`: workflow_output.json, and EVALUATOR_output.json of each "
+        "evaluator; null: none are written.",
+    )
     dataset: Any = Field(default=None, description="`_type` of a dataset and its settings.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -262,28 +262,32 @@ class DatasetEvaluation(EvaluationRunner):
         generation = self._num_evals[self.epoch]
         self._num_evals[self.epoch] += 1
         keys = [EpisodeKey("collect", self.epoch, example, generation) for example in self.example_ids("train")]
-        records = await self.collect(keys)
-        items = [with_steps(record) for record in records]
-        return EvaluationRunOutput(
-            workflow_output_file=None,
-            evaluator_output_files=[],
-            workflow_interrupted=False,
-            eval_input=EvalInput(eval_input_items=items),
-            evaluation_results=[(name, self._build_output(name, records)) for name in self.evaluators],
-            usage_stats={
-                "prompt_tokens": sum(record.num_prompt_tokens for record in records),
-                "completion_tokens": sum(record.num_completion_tokens for record in records),
-            },
-        )
+        return build_output(await self.collect(keys), self.evaluators)
 
-    def _build_output(self, name: str, records: Sequence[EpisodeRecord]) -> EvalOutput:
-        items = [
-            record.scores.get(name)
-            or EvalOutputItem(id=record.item.id, score=None, reasoning=None, error=f"{record.outcome}: {record.reason}")
-            for record in records
-        ]
-        known = [float(item.score) for item in items if item.error is None]
-        return EvalOutput(average_score=statistics.fmean(known) if known else None, eval_output_items=items)
+
+def build_output(records: Sequence[EpisodeRecord], evaluators: Iterable[str]) -> EvaluationRunOutput:
+    """Returns finished episodes with their steps, and their scores by evaluator."""
+    return EvaluationRunOutput(
+        workflow_output_file=None,
+        evaluator_output_files=[],
+        workflow_interrupted=False,
+        eval_input=EvalInput(eval_input_items=[with_steps(record) for record in records]),
+        evaluation_results=[(name, _list_scores(name, records)) for name in evaluators],
+        usage_stats={
+            "prompt_tokens": sum(record.num_prompt_tokens for record in records),
+            "completion_tokens": sum(record.num_completion_tokens for record in records),
+        },
+    )
+
+
+def _list_scores(name: str, records: Sequence[EpisodeRecord]) -> EvalOutput:
+    items = [
+        record.scores.get(name)
+        or EvalOutputItem(id=record.item.id, score=None, reasoning=None, error=f"{record.outcome}: {record.reason}")
+        for record in records
+    ]
+    known = [float(item.score) for item in items if item.error is None]
+    return EvalOutput(average_score=statistics.fmean(known) if known else None, eval_output_items=items)
 
 
 def count_outcomes(records: Sequence[EpisodeRecord]) -> dict[str, int]:

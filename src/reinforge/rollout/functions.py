@@ -228,7 +228,9 @@ def build_client(name: str, wrapper_type: str) -> Any:
     return build_chat_model(name, EpisodeLLM(name).create_blocking)
 
 
-class _StepSink:
+class IntermediateStepManager:
+    """Takes the steps that an agent pushes; `Context.get().intermediate_step_manager` returns it."""
+
     def push_intermediate_step(self, payload: IntermediateStepPayload) -> None:
         """Records the end of a step as a mark of the episode; starts and chunks are not recorded.
 
@@ -261,8 +263,8 @@ class Context:
         return get_episode().item.input_obj
 
     @property
-    def intermediate_step_manager(self) -> _StepSink:
-        return _StepSink()
+    def intermediate_step_manager(self) -> IntermediateStepManager:
+        return IntermediateStepManager()
 
     @property
     def active_function(self) -> InvocationNode:

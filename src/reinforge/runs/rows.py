@@ -183,8 +183,21 @@ class EpochSnapshot(SnapshotRow):
     state: dict[str, Any]
 
 
+class ReadsLikeADict:
+    """A row that is also read as its file holds it: `row["avg_reward"]`, `row.get("loss")`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> Any:
+        return self.as_dict()[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.as_dict().get(name, default)
+
+
 @dataclass
-class EpochMetrics:
+class EpochMetrics(ReadsLikeADict):
     """The metrics of one epoch: a line of `training_metrics.jsonl` and an entry of `reward_history.json`.
 
     Attributes:
@@ -253,7 +266,7 @@ def fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
 
 
 @dataclass
-class ValidationRow:
+class ValidationRow(ReadsLikeADict):
     """One validation on the `select` examples: an entry of `validation_history.json`.
 
     Attributes:

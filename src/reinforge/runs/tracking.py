@@ -234,7 +234,7 @@ class StepCount:
         """Returns the number of steps after an epoch; adding the same epoch again changes nothing."""
         if row.epoch not in self._after:
             made = row.job.get("num_updates")
-            has_job = bool(row.job) or bool(row.num_groups_kept)
+            has_job = bool(row.job) if row.num_groups_kept is None else row.num_groups_kept > 0
             self.steps += made if isinstance(made, int) else int(has_job)
             self._after[row.epoch] = self.steps
         return self._after[row.epoch]

@@ -71,11 +71,6 @@ def name_collection(run_id: str, epoch: int, round_: int = 0) -> str:
     return f"{run_id}-epoch-{epoch}-round-{round_}"
 
 
-def build_meta(epoch: int, run_id: str, choice: ExampleChoice) -> dict[str, Any]:
-    chosen = {} if choice.example_ids is None else {"example_ids": choice.example_ids}
-    return {"epoch": epoch, "trainer_run_id": run_id, **chosen}
-
-
 def find_last_due(epoch: int, max_staleness: int) -> int:
     """Returns the last epoch whose episodes may run while all epochs before `epoch` are done, and it is not.
 
@@ -140,17 +135,15 @@ logger = logging.getLogger(__name__)
 class EpochCollector:
     """Collects for one epoch after the other, and begins later collections while a job trains."""
 
-    def __init__(
-        self,
-        builder: TrajectoryBuilder,
-        adapter: TrainerAdapter,
-        config: FinetuneConfig,
-        example_filter: ExampleFilter,
-        context: RunContext,
-    ):
-        self._builder, self._adapter, self._config = builder, adapter, config
+    def __init__(self, trainer: Trainer, example_filter: ExampleFilter, context: RunContext):
+        self._builder, self._adapter, self._config = (
+            trainer.trajectory_builder,
+            trainer.trainer_adapter,
+            trainer.run_config,
+        )
+        self._trainer_config = trainer.trainer_config
         self._example_filter, self._context = example_filter, context
-        self.early = EarlyCollections(config)
+        self.early = EarlyCollections(self._config)
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -161,7 +154,12 @@ class EpochCollector:
         early = self.early
         choice = early.started.get(epoch) or early.known.pop(epoch, None) or self._choose_examples(epoch)
         self._example_filter.skipped = set(choice.skipped)
-        return build_meta(epoch, run_id, choice)
+        return self.build_meta(epoch, run_id, choice)
+
+    def build_meta(self, epoch: int, run_id: str, choice: ExampleChoice) -> dict[str, Any]:
+        chosen = {} if choice.example_ids is None else {"example_ids": choice.example_ids}
+        known = {"run_id": run_id, "trainer_run_id": run_id, "trainer_config": self._trainer_config.model_dump()}
+        return {"epoch": epoch, **known, **chosen}
 
     async def collect(self, epoch: int, run_id: str, meta: dict[str, Any]) -> list[TrajectoryGroup]:
         """Returns the groups of one collection, which may have begun before, and begins those that are due."""
@@ -204,7 +202,7 @@ class EpochCollector:
             self.early.started[later] = choice
             self._context.expect_early(later)
             name = name_collection(run_id, later)
-            await self._builder.start_run(name, build_meta(later, run_id, choice))
+            await self._builder.start_run(name, self.build_meta(later, run_id, choice))
 
     def _count_missing(self, epoch: int) -> int:
         records = self._builder.records or []

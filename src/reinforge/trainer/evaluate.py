@@ -1,4 +1,4 @@
-"""Evaluates the agent of a configuration on its dataset, with intervals; trains nothing and writes nothing."""
+"""Evaluates the agent of a configuration on its dataset, with intervals; trains nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
-from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.run import DatasetEvaluation, choose_error_type
+from reinforge.errors import ConfigError, Problem, StorageError, boundary
+from reinforge.evaluation.run import DatasetEvaluation, build_output, choose_error_type
 from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
@@ -34,9 +34,7 @@ from reinforge.trainer.setup.prepare import build_llms
 from reinforge.trainer.setup.run_settings import find_remote_problems
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import (
-    EvalInput,
     EvalInputItem,
-    EvalOutput,
     EvaluationReport,
     EvaluationRunConfig,
     EvaluationRunOutput,
@@ -52,8 +50,10 @@ class EvaluationOptions:
     model: str | None = None  # a run, a folder or a hub id to evaluate in place of `finetuning.policy.model`
     split: str | None = None  # `train`, `select`, `confirm` or `all`; None: `select` if the file trains, else `all`
     limit: int | None = None
+    reps: int | None = None  # episodes of each example; None: 1, or `gate.num_samples` on `confirm`
     progress: RunProgress = field(default_factory=SilentProgress)
     adapter: TrainerAdapter | None = None  # serves the policy in place of the file's trainer adapter
+    output_dir: Path | None = None  # folder for the result files; None: none are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Evaluation:
     report: EvaluationReport
     records: list[EpisodeRecord]  # all episodes, missing ones too
     wall_s: float
+    files: list[Path]  # the result files
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -75,6 +76,7 @@ class Evaluation:
             "outcomes": self.report.outcomes,
             "tokens": self._count_tokens(),
             "wall_s": round(self.wall_s, 3),
+            "files": [str(path) for path in self.files],
         }
 
     def format_lines(self) -> list[str]:
@@ -87,6 +89,7 @@ class Evaluation:
             *(f"{summary}{format_unscored(summary, before=', ')}" for summary in self.report.summaries.values()),
             f"episodes  {outcomes}",
             f"tokens    {tokens['prompt']} prompt, {tokens['completion']} sampled, {self.wall_s:.1f} s",
+            *([f"files     {', '.join(map(str, self.files))}"] if self.files else []),
         ]
 
     def write(self, path: Path) -> None:
@@ -108,7 +111,9 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         BackendUnavailable: No example could be scored because a model did not answer.
     """
     config: FinetuneConfig = loaded.config.finetuning
-    started = time.monotonic()
+    started, folder = time.monotonic(), options.output_dir
+    if folder is not None:
+        _make_folder(folder)  # before the work
     async with ComponentBuilder(loaded, registry) as builder:
         if options.adapter is not None:
             builder.use_trainer_adapter(options.adapter)
@@ -122,7 +127,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
             if model is not None and model.adapters and not await restore_weights(adapter, Path(model.path), 0):
                 message = f"{type(adapter).__name__} cannot load the adapters of {model.path}"
                 raise ConfigError(Problem("--model", message, "use the trainer adapter `_type: local`"))
-        num_samples = config.gate.num_samples if split == "confirm" else 1
+        num_samples = options.reps or (config.gate.num_samples if split == "confirm" else 1)
         ids = evaluation.example_ids(split)
         options.progress.stage(None, "EVALUATE", len(ids) * num_samples)
         # the verdict's phase would repeat its samples; this one has its own, with the same environment seeds
@@ -131,7 +136,8 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         )
         report = evaluation.report(split, 0, records)
     _require_scores(report)
-    return Evaluation(str(model or "as configured"), split, report, records, time.monotonic() - started)
+    files = [] if folder is None else _write_files(build_output(records, report.summaries), folder)
+    return Evaluation(str(model or "as configured"), split, report, records, time.monotonic() - started, files)
 
 
 def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | None:
@@ -289,10 +295,16 @@ class EvaluationRun:
             evaluation, adapter = await prepare_evaluation(builder, ALL, SilentProgress(), served_as="train")
             if adapter is not None:
                 await adapter.initialize(loaded.config.finetuning)
-            outputs = [await evaluation.run_eval() for _ in range(self.config.reps)]
-        output = _merge_outputs(outputs)
-        folder = loaded.config.eval.general.output_dir
-        return _write_output(output, folder) if self.config.write_output and folder is not None else output
+            ids, reps = evaluation.example_ids("train"), range(self.config.reps)
+            records = await evaluation.collect(
+                [EpisodeKey("collect", 0, id_, number) for number in reps for id_ in ids]
+            )
+        output, folder = build_output(records, evaluation.evaluators), loaded.config.eval.general.output_dir
+        if not self.config.write_output or folder is None:
+            return output
+        _make_folder(folder)
+        workflow, *scores = _write_files(output, folder)
+        return output.model_copy(update={"workflow_output_file": workflow, "evaluator_output_files": scores})
 
     def _load(self) -> LoadedConfig:
         source = self.config.config_file
@@ -308,33 +320,19 @@ class EvaluationRun:
         return build_config({name: getattr(source, name) for name in source.model_fields_set}, registry=self.registry)
 
 
-def _merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
-    """Returns several runs of the same examples as one output; an average is over all of them."""
-    first = outputs[0]
-    if len(outputs) == 1:
-        return first
-    items = [item for output in outputs for item in output.eval_input.eval_input_items]
-    results = []
-    for index, (name, _) in enumerate(first.evaluation_results):
-        scored = [item for output in outputs for item in output.evaluation_results[index][1].eval_output_items]
-        known = [float(item.score) for item in scored if item.error is None]
-        average = sum(known) / len(known) if known else None
-        results.append((name, EvalOutput(average_score=average, eval_output_items=scored)))
-    usage = {key: sum(output.usage_stats[key] for output in outputs) for key in first.usage_stats}
-    update = {"eval_input": EvalInput(eval_input_items=items), "evaluation_results": results, "usage_stats": usage}
-    return first.model_copy(update=update)
+def _make_folder(folder: Path) -> None:
+    with boundary(StorageError, f"cannot write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
-def _write_output(output: EvaluationRunOutput, folder: Path) -> EvaluationRunOutput:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write_files(output: EvaluationRunOutput, folder: Path) -> list[Path]:
+    """Writes the agent's answers, then the scores of each evaluator; returns the paths."""
     rows = [
         {"id": item.id, "input": item.input_obj, "expected": item.expected_output_obj, "output": item.output_obj}
         for item in output.eval_input.eval_input_items
     ]
-    workflow = folder / "workflow_output.json"
-    replace_file(workflow, to_json(rows) + "\n")
-    scores = []
-    for name, result in output.evaluation_results:
-        scores.append(folder / f"{name}_output.json")
-        replace_file(scores[-1], to_json(result.model_dump(mode="json")) + "\n")
-    return output.model_copy(update={"workflow_output_file": workflow, "evaluator_output_files": scores})
+    contents: dict[str, Any] = {"workflow_output.json": rows}
+    contents |= {f"{name}_output.json": result.model_dump(mode="json") for name, result in output.evaluation_results}
+    for name, content in contents.items():
+        replace_file(folder / name, to_json(content) + "\n")
+    return [folder / name for name in contents]

@@ -39,7 +39,7 @@ from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.epoch_collection import EpochCollector
+from reinforge.trainer.epoch_collection import EpochCollector, ExampleChoice
 from reinforge.trainer.refusals import (
     build_empty_epochs_error,
     explain_empty_selection,
@@ -99,9 +99,7 @@ class EpochTrainer(Trainer):
         await super().initialize(run_config)
         self.context = self.context or RunContext.stand_in(run_config.output_dir)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
-        self._collector = EpochCollector(
-            self.trajectory_builder, self.trainer_adapter, run_config, self._example_filter, self.context
-        )
+        self._collector = EpochCollector(self, self._example_filter, self.context)
         if not await self.trainer_adapter.is_healthy():
             raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy, so training did not start")
 
@@ -112,7 +110,11 @@ class EpochTrainer(Trainer):
             JobFailed: A job failed or was cancelled, or too many epochs in a row had nothing to train on.
             BudgetReached: A limit of time or tokens was reached, or a guard stops the run.
         """
-        self._run_id = self.context.run_id if self.context.is_run else f"run-{uuid.uuid4().hex[:8]}"
+        if self.run_config is None:
+            raise JobFailed(f"{type(self).__name__} is not initialized: call initialize(run_config) before run")
+        if not self.context.is_run:
+            self.context.run_id = f"run-{uuid.uuid4().hex[:8]}"
+        self._run_id = self.context.run_id
         first = await self._resume(self.context, num_epochs) if self.context.is_run else 0
         self._collector.early.num_epochs = num_epochs
         try:
@@ -277,7 +279,7 @@ class EpochTrainer(Trainer):
             extra = [id_ for id_ in extra if id_ not in outside]
             if not extra:
                 continue
-            meta = {"epoch": epoch, "trainer_run_id": run_id, "example_ids": extra, "round": round_}
+            meta = {**self._collector.build_meta(epoch, run_id, ExampleChoice(extra)), "round": round_}
             groups = [*groups, *await self._collect(epoch, run_id, meta)]
             chosen = self._select(epoch, run_id, groups)
         return groups, chosen
@@ -356,7 +358,11 @@ class EpochTrainer(Trainer):
         return (epoch + 1) % interval == 0 or (stage is not None and epoch == stage.last)
 
     async def _validate_if_due(self, epoch: int, num_epochs: int) -> None:
-        if self.context.is_run and self._is_validation_due(epoch) and epoch + 1 < num_epochs:
+        run, is_last = self.run_config.run_configuration, epoch + 1 == num_epochs
+        has_data = self.context.is_run or (
+            run is not None and bool(run.validation_dataset or run.validation_config_file)
+        )
+        if has_data and self._is_validation_due(epoch) and not (is_last and self.context.is_run):
             self._validation_history.append(await versions.validate(self, self.context, epoch))
             refuse_unscored(self._validation_history[-1], self.run_config.outcomes.max_missing)
 

@@ -60,8 +60,8 @@ async def validate(trainer: Trainer, context: RunContext, epoch: int) -> Validat
     Args:
         epoch: -1 for the baseline.
     """
-    assert trainer.trajectory_builder.evaluation is not None
-    total = len(trainer.trajectory_builder.evaluation.example_ids("select"))
+    evaluation = trainer.trajectory_builder.evaluation  # None outside a run
+    total = None if evaluation is None else len(evaluation.example_ids("select"))
     context.begin_stage("BASELINE" if epoch == BASELINE else "VALIDATE", None if epoch == BASELINE else epoch, total)
     report = await trainer.run_validation_evaluation(epoch, context.run_id)
     policy = trainer.trainer_adapter.policy()

@@ -1,4 +1,4 @@
-"""An agent, an evaluator and their registration as the NeMo Agent Toolkit's documentation describes them.
+"""The tic-tac-toe project of the NeMo Agent Toolkit's RL example, written anew: its imports, settings and step rewards.
 
-Only tests import it: as it is once `reinforge.compat.nat` is installed, or with its import lines changed.
+Only tests import it: unchanged once `reinforge.compat.nat` is installed, or with its import lines changed.
 """

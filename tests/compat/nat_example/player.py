@@ -1,53 +1,51 @@
+import logging
 import random
 import re
+from dataclasses import dataclass, field
+from typing import Any
 
-from nat.builder.builder import Builder
-from nat.builder.framework_enum import LLMFrameworkEnum
-from nat.builder.function_info import FunctionInfo
-from nat.cli.register_workflow import register_function
-from nat.data_models.component_ref import LLMRef
-from nat.data_models.function import FunctionBaseConfig
-from pydantic import Field
+import numpy as np
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 
-from .game import Board, pick_randomly
+from .board import SIGNS, format_board, list_moves
+
+logger = logging.getLogger(__name__)
 
 MOVE = re.compile(r"<row>\s*([1-3])\s*</row>.*<col>\s*([1-3])\s*</col>", re.DOTALL)
+RULES = "You play {symbol} in tic-tac-toe. Answer only <move><row>R</row><col>C</col></move>."
 
 
-class PlayerConfig(FunctionBaseConfig, name="tic_tac_toe_player"):
-    """Plays against a random opponent."""
-
-    player_model: LLMRef = Field(description="The model that plays.")
-    max_parser_retries: int = Field(default=0, description="How often an illegal move may be repeated.")
+def build_chain(model: Any, symbol: str) -> Any:
+    prompt = ChatPromptTemplate.from_messages([("system", RULES), MessagesPlaceholder(variable_name="messages")])
+    return prompt.partial(symbol=symbol) | model | StrOutputParser()
 
 
-@register_function(config_type=PlayerConfig, framework_wrappers=[LLMFrameworkEnum.OPENAI])
-async def tic_tac_toe_player(config: PlayerConfig, builder: Builder):
-    llm = await builder.get_llm(config.player_model, wrapper_type=LLMFrameworkEnum.OPENAI)
+@dataclass
+class Player:
+    """Moves by itself, or at random if it has no chain."""
 
-    async def move(board: Board, symbol: str) -> int | None:
-        prompt = [
-            {"role": "system", "content": f"You play {symbol}. Answer <move><row>R</row><col>C</col></move>."},
-            {"role": "user", "content": f"Board:\n{board}\nYour move?"},
-        ]
-        for _ in range(config.max_parser_retries + 1):
-            reply = await llm.chat.completions.create(messages=prompt)
-            found = MOVE.search(reply.choices[0].message.content)
-            if found and (index := 3 * (int(found[1]) - 1) + int(found[2]) - 1) in board.free():
-                return index
-        return None
+    sign: int
+    chain: Any = None
+    max_retries: int = 0
+    messages: list = field(default_factory=list)
 
-    async def play(role: str) -> str:
-        """Plays one game as X or O."""
-        board, rng = Board(), random.Random(role)
-        for turn in range(9):
-            symbol = "XO"[turn % 2]
-            index = await move(board, symbol) if symbol == role else pick_randomly(board, rng)
-            if index is None:
-                return "Aborted!"
-            board.fields[index] = symbol
-            if board.winner() is not None:
-                return "Win!" if symbol == role else "Lose!"
-        return "Draw!"
+    @property
+    def symbol(self) -> str:
+        return SIGNS[self.sign]
 
-    yield FunctionInfo.from_fn(play, description="Tic-tac-toe against a random opponent.")
+    def choose(self, board: np.ndarray) -> tuple[int, int]:
+        moves = list_moves(board)
+        if self.chain is None:
+            return random.choice(moves)
+        self.messages.append(HumanMessage(content=format_board(board)))
+        for _ in range(self.max_retries + 1):
+            text = self.chain.invoke({"messages": self.messages})
+            self.messages.append(AIMessage(content=text))
+            found = MOVE.search(text)
+            if found and (move := (int(found[1]) - 1, int(found[2]) - 1)) in moves:
+                return move
+            logger.debug("%s answered %r", self.symbol, text)
+            self.messages.append(HumanMessage(content=f"Not possible. Free: {moves}\n{format_board(board)}"))
+        raise RuntimeError(f"{self.symbol} does not move")

@@ -12,6 +12,7 @@ from reinforge.finetuning import (
     ARTTrainerConfig,
     ARTTrajectoryBuilder,
     ARTTrajectoryBuilderConfig,
+    CurriculumLearningConfig,
     FinetuneConfig,
     IntermediateStep,
     IntermediateStepPayload,
@@ -243,6 +244,7 @@ def test_content_in_blocks_becomes_its_text():
     assert [item.content for item in build_episode(steps)] == ["say hi", "hi"]
 
 
+@pytest.mark.usefixtures("plots")
 async def test_progress_that_a_user_logs_is_in_the_history(tmp_path):
     trainer = trainer_with(OwnEval((1.0,)))
     await trainer.initialize(FinetuneConfig(reward_function=REWARD, output_dir=tmp_path))
@@ -251,6 +253,12 @@ async def test_progress_that_a_user_logs_is_in_the_history(tmp_path):
     assert (row["epoch"], row["avg_reward"], row["num_trajectories"]) == (0, 0.5, 8)
     trainer.log_progress(0, {"avg_reward": 0.5})
     assert len(json.loads((tmp_path / "reward_history.json").read_text())) == 1
+    assert trainer._reward_history[0]["avg_reward"] == 0.5
+    assert trainer._reward_history[0].get("num_trajectories") == 8
+    lines = [json.loads(line) for line in (tmp_path / "training_metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [0, 0]
+    assert {"timestamp", "run_id", "avg_reward"} <= lines[0].keys()
+    assert (tmp_path / "reward_plot.png").exists(), "drawn as the training goes"
 
 
 async def test_metrics_count_the_epochs_that_submitted_a_job(tmp_path):
@@ -260,3 +268,48 @@ async def test_metrics_count_the_epochs_that_submitted_a_job(tmp_path):
     await trainer.run(2)
     metrics = await trainer.get_metrics("run")
     assert (metrics["total_epochs"], metrics["num_epochs"]) == (1, 2), "the second epoch had no spread"
+
+
+async def test_a_trainer_that_is_not_initialized_says_so():
+    with pytest.raises(RuntimeError, match=r"ARTTrainer is not initialized: call initialize\(run_config\) before run"):
+        await trainer_with(OwnEval((1.0,))).run(1)
+
+
+async def test_an_epoch_outside_a_run_has_the_toolkits_fields_and_is_validated(project):
+    """Two examples, two generations and a curriculum; after every epoch one validation, by the same `run_eval`."""
+    metas = []
+
+    class Collects(ARTTrajectoryBuilder):
+        async def start_run(self, run_id, meta=None):
+            metas.append(meta)
+            await super().start_run(run_id, meta)
+
+    builder = Collects(ARTTrajectoryBuilderConfig())
+    outputs = [eval_output(scores) for scores in ((1, 0), (0, 0.25), (0.5, 0.75))] * 2
+    builder.run_eval = lambda: asyncio.sleep(0, outputs.pop(0))
+    trainer, settings = trainer_with(builder), project.run_configuration.model_copy(update={"validation_interval": 1})
+    curriculum = {"enabled": True, "initial_percentile": 0.5}
+    update = {"run_configuration": settings, "curriculum_learning": CurriculumLearningConfig(**curriculum)}
+    await trainer.initialize(project.model_copy(update=update))
+    await trainer.run(2)
+    assert [row["avg_reward"] for row in trainer._validation_history] == [0.625, 0.625]
+    assert [(row["epoch"], row["min_reward"], row["max_reward"]) for row in trainer._reward_history] == [
+        (0, 0, 1), (1, 0, 1)
+    ]  # fmt: skip
+    first = json.loads((project.output_dir / "training_metrics.jsonl").read_text().splitlines()[0])
+    assert (first["filtered_groups"], first["filtered_trajectories"]) == (1, 2)
+    assert (first["filtered_min_reward"], first["filtered_avg_reward"], first["filtered_max_reward"]) == (0, 0.5, 1)
+    assert first["curriculum_state"]["current_percentile"] == 0.5
+    assert [(meta["epoch"], meta["run_id"]) for meta in metas] == [(0, first["run_id"]), (1, first["run_id"])]
+    assert metas[0]["trainer_config"]["reward"]["name"] == "my_reward"
+
+
+async def test_with_one_generation_all_examples_are_one_group(tmp_path):
+    builder = art_builder([eval_output((1.0, 0.0, 0.5))], num_generations=1)
+    await builder.start_run("r")
+    [group] = (await builder.finalize("r")).groups
+    assert (group.rewards, builder.example_rewards([group])) == ([1.0, 0.0, 0.5], [1.0, 0.0, 0.5])
+    builder.log_progress("r", {"num_trajectories": 3}, str(tmp_path / "logs"))
+    line = json.loads((tmp_path / "logs" / "trajectory_builder_r.jsonl").read_text())
+    assert line.pop("timestamp")
+    assert line == {"run_id": "r", "num_generations": 1, "num_trajectories": 3}

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
@@ -23,8 +24,10 @@ from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.art.config import (
     AFTER_STEP,
     ARTTrainerAdapterConfig,
+    adopt_sampling,
     build_training_settings,
     find_art_problems,
+    find_entry_problems,
     parse_step,
 )
 from reinforge.protocols.art.config import ARTBackendConfig as ARTBackendConfig
@@ -48,8 +51,8 @@ class ARTTrainerAdapter(HostedAdapter["ARTClient", "ARTPolicy"]):
 
     Args:
         algorithm: The run's algorithm; the server has its own, so only its default settings are accepted.
-        llm: The entry of `llms` that names the model: its defaults, and where an ART server serves it; None: there is
-            none, so the backend says where.
+        llms: The entries of `llms` that name the model: its defaults, and where an ART server serves it. Empty: the
+            backend says where.
     """
 
     serves_policy = True
@@ -59,10 +62,13 @@ class ARTTrainerAdapter(HostedAdapter["ARTClient", "ARTPolicy"]):
     adapter_config: ARTTrainerAdapterConfig
 
     def __init__(
-        self, adapter_config: ARTTrainerAdapterConfig, algorithm: Algorithm, llm: OpenAILLMConfig | None = None
+        self,
+        adapter_config: ARTTrainerAdapterConfig,
+        algorithm: Algorithm,
+        llms: Mapping[str, OpenAILLMConfig] = MappingProxyType({}),
     ):
         super().__init__(adapter_config, algorithm)
-        self.llm = llm
+        self.llms = llms
         self._interrupted: set[str] = set()
         self._checkpoints: Path | None = None
 
@@ -72,15 +78,20 @@ class ARTTrainerAdapter(HostedAdapter["ARTClient", "ARTPolicy"]):
         from reinforge.protocols.art.service import ARTTrainingService
         from reinforge.protocols.jobs import HostedJobs
 
-        config, llm = self.adapter_config, self.llm
-        inference = None if llm is None or llm.base_url is None else Serving(str(llm.base_url), llm.api_key)
+        config, llm = self.adapter_config, self._entry
+        inference = None if llm.base_url is None else Serving(llm.base_url, llm.api_key)
         is_service = config.backend.protocol == 2
         client: ARTClient = ARTTrainingService(config) if is_service else ARTServer(config, inference)
         self._jobs = HostedJobs(client, config, run_config.seed)
         self._policy = await self._make_policy(client, await client.connect(), run_config)
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
-        return find_art_problems(self.adapter_config, run_config, self.algorithm)
+        problems = find_art_problems(self.adapter_config, run_config, self.algorithm)
+        return [*problems, *find_entry_problems(self.llms, run_config)]
+
+    @property
+    def _entry(self) -> OpenAILLMConfig:
+        return next(iter(self.llms.values()), OpenAILLMConfig(model_name=self.adapter_config.backend.name))
 
     def effective_settings(self, run_config: FinetuneConfig) -> list[tuple[str, str]]:
         config = self.adapter_config
@@ -179,10 +190,11 @@ class ARTTrainerAdapter(HostedAdapter["ARTClient", "ARTPolicy"]):
         named = parse_step(HostedModel.read(folder).model) if (folder / HOSTED_MODEL).is_file() else None
         step = await client.endpoint.retry(client.get_step) if named is None else named
         asked = {"return_token_ids": True, "return_tokens_as_token_ids": True} if backend.protocol == 2 else {}
-        entry = self.llm or OpenAILLMConfig(model_name=backend.name)
+        entry = self._entry
         extra = {**asked, **entry.extra_body, **self.adapter_config.extra_body}
         chat = entry.model_copy(update={"model_name": client.name_step(step), "logprobs": True, "extra_body": extra})
-        endpoint = OpenAIEndpoint(self.adapter_config.endpoint, serving.url, serving.key)
+        own = entry.model_dump(include={"timeout_s", "max_retries", "max_connections"}, exclude_unset=True)
+        endpoint = OpenAIEndpoint(self.adapter_config.endpoint.model_copy(update=own), serving.url, serving.key)
         served = OpenAIChat(chat, serving.url, endpoint=endpoint, verify_model_name=True)
         return ARTPolicy(served, backend.base_model, backend.name, step, ready_s=self.adapter_config.ready_s)
 
@@ -199,9 +211,11 @@ def _explain_nothing(built: ARTGroups) -> str:
 
 @register_trainer_adapter(config_type=ARTTrainerAdapterConfig)
 async def art_trainer_adapter(config: ARTTrainerAdapterConfig, builder: Builder) -> AsyncIterator[ARTTrainerAdapter]:
-    named = [builder.config.llms[entry] for entry in find_served_entries(builder.config)]
-    llm = next((each for each in named if isinstance(each, OpenAILLMConfig)), None)
-    adapter = ARTTrainerAdapter(config, await builder.get_algorithm(), llm)
+    named = {entry: builder.config.llms[entry] for entry in find_served_entries(builder.config)}
+    llms = {entry: llm for entry, llm in named.items() if isinstance(llm, OpenAILLMConfig)}
+    run = builder.config.finetuning
+    run.sampling = adopt_sampling(llms.values(), run.sampling)
+    adapter = ARTTrainerAdapter(config, await builder.get_algorithm(), llms)
     try:
         yield adapter
     finally:

@@ -7,7 +7,7 @@ backend.base_url            the training service of ART's ServerlessBackend     
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,11 +15,12 @@ from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_valida
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.config.blocks import SamplingConfig
 from reinforge.config.schema import Block, FinetuneConfig, TrainerAdapterConfig
 from reinforge.errors import Problem, did_you_mean
 from reinforge.interfaces import Algorithm
 from reinforge.protocols.settings import find_unused_settings
-from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig, validate_key, validate_url
 
 AFTER_STEP = "after-step-"
 """Start of the id of a job that is only known by the step it started from."""
@@ -149,9 +150,9 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art_trainer_a
     )
 
     @property
-    def served_model(self) -> str | None:
-        """The trained model's name: each step is served under it, or under a name made from it."""
-        return self.backend.name
+    def served_models(self) -> tuple[str, ...]:
+        """The trained model's name, or that of the model it starts from, as files of NeMo Agent Toolkit have it."""
+        return (self.backend.name, self.backend.base_model)
 
     @property
     def endpoint(self) -> EndpointConfig:
@@ -180,6 +181,9 @@ NEWER_SPELLINGS = ("loss_fn", "normalize_advantages")
 """Second names that only protocol 2 has, for `ppo` and `scale_rewards`."""
 TRAIN_CONFIG = ("learning_rate", "kl_penalty_coef")
 """Protocol 1: these are in `config`, all others in `dev_config`."""
+SAMPLING = ("temperature", "top_p")
+SHARED = ("base_url", "api_key", "max_tokens", "extra_body", "timeout_s", "max_retries", "max_connections")
+"""What the trained model has once, although each entry of `llms` may set it."""
 LEAVE_OUT = "leave it out; the server chooses it"
 REPLACEMENTS = {
     "optimizer.learning_rate": "set the trainer adapter's training.learning_rate",
@@ -205,6 +209,30 @@ def find_art_problems(config: ARTTrainerAdapterConfig, run: FinetuneConfig, algo
         message = f"is {named}, but the trainer adapter's backend.base_model is {config.backend.base_model}"
         problems.append(Problem("finetuning.policy.model", message, "remove one of the two"))
     return problems + find_unused_settings(run, REPLACEMENTS, LEAVE_OUT, "the ART server")
+
+
+def adopt_sampling(llms: Iterable[OpenAILLMConfig], sampling: SamplingConfig) -> SamplingConfig:
+    """Returns a run's sampling with what the trained model's entries of `llms` say, where the run itself says nothing.
+
+    Example: temperature 0.4 in `llms`, `finetuning.sampling: {top_p: 0.9}` -> temperature 0.4, top_p 0.9.
+    """
+    asked: dict[str, float] = {}
+    for llm in llms:
+        asked = llm.model_dump(include=set(SAMPLING), exclude_none=True) | asked
+    return SamplingConfig.model_validate(asked | sampling.model_dump(exclude_unset=True))
+
+
+def find_entry_problems(llms: Mapping[str, OpenAILLMConfig], run: FinetuneConfig) -> Iterator[Problem]:
+    """Yields the settings of the trained model's entries of `llms` that would have no effect."""
+    for entry, llm in llms.items():
+        first = next(iter(llms))
+        used = [("seed", None, "a seed of its own for each episode")]
+        used += [(name, getattr(run.sampling, name), f"{getattr(run.sampling, name):g}") for name in SAMPLING]
+        used += [(name, getattr(llms[first], name), f"that of llms.{first}") for name in SHARED]
+        for name, value, what in used:
+            if name in llm.model_fields_set and getattr(llm, name) not in (None, value):
+                message = f"has no effect: the run samples the trained model with {what}"
+                yield Problem(f"llms.{entry}.{name}", message, "leave it out, or give both the same")
 
 
 def build_training_settings(config: ARTTrainerAdapterConfig) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class TinkerAdapter(LocalAdapter):
 
     Args:
         adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
+        tokenizer: Folder of a bundled model, whose tokenizer is used; None: that of `policy`.
     """
 
     trains_stages = False
@@ -44,8 +45,9 @@ class TinkerAdapter(LocalAdapter):
         model: str | None = None,
         adapters: tuple[str, ...] = (),
         open_service: OpenService = TinkerService,
+        tokenizer: str | None = None,
     ):
-        self._open_service = open_service
+        self._open_service, self._tokenizer = open_service, tokenizer
         super().__init__(adapter_config, algorithm, model)  # type: ignore[arg-type]  # has what is read of it
         self._named = adapters
 
@@ -59,6 +61,10 @@ class TinkerAdapter(LocalAdapter):
             message = f"llms asks for the adapters {', '.join(self._named)}; the service trains one"
             problems.append(Problem("llms", message, "leave `adapter` out"))
         return [*problems, *self._check_policy(run_config), *self._check_algorithm(run_config)]
+
+    def _policy_config(self, run_config: FinetuneConfig) -> PolicyConfig:
+        policy = super()._policy_config(run_config)
+        return policy.model_copy(update={"tokenizer": self._tokenizer or policy.tokenizer})
 
     def _check_policy(self, run_config: FinetuneConfig) -> list[Problem]:
         policy, problems = self._policy_config(run_config), []
@@ -123,7 +129,10 @@ class TinkerAdapter(LocalAdapter):
 @register_trainer_adapter(config_type=TinkerAdapterConfig)
 async def tinker_adapter(config: TinkerAdapterConfig, builder: Builder) -> AsyncIterator[TinkerAdapter]:
     adapters = tuple(dict.fromkeys(find_adapters(builder.config.llms).values()))
-    adapter = TinkerAdapter(config, await builder.get_algorithm(), await builder.get_model_path(), adapters)
+    named = builder.config.finetuning.policy.tokenizer
+    tokenizer = await builder.get_bundled(named, f"{POLICY}.tokenizer") if named is not None else None
+    model = await builder.get_model_path()
+    adapter = TinkerAdapter(config, await builder.get_algorithm(), model, adapters, tokenizer=tokenizer)
     try:
         yield adapter
     finally:

@@ -52,15 +52,18 @@ def find_adapters(llms: Mapping[str, LLMConfig]) -> dict[str, str]:
 
 
 def find_served_entries(config: Config) -> list[str]:
-    """Returns the entries of `llms` that name the trained model as its backend serves it; they are the policy.
+    """Returns the entries of `llms` that name the trained model as its backend does; they are the policy.
 
     Example: agent: {_type: openai, model_name: run-1}, judge: {_type: openai, model_name: gpt}, a trainer adapter that
     trains `run-1` -> ["agent"].
     """
     adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
-    served = adapter.served_model if adapter is not None else None
     names = {entry: getattr(llm, "model_name", None) for entry, llm in config.llms.items()}
-    return [entry for entry, name in names.items() if served is not None and name == served]
+    served = adapter.served_models if adapter is not None else ()
+    if any(isinstance(llm, PolicyLLMConfig) for llm in config.llms.values()):
+        served = served[:1]  # an entry with the name of the base model may then be a judge
+    served = [name for name in served if name in names.values()]
+    return [entry for entry, name in names.items() if name in served[:1]]
 
 
 class PolicyLLM:

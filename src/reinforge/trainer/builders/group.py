@@ -125,7 +125,7 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         # the backend of a model that the adapter does not serve may form its own groups
         adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
         is_served = any(llm.static_type == "policy" for llm in config.llms.values()) or (
-            adapter is not None and adapter.served_model is not None
+            adapter is not None and bool(adapter.served_models)
         )
         compares = algorithm.needs_groups and (is_served or not config.llms)
         if compares and self.num_siblings(config.workflow) < 2:

@@ -114,6 +114,6 @@ def require_policy_llm(config: Config) -> list[Problem]:
     names = ", ".join(f"{name} is {llm.static_type}" for name, llm in config.llms.items())
     message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({names})"
     adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
-    served = None if adapter is None else adapter.served_model
-    by_name = f", or name the trained model there: model_name: {served}" if served else ""
+    served = adapter.served_models if adapter is not None else ()
+    by_name = f", or name the trained model there: model_name: {served[0]}" if served else ""
     return [Problem("llms", message, f"set `_type: policy` for the entry that the agent calls{by_name}")]

@@ -83,7 +83,8 @@ async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) ->
 
     async def compute_reward(score: EvalOutputItem, meta: dict[str, Any]) -> float | None:
         """Returns the builder's reward of a score; a builder that drives its own collection calls it itself."""
-        return await parts.trajectory_builder.compute_reward(score, {**meta, "trainer_run_id": context.run_id})
+        meta = {**meta, "run_id": context.run_id, "trainer_run_id": context.run_id}
+        return await parts.trajectory_builder.compute_reward(score, meta)
 
     parts.trajectory_builder.evaluation = DatasetEvaluation(
         runner,
