@@ -20,6 +20,7 @@ from reinforge.evaluation.statistics import (
     Improvement,
     compute_paired_difference,
     compute_unpaired_difference,
+    list_names,
     summarize,
 )
 from reinforge.files import read_regular_file
@@ -27,7 +28,7 @@ from reinforge.runs.episodes import ComparedExample
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
 from reinforge.runs.run_folder import RunOverview, read_config, read_overview
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
@@ -203,13 +204,15 @@ def _read_last_validation(folder: Path) -> _Arm:
 
 def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, str]:
     """Returns whether both ran on the same examples, and a sentence about it."""
-    names, counts = (found.first.folder.name, found.second.folder.name), [len(arm.ids) for arm in arms]
+    names, clusters = (found.first.folder.name, found.second.folder.name), _read_clusters(found)
+    counts = [count_examples(len(arm.ids), len(set(list_names(arm.ids, clusters)))) for arm in arms]
+    counts = [count.replace(" ", f" {found.split} ", 1) for count in counts]
     what = "the trained models on" if found.split == CONFIRM else "the last validations on"
-    unpaired = f"Compared unpaired, by the means alone: {what} {counts[0]:,} and {counts[1]:,} {found.split} examples"
+    unpaired = f"Compared unpaired, by the means alone: {what} {counts[0]} and {counts[1]}"
     if arms[0].ids != arms[1].ids:
         shared = len(set(arms[0].ids) & set(arms[1].ids))
         return False, f"{unpaired}, of which {shared:,} have an id that both use. The interval is wider for it."
-    paired = f"Compared example by example: {what} the same {counts[0]:,} {found.split} examples"
+    paired = f"Compared example by example: {what} the same {counts[0]}"
     records = [run.record.facts.get("data_sha256") if run.record else None for run in (found.first, found.second)]
     if records[0] is not None and records[0] == records[1]:
         return True, f"{paired}."

@@ -299,7 +299,7 @@ def _format_mean(summary: MetricSummary | None) -> str:
 def _format_improvement(improvement: Improvement | None) -> str:
     if improvement is None:
         return "unknown: the two models were not compared on held-out examples"
-    over = f"95 % interval over {improvement.num_pairs} examples"
+    over = f"95 % interval over {count_examples(improvement.num_pairs, improvement.num_clusters)}"
     return f"{improvement}, {over}, {improvement.format_p_value()}"
 
 

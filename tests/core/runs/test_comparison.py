@@ -97,7 +97,9 @@ def test_runs_on_the_same_examples_are_compared_example_by_example(made):
 def test_other_examples_are_compared_by_their_means_and_it_says_so(made):
     found = compare(made, "short", "large")
     assert not found.is_paired
-    assert found.pairing.startswith("Compared unpaired, by the means alone: the trained models on 6 and 9 confirm ex")
+    assert found.pairing.startswith(
+        "Compared unpaired, by the means alone: the trained models on 6 confirm examples and 9 "
+    )
     assert found.metrics[0].difference.num_pairs == 0
     assert found.examples == []
     assert found.conclude().startswith("large is better in reward: ")

@@ -11,7 +11,7 @@ from reinforge.runs.summary import format_duration
 from reinforge.trainer.preflight.costs import ModelCost
 from reinforge.trainer.preflight.durations import PredictedTime
 from reinforge.trainer.preflight.recommendation import Findings, Recommendation
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 if TYPE_CHECKING:
     from reinforge.engine.devices import MemoryUse
@@ -137,7 +137,7 @@ class PreflightReport:
 def _format_metric(summary: MetricSummary) -> str:
     interval = format_interval(summary.mean, summary.ci_low, summary.ci_high)
     unscored = f", {summary.num_unscored} unscored: {summary.unscored_reason}" if summary.num_unscored else ""
-    return f"{summary.metric} {interval} on {summary.num_examples} examples{unscored}"
+    return f"{summary.metric} {interval} on {count_examples(summary.num_examples, summary.num_clusters)}{unscored}"
 
 
 def _describe_replies(found: Findings) -> str:
