@@ -231,6 +231,13 @@ class EpochMetrics:
     stage: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def share_without_signal(self) -> float | None:
+        """The share of the groups whose rewards are equal or nearly so; None: unknown."""
+        if not self.num_groups or self.num_groups_zero_variance is None:
+            return None
+        return (self.num_groups_zero_variance + (self.num_groups_low_spread or 0)) / self.num_groups
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the row as its file holds it: the job's metrics follow the epoch's own.
 
