@@ -24,7 +24,7 @@ MAX_EXAMPLES = 10
 @option(
     "score_with",
     metavar="RUN|last",
-    help="Score the recorded outputs of both runs anew by the evaluators of this one of them.",
+    help="Score the recorded outputs of both runs again by the evaluators of this one of them.",
 )
 @OUTPUT_DIR
 @JSON
@@ -33,7 +33,7 @@ def compare_command(first: str, second: str, score_with: str | None, output_dir:
 
     Differences are the second run minus the first. They are taken example by example where both runs were evaluated on
     the same examples, and otherwise between the means. Evaluators of the same name that differ in code, settings or
-    judge are not compared; --score_with scores the outputs of both runs anew by those of one of them.
+    judge are not compared; --score_with scores the outputs of both runs again by those of one of them.
 
     \b
     Example:

@@ -89,7 +89,7 @@ class RunComparison:
         if not found.is_comparable:
             return (
                 f"{first} and {second} were scored by different evaluators named {metric}: they cannot be compared. "
-                f"--score_with {second} scores the outputs of both anew."
+                f"--score_with {second} scores the outputs of both again."
             )
         low, high = found.difference.ci_low, found.difference.ci_high
         if low is None or high is None:
@@ -179,7 +179,7 @@ def compare_runs(first: Path, second: Path, rescored: Rescored | None = None) ->
         raise ConfigError(Problem("", f"{first.name} would be compared with itself", "name two runs"))
     found = RunComparison(read_overview(first), read_overview(second))
     found.split, arms = read_arms(first, second)
-    anew = _count_changed_scores(arms, rescored) if rescored is not None else []
+    again = _count_changed_scores(arms, rescored) if rescored is not None else []
     if rescored is not None:
         arms = [
             replace(arm, heads=[replace(head, scores=scores.get(head.key, {})) for head in arm.heads])
@@ -197,8 +197,8 @@ def compare_runs(first: Path, second: Path, rescored: Rescored | None = None) ->
         found.notes.append(f"The configurations cannot be compared: {error}")
     if rescored is not None:
         found.notes = [
-            f"Both runs' outputs were scored anew by the evaluators of {rescored.judge}.",
-            *anew,
+            f"Both runs' outputs were scored again by the evaluators of {rescored.judge}.",
+            *again,
             *found.notes,
         ]
         return found

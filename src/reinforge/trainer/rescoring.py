@@ -1,4 +1,4 @@
-"""Scores the recorded outputs of two runs anew by the evaluators of one of them, so that they can be compared."""
+"""Scores the recorded outputs of two runs again by the evaluators of one of them, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -75,6 +75,6 @@ async def rescore(
 def _read(folder: Path, arm: Arm, key: str) -> dict[str, object]:
     row = arm.reader.find_episode(key)
     if row is None or (row.data["outcome"] == "ok" and row.data["output"] is None):
-        message = f"{folder.name} did not record the output of {key}, so it cannot be scored anew"
+        message = f"{folder.name} did not record the output of {key}, so it cannot be scored again"
         raise ConfigError(Problem(FLAG, message, "leave it out"))
     return row.data

@@ -252,13 +252,13 @@ def test_runs_that_are_scored_differently_say_so(made):
     assert found.notes[1].startswith("The two runs are scored differently: eval.evaluators.reward")
     assert found.conclude() == (
         "short and fast were scored by different evaluators named reward: they cannot be compared. --score_with fast "
-        "scores the outputs of both anew."
+        "scores the outputs of both again."
     )
     assert found.metrics[0].describe_difference() == ("not comparable", "")
     assert found.examples == []
 
 
-async def score_anew(runs, judge, reward, count=24):
+async def score_again(runs, judge, reward, count=24):
     run = LearningRun(judge.parent, count=count, reward=reward)
     loaded = replace(build_config(run.settings, registry=run.registry()), project_root=judge.parent)
     return await rescore(runs, judge, loaded, run.registry())
@@ -269,10 +269,10 @@ async def test_outputs_of_both_runs_are_scored_anew_by_the_evaluators_of_one(mad
     runs = [made / "short", made / "fast"]
     blind = compare_runs(*runs).metrics[0]
     for judge, reward in ((runs[0], by_version), (runs[1], twice_as_fast)):
-        found = compare_runs(*runs, await score_anew(runs, judge, reward))
+        found = compare_runs(*runs, await score_again(runs, judge, reward))
         row = found.metrics[0]
         assert row.is_comparable
-        assert found.notes == [f"Both runs' outputs were scored anew by the evaluators of {judge.name}."]
+        assert found.notes == [f"Both runs' outputs were scored again by the evaluators of {judge.name}."]
         factors = (1, 0.5) if judge is runs[0] else (2, 1)
         assert [row.first.mean, row.second.mean] == pytest.approx(
             [blind.first.mean * factors[0], blind.second.mean * factors[1]]
@@ -283,12 +283,12 @@ async def test_outputs_of_both_runs_are_scored_anew_by_the_evaluators_of_one(mad
 async def test_what_cannot_be_scored_anew_is_refused(made, copied):
     runs = [made / "short", made / "fast"]
     with pytest.raises(ConfigError, match="reward changed since short, so its evaluators are not here any more"):
-        await score_anew(runs, runs[0], twice_as_fast)
+        await score_again(runs, runs[0], twice_as_fast)
     with pytest.raises(ConfigError, match="large ran on other examples than short has now"):
-        await score_anew([made / "short", made / "large"], made / "short", by_version)
+        await score_again([made / "short", made / "large"], made / "short", by_version)
     change_episodes(copied / "long", lambda data: {**data, "output": None})
     with pytest.raises(ConfigError, match="long did not record the output of confirm_tuned/"):
-        await score_anew([copied / "short", copied / "long"], copied / "short", by_version)
+        await score_again([copied / "short", copied / "long"], copied / "short", by_version)
     result = call("runs", "compare", "short", "long", "--score-with", "fast", "--output_dir", str(made))
     assert (result.exit_code, "fast is neither of the two runs" in result.output) == (2, True)
 
