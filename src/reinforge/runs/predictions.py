@@ -14,6 +14,7 @@ from pathlib import Path
 from reinforge.files import find_json, home, to_json, write_json
 from reinforge.runs.rows import EpochMetrics
 from reinforge.types.evaluation import MetricSummary
+from reinforge.version import __version__
 
 BASE, SIGNAL, SECONDS = "base", "signal", "seconds"
 """The base model's score on `select`; the share of the first epoch's groups with signal; its time after loading."""
@@ -49,7 +50,7 @@ class Prediction:
 
 def locate_predictions(config: str, data: str) -> Path:
     """Returns the file for a resolved configuration, as `config.yml` has it, and the hash of its examples."""
-    return home() / "preflights" / f"{hashlib.sha256(to_json([config, data]).encode()).hexdigest()}.json"
+    return home() / "preflights" / f"{hashlib.sha256(to_json([__version__, config, data]).encode()).hexdigest()}.json"
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
