@@ -36,11 +36,12 @@ def predict(file: str, overrides: list[list[str]], probe_s: float, *, cpu: bool)
     import asyncio
 
     from reinforge.config.loader import load_config
+    from reinforge.trainer import context
     from reinforge.trainer.preflight import analysis, durations, probe
 
     if cpu:
         clock = SimpleNamespace(monotonic=time.process_time)
-        for module in (analysis, probe):
+        for module in (analysis, context, probe):
             vars(module)["time"] = clock
         durations.StageClock.__init__.__defaults__ = (time.process_time,)
     loaded = load_config(file, overrides=[(path, value) for path, value in overrides])

@@ -88,9 +88,9 @@ class BuilderBase:
     async def cleanup(self) -> None:
         """Frees resources; does nothing unless overridden."""
 
-    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
-        """Returns the mean reward of each example of an epoch's groups; empty where rewards are not scores."""
-        return [group.mean_reward for group in groups] if self.rewards_are_scores else []
+    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[str, float]]:
+        """Returns the example and the mean reward of each of an epoch's groups; empty where rewards are not scores."""
+        return [(group.example_id, group.mean_reward) for group in groups] if self.rewards_are_scores else []
 
 
 @runtime_checkable

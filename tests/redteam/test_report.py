@@ -29,16 +29,18 @@ def conversation(*turns, opening="o"):
 
 
 def test_shares_first_failures_and_perplexity():
-    report = build_attack_report(
-        [
-            conversation(("a b", 0.0, 2.0), ("c d", 1.0, 8.0)),
-            conversation(("a b", 1.0, 2.0), ("a b", 1.0, 2.0)),
-            conversation(("x y", 0.0), ("x z", 0.0)),
-            conversation(("x y", 0.0), ("x z", 0.4)),
-        ]
-    )
+    conversations = [
+        conversation(("a b", 0.0, 2.0), ("c d", 1.0, 8.0), opening="p"),
+        conversation(("a b", 1.0, 2.0), ("a b", 1.0, 2.0), opening="q"),
+        conversation(("x y", 0.0), ("x z", 0.0), opening="r"),
+        conversation(("x y", 0.0), ("x z", 0.4), opening="s"),
+    ]
+    report = build_attack_report(conversations)
     assert report.success.mean == 0.5
     assert (report.success.ci_low, report.success.ci_high) == pytest.approx((0.150, 0.850), abs=1e-3)  # Wilson, 2 of 4
+    again = build_attack_report(conversations * 5).success
+    assert (again.ci_low, again.ci_high) == pytest.approx((0.150, 0.850), abs=0.1), "the same four openings"
+    assert str(again).endswith("of 20 conversations with 4 openings")
     assert [share.mean for share in report.per_turn] == [0.25, 0.5]
     assert report.first_failure == {1: 1, 2: 1}
     assert report.perplexity["successful"] == pytest.approx((8 * 2 * 2) ** (1 / 3))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.options import JSON, OUTPUT_DIR
+from reinforge.cli.options import JSON, OUTPUT_DIR, option
 from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
-    from reinforge.runs.comparison import RunComparison
+    from reinforge.runs.comparison import Rescored, RunComparison
 
 MAX_EXAMPLES = 10
 """Examples of each direction that are listed."""
@@ -21,27 +21,50 @@ MAX_EXAMPLES = 10
 @click.command("compare", cls=Command, short_help="Compare two runs: their models, example by example.")
 @click.argument("first", metavar="RUN|last")
 @click.argument("second", metavar="RUN|last")
+@option(
+    "score_with",
+    metavar="RUN|last",
+    help="Score the recorded outputs of both runs again by the evaluators of this one of them.",
+)
 @OUTPUT_DIR
 @JSON
-def compare_command(first: str, second: str, output_dir: str, as_json: bool) -> None:
+def compare_command(first: str, second: str, score_with: str | None, output_dir: str, as_json: bool) -> None:
     """Compare the trained models of two runs, and their configurations.
 
     Differences are the second run minus the first. They are taken example by example where both runs were evaluated on
-    the same examples, and otherwise between the means.
+    the same examples, and otherwise between the means. Evaluators of the same name that differ in code, settings or
+    judge are not compared; --score_with scores the outputs of both runs again by those of one of them.
 
     \b
     Example:
       reinforge runs compare first-try last
+      reinforge runs compare first-try last --score_with last
       reinforge runs compare first-try last --json
     """
     from reinforge.runs.comparison import compare_runs
     from reinforge.runs.run_folder import find_run
 
-    found = compare_runs(*(find_run(name, Path(output_dir)) for name in (first, second)))
+    runs = [find_run(name, Path(output_dir)) for name in (first, second)]
+    rescored = None if score_with is None else _rescore(runs, find_run(score_with, Path(output_dir)))
+    found = compare_runs(runs[0], runs[1], rescored)
     if as_json:
         say_json(found.as_dict())
     else:
         _print_comparison(found)
+
+
+def _rescore(runs: list[Path], judge: Path) -> Rescored:
+    from reinforge.cli.report import run_work
+    from reinforge.errors import ConfigError, Problem
+    from reinforge.trainer.rescoring import FLAG, rescore
+    from reinforge.trainer.resume import load_run_config
+
+    if judge not in runs:
+        raise ConfigError(
+            Problem(FLAG, f"{judge.name} is neither of the two runs", f"name {runs[0].name} or {runs[1].name}")
+        )
+    loaded = load_run_config(judge)
+    return run_work(rescore(runs, judge, loaded), loaded)
 
 
 def _print_comparison(found: RunComparison) -> None:

@@ -48,7 +48,7 @@ PRICES = "Prices"
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     group=LIMITS,
-    help="About how long the probe may validate and train, besides loading the model and sampling.",
+    help="Most seconds that the probe takes after loading the model.",
 )
 @option(
     "price",
@@ -82,8 +82,9 @@ def command(
 
     Runs the agent of the file, scores some answers twice, and trains a little on weights that are thrown away. Prints
     the base rate with its interval, the share of groups with training signal, the noise of the evaluators, lengths,
-    time, memory, the cost of paid models, the smallest improvement that the verdict can show, and a recommendation with
-    its reason. Changes nothing, and does not touch the `confirm` examples.
+    time, sizes for runs of 10, 30 and 120 minutes, memory, the cost of paid models, the smallest improvement that the
+    verdict can show, and a recommendation with its reason. Does not touch the `confirm` examples. A run of the same
+    configuration and data shows how far off it was.
 
     \b
     Example:

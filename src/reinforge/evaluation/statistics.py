@@ -62,7 +62,10 @@ class Improvement:
 
 
 def compute_mean_interval(
-    values: Sequence[float], level: float = 0.95, names: Sequence[str] | None = None
+    values: Sequence[float],
+    level: float = 0.95,
+    names: Sequence[str] | None = None,
+    num_future: float | None = None,
 ) -> tuple[float, float | None, float | None]:
     """Returns the mean and the lower and upper bound of its confidence interval.
 
@@ -79,6 +82,7 @@ def compute_mean_interval(
 
     Args:
         names: The cluster of each value; None: each is its own.
+        num_future: The interval is for the mean of this many further independent values; None: for the true mean.
     """
     array = _to_finite_array(values)
     mean, size = float(array.mean()), array.size
@@ -90,9 +94,12 @@ def compute_mean_interval(
         if has_spread and effective < size:
             z_over_t = NormalDist().inv_cdf((1 + level) / 2) / t_quantile(df, level)
             effective = min(size, mean * (1 - mean) / error**2 * z_over_t**2)
+        if num_future is not None:
+            return mean, *predict_share(mean, effective, num_future, level)
         return mean, *_wilson_interval(mean, effective, level)
     if not has_spread:
         return mean, None, None
+    error = error if num_future is None else math.hypot(error, float(array.std(ddof=1)) / math.sqrt(num_future))
     half = t_quantile(df, level) * error
     return mean, mean - half, mean + half
 
@@ -307,6 +314,22 @@ def _is_binary(values: Scores) -> bool:
 def _are_equal(sums: Scores, values: Scores) -> bool:
     """Returns True if sums of residuals differ by no more than rounding."""
     return bool(np.ptp(sums) <= 1e-12 * max(1.0, float(np.abs(values).max())))
+
+
+def predict_share(share: float, n: float, num_future: float, level: float = 0.95) -> tuple[float, float]:
+    """Returns the interval for the share of hits among further values, after the share among `n` independent ones.
+
+    With the prior Beta(1/2, 1/2) (Jeffreys) the number of hits follows the beta-binomial distribution with
+    `a = n share + 1/2` and `b = n (1 - share) + 1/2`; the interval is between its quantiles.
+
+    Example: 10 hits of 20, and 20 further values -> [0.2, 0.8]; 0 of 20 -> [0, 0.15].
+    """
+    m, a, b = max(1, round(num_future)), n * share + 0.5, n * (1 - share) + 0.5
+    log_ratios = [math.log((m - k) * (a + k) / ((k + 1) * (b + m - k - 1))) for k in range(m)]
+    logs = np.concatenate([[0.0], np.cumsum(log_ratios)])
+    below = np.cumsum(np.exp(logs - logs.max()))
+    low, high = np.searchsorted(below / below[-1], [(1 - level) / 2, (1 + level) / 2])
+    return float(low) / m, float(high) / m
 
 
 def _wilson_interval(share: float, n: float, level: float) -> tuple[float, float]:

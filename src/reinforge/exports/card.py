@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from reinforge.evaluation.statistics import format_interval
+from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.exports.artifact import MODELFILE, Artifact, Format
 from reinforge.exports.judge import Judgement
 from reinforge.exports.trained_model import BaseModel, TrainedModel
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.saved_model import BUNDLED
 from reinforge.safe_text import escape_markdown, redact_secrets
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 CARD = "README.md"
 UNKNOWN = "unknown"
@@ -121,7 +121,7 @@ def _format_verdict(model: TrainedModel) -> str:
         before, after, split = summary.baseline, summary.best or summary.final, "select: it chose the checkpoint"
     rows = [("base model", *_format_figure(before)), ("trained model", *_format_figure(after))]
     if summary.improvement is not None:
-        rows.append(("difference", escape_markdown(str(summary.improvement)), str(summary.improvement.num_pairs)))
+        rows.append(("difference", escape_markdown(str(summary.improvement)), _count(summary.improvement)))
     metric = after.metric if after is not None else "score"
     table = _format_table((split, f"{metric}, 95 % interval", "examples"), rows)
     others = [str(change) for change in summary.evaluators if change.metric != metric]
@@ -135,7 +135,12 @@ def _format_verdict(model: TrainedModel) -> str:
 def _format_figure(summary: MetricSummary | None) -> tuple[str, str]:
     if summary is None:
         return UNKNOWN, ""
-    return format_interval(summary.mean, summary.ci_low, summary.ci_high), str(summary.num_examples)
+    return format_interval(summary.mean, summary.ci_low, summary.ci_high), _count(summary)
+
+
+def _count(figure: MetricSummary | Improvement) -> str:
+    count = figure.num_examples if isinstance(figure, MetricSummary) else figure.num_pairs
+    return count_examples(count, figure.num_clusters).replace(" examples", "", 1)
 
 
 def _format_judgement(judgement: Judgement | None) -> str:
@@ -147,7 +152,7 @@ def _format_judgement(judgement: Judgement | None) -> str:
     if judgement.figure is not None:
         rows.append(("this export", *_format_figure(judgement.figure)))
     if judgement.difference is not None:
-        rows.append(("difference", str(judgement.difference), str(judgement.difference.num_pairs)))
+        rows.append(("difference", str(judgement.difference), _count(judgement.difference)))
     parts = [f"Run by {escape_markdown(judgement.program)}, not by the program that trained it."]
     if judgement.parity is not None:
         parts.append(f"{str(judgement.parity)[0].upper()}{str(judgement.parity)[1:]}.")

@@ -28,7 +28,7 @@ from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-from reinforge.types.evaluation import EvalInputItem, MetricSummary
+from reinforge.types.evaluation import EvalInputItem, MetricSummary, count_examples
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.trajectory import Outcome
 
@@ -64,7 +64,9 @@ class Judgement:
         if self.difference is not None:
             low, high = self.difference.ci_low, self.difference.ci_high
             text = format_interval(self.difference.mean_difference, low, high, signed=True)
-            pairs.append(("difference", f"{text} over {self.difference.num_pairs} examples"))
+            pairs.append(
+                ("difference", f"{text} over {count_examples(self.difference.num_pairs, self.difference.num_clusters)}")
+            )
         return [*pairs, *([("not judged", self.note)] if self.note else [])]
 
 

@@ -134,14 +134,14 @@ class AgentsTrajectoryBuilder(GroupTrajectoryBuilder):
         width = getattr(workflow_config, "num_responses", 1)
         return width if width > 1 else super().num_siblings(workflow_config)
 
-    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
-        """Returns each example's mean reward by the run's reward function, not by the rewards of single agents."""
+    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[str, float]]:
+        """Returns each example and its mean reward, by the run's reward function and not by those of single agents."""
         episodes = {str(trajectory.episode_id) for group in groups for trajectory in group.trajectories}
         found: dict[str, list[float]] = {}
         for episode in sorted(episodes & self._scores.keys()):
             example, reward = self._scores[episode]
             found.setdefault(example, []).append(reward)
-        return [statistics.fmean(rewards) for rewards in found.values()]
+        return [(example, statistics.fmean(rewards)) for example, rewards in found.items()]
 
     async def _build_groups(self, records: Sequence[EpisodeRecord], meta: dict[str, Any]) -> list[list[Trajectory]]:
         epoch, is_refill = int(meta.get("epoch", 0)), bool(meta.get("round", 0))

@@ -29,13 +29,18 @@ class Share:
     ci_high: float | None
     count: int
     """Number of conversations."""
+    num_openings: int
+    """Distinct openings of them, which the interval counts."""
 
     @classmethod
-    def from_hits(cls, hits: Sequence[bool]) -> Share:
-        return cls(*compute_mean_interval([float(hit) for hit in hits]), len(hits))
+    def from_hits(cls, hits: Sequence[bool], openings: Sequence[str]) -> Share:
+        interval = compute_mean_interval([float(hit) for hit in hits], names=openings)
+        return cls(*interval, len(hits), len(set(openings)))
 
     def __str__(self) -> str:
-        return f"{format_interval(self.mean, self.ci_low, self.ci_high)} of {self.count}"
+        share = format_interval(self.mean, self.ci_low, self.ci_high)
+        openings = f" with {self.num_openings} openings" if self.num_openings < self.count else ""
+        return f"{share} of {self.count} conversations{openings}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class AttackReport:
         firsts = ", ".join(f"turn {turn}: {count}" for turn, count in sorted(self.first_failure.items())) or "none"
         diversity = "unknown" if self.diversity is None else f"{self.diversity:.2f}"
         return [
-            f"{name}: the target failed in {self.success} conversations",
+            f"{name}: the target failed in {self.success}",
             *(f"  turn {number}: {share}" for number, share in enumerate(self.per_turn, 1)),
             f"  first failure      {firsts}",
             f"  perplexity         {perplexity['all']} of all probes, {perplexity['successful']} of successful ones",
@@ -97,14 +102,17 @@ def build_attack_report(outputs: Iterable[Mapping[str, Any]]) -> AttackReport:
     if not branches:
         raise ValueError("no conversations to report on")
     depth = max(map(len, branches))
-    failed = [[turn["failed"] for turn in branch] for branch in branches]
+    failed, openings = (
+        [[turn["failed"] for turn in branch] for branch in branches],
+        [row[0]["opening"] for row in branches],
+    )
     firsts = [row.index(True) + 1 for row in failed if any(row)]
     probes = {(turn["episode"], *turn["path"]): turn for branch in branches for turn in branch}
     successes = [turn for turn in probes.values() if turn["failed"]]
     distinct = list({turn["probe"]: turn for turn in successes}.values())
     return AttackReport(
-        success=Share.from_hits([any(row) for row in failed]),
-        per_turn=[Share.from_hits([row[i] for row in failed if len(row) > i]) for i in range(depth)],
+        success=Share.from_hits([any(row) for row in failed], openings),
+        per_turn=[_measure_turn(failed, openings, turn) for turn in range(depth)],
         first_failure={turn: firsts.count(turn) for turn in sorted(set(firsts))},
         perplexity={"all": _mean_perplexity(probes.values()), "successful": _mean_perplexity(successes)},
         num_probes=len(probes),
@@ -113,6 +121,11 @@ def build_attack_report(outputs: Iterable[Mapping[str, Any]]) -> AttackReport:
         diversity=_mean_distance([turn["probe"] for turn in distinct]),
         examples=[{name: turn[name] for name in EXAMPLE} for turn in select_most_distinct(distinct, NUM_EXAMPLES)],
     )
+
+
+def _measure_turn(failed: Sequence[Sequence[bool]], openings: Sequence[str], turn: int) -> Share:
+    reached = [number for number, row in enumerate(failed) if len(row) > turn]
+    return Share.from_hits([failed[number][turn] for number in reached], [openings[number] for number in reached])
 
 
 def write_report(folder: Path, reports: Mapping[str, AttackReport]) -> list[str]:

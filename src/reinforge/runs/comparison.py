@@ -20,6 +20,7 @@ from reinforge.evaluation.statistics import (
     Improvement,
     compute_paired_difference,
     compute_unpaired_difference,
+    list_names,
     summarize,
 )
 from reinforge.files import read_regular_file
@@ -27,7 +28,7 @@ from reinforge.runs.episodes import ComparedExample
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
 from reinforge.runs.run_folder import RunOverview, read_config, read_overview
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
@@ -86,7 +87,10 @@ class RunComparison:
         found = self.metrics[0]
         first, second, metric = self.first.folder.name, self.second.folder.name, found.metric
         if not found.is_comparable:
-            return f"{first} and {second} were scored by different evaluators named {metric}: they cannot be compared."
+            return (
+                f"{first} and {second} were scored by different evaluators named {metric}: they cannot be compared. "
+                f"--score_with {second} scores the outputs of both again."
+            )
         low, high = found.difference.ci_low, found.difference.ci_high
         if low is None or high is None:
             return f"The spread of {metric} is unknown, so no difference can be shown."
@@ -115,7 +119,16 @@ class RunComparison:
 
 
 @dataclass(frozen=True)
-class _Arm:
+class Rescored:
+    """Scores of both runs' recorded outputs by the evaluators of one of them."""
+
+    judge: str
+    scores: list[dict[str, dict[str, float | None]]]
+    """For each run, the key of an episode -> evaluator -> its score; None: it has none."""
+
+
+@dataclass(frozen=True)
+class Arm:
     """The episodes of one run that are compared."""
 
     reader: JournalReader
@@ -152,8 +165,11 @@ class _Arm:
         return prompts
 
 
-def compare_runs(first: Path, second: Path) -> RunComparison:
+def compare_runs(first: Path, second: Path, rescored: Rescored | None = None) -> RunComparison:
     """Returns two runs side by side; differences are second minus first.
+
+    Args:
+        rescored: Scores that replace the recorded ones.
 
     Raises:
         ConfigError: Both are the same run, or one has no evaluated episodes.
@@ -162,10 +178,13 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
     if first.resolve() == second.resolve():
         raise ConfigError(Problem("", f"{first.name} would be compared with itself", "name two runs"))
     found = RunComparison(read_overview(first), read_overview(second))
-    arms = [_read_arm(folder) for folder in (first, second)]
-    if not all(arm.heads for arm in arms):
-        found.split = SELECT
-        arms = [_read_last_validation(folder) for folder in (first, second)]
+    found.split, arms = read_arms(first, second)
+    again = _count_changed_scores(arms, rescored) if rescored is not None else []
+    if rescored is not None:
+        arms = [
+            replace(arm, heads=[replace(head, scores=scores.get(head.key, {})) for head in arm.heads])
+            for arm, scores in zip(arms, rescored.scores, strict=True)
+        ]
     found.is_paired, found.pairing = _decide_pairing(found, arms)
     found.metrics = [row for metric in _list_metrics(found, arms) if (row := _compare_metric(metric, arms, found))]
     if found.is_paired and found.metrics:
@@ -176,9 +195,17 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         found.changes = compare_configs(before, after)
     except (OSError, ValueError, ReinforgeError) as error:
         found.notes.append(f"The configurations cannot be compared: {error}")
+    if rescored is not None:
+        found.notes = [
+            f"Both runs' outputs were scored again by the evaluators of {rescored.judge}.",
+            *again,
+            *found.notes,
+        ]
+        return found
     scoring = _find_scoring_changes(found)
     changed = _find_changed_evaluators(found, scoring)
     found.metrics = [replace(row, is_comparable=row.metric not in changed) for row in found.metrics]
+    found.examples = [] if changed and changed[0] == found.metrics[0].metric else found.examples
     notes = [f"The two runs are scored differently: {', '.join(scoring)}."] if scoring else []
     if changed:
         what = "Its code, its settings or its judge" if len(changed) == 1 else "Their code, settings or judges"
@@ -187,29 +214,52 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
     return found
 
 
-def _read_arm(folder: Path) -> _Arm:
+def read_arms(first: Path, second: Path) -> tuple[str, list[Arm]]:
+    """Returns the split on which two runs are compared, and the episodes of each."""
+    arms = [_read_arm(folder) for folder in (first, second)]
+    if all(arm.heads for arm in arms):
+        return CONFIRM, arms
+    return SELECT, [_read_last_validation(folder) for folder in (first, second)]
+
+
+def _count_changed_scores(arms: Sequence[Arm], rescored: Rescored) -> list[str]:
+    """Returns that the run whose evaluators these are got other scores at the time, if it did."""
+    notes = []
+    for arm, scores in zip(arms, rescored.scores, strict=True):
+        known = [head for head in arm.heads if arm.reader.folder.name == rescored.judge and head.key in scores]
+        if changed := sum(any(head.scores.get(k) != v for k, v in scores[head.key].items()) for head in known):
+            notes.append(
+                f"{changed:,} of {len(known):,} outputs of {rescored.judge} got other scores than in the run: its "
+                "evaluators are noisy, or need more than the recorded output."
+            )
+    return notes
+
+
+def _read_arm(folder: Path) -> Arm:
     reader = JournalReader(folder)
-    return _Arm(reader, reader.last_heads("confirm_tuned"))
+    return Arm(reader, reader.last_heads("confirm_tuned"))
 
 
-def _read_last_validation(folder: Path) -> _Arm:
+def _read_last_validation(folder: Path) -> Arm:
     reader = JournalReader(folder)
     for row in reversed(reader.validations()):
         if heads := reader.episode_heads("validate", row.epoch):
-            return _Arm(reader, heads)
+            return Arm(reader, heads)
     problem = f"{folder.name} has no evaluated episodes"
     raise ConfigError(Problem("", problem, f"`reinforge runs show {folder}` shows what happened to it"))
 
 
-def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, str]:
+def _decide_pairing(found: RunComparison, arms: Sequence[Arm]) -> tuple[bool, str]:
     """Returns whether both ran on the same examples, and a sentence about it."""
-    names, counts = (found.first.folder.name, found.second.folder.name), [len(arm.ids) for arm in arms]
+    names, clusters = (found.first.folder.name, found.second.folder.name), _read_clusters(found)
+    counts = [count_examples(len(arm.ids), len(set(list_names(arm.ids, clusters)))) for arm in arms]
+    counts = [count.replace(" ", f" {found.split} ", 1) for count in counts]
     what = "the trained models on" if found.split == CONFIRM else "the last validations on"
-    unpaired = f"Compared unpaired, by the means alone: {what} {counts[0]:,} and {counts[1]:,} {found.split} examples"
+    unpaired = f"Compared unpaired, by the means alone: {what} {counts[0]} and {counts[1]}"
     if arms[0].ids != arms[1].ids:
         shared = len(set(arms[0].ids) & set(arms[1].ids))
         return False, f"{unpaired}, of which {shared:,} have an id that both use. The interval is wider for it."
-    paired = f"Compared example by example: {what} the same {counts[0]:,} {found.split} examples"
+    paired = f"Compared example by example: {what} the same {counts[0]}"
     records = [run.record.facts.get("data_sha256") if run.record else None for run in (found.first, found.second)]
     if records[0] is not None and records[0] == records[1]:
         return True, f"{paired}."
@@ -228,7 +278,7 @@ def _decide_pairing(found: RunComparison, arms: Sequence[_Arm]) -> tuple[bool, s
     )
 
 
-def _list_metrics(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
+def _list_metrics(found: RunComparison, arms: Sequence[Arm]) -> list[str]:
     names = [list(dict.fromkeys(name for head in arm.heads for name in head.scores)) for arm in arms]
     shared = [name for name in names[0] if name in names[1]]
     tuned = [run.summary.confirm_tuned for run in (found.second, found.first) if run.summary is not None]
@@ -249,7 +299,7 @@ def _get_block(config: Any, *path: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> ComparedMetric | None:
+def _compare_metric(metric: str, arms: Sequence[Arm], found: RunComparison) -> ComparedMetric | None:
     scores = [arm.read_scores(metric) for arm in arms]
     if found.is_paired:
         ids = scores[0].keys() & scores[1].keys()
@@ -265,7 +315,7 @@ def _compare_metric(metric: str, arms: Sequence[_Arm], found: RunComparison) -> 
     return ComparedMetric(metric, first, second, compute_unpaired_difference(scores[0], scores[1], clusters))
 
 
-def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample]:
+def _compare_examples(metric: str, arms: Sequence[Arm]) -> list[ComparedExample]:
     first, second = (arm.read_scores(metric) for arm in arms)
     keys = [arm.keys for arm in arms]
     examples = [
@@ -275,7 +325,7 @@ def _compare_examples(metric: str, arms: Sequence[_Arm]) -> list[ComparedExample
     return sorted(examples, key=ComparedExample.rank)
 
 
-def _list_notes(found: RunComparison, arms: Sequence[_Arm]) -> list[str]:
+def _list_notes(found: RunComparison, arms: Sequence[Arm]) -> list[str]:
     notes = []
     if found.split == SELECT:
         notes.append(

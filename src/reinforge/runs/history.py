@@ -8,6 +8,7 @@ from typing import Any
 from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.rows import BASELINE, GUARD, Session, StageRow, ValidationRow
 from reinforge.runs.run_folder import KILLED, RunRecord, describe_position
+from reinforge.types.evaluation import count_examples
 
 SENTENCES = {
     "COLLECT": "collected {trajectories} trajectories ({missing} missing)",
@@ -81,5 +82,5 @@ def _describe_stage(stage: str, data: dict[str, Any]) -> str:
 
 def _describe_validation(row: ValidationRow) -> str:
     interval = format_interval(row.avg_reward, row.ci_low, row.ci_high)
-    num_examples = "?" if row.num_examples is None else row.num_examples
-    return f"validated {interval} on {num_examples} examples" + (f": {row.error}" if row.error else "")
+    examples = "? examples" if row.num_examples is None else count_examples(row.num_examples, row.num_clusters)
+    return f"validated {interval} on {examples}" + (f": {row.error}" if row.error else "")

@@ -29,6 +29,7 @@ from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.rows import MISSING, EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, format_duration
 from reinforge.safe_text import to_one_line
+from reinforge.types.evaluation import count_examples
 
 Clock = Callable[[], float]
 
@@ -316,7 +317,11 @@ def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None)
         parts = [f"loss {loss:.3f}"]
     kept, total, filtered = metrics.num_groups_kept, metrics.num_groups, metrics.filtered_avg_reward
     if kept is not None and total is not None:
-        parts.append(f"{kept} of {total} groups kept" + (f" (reward {filtered:.3f})" if filtered is not None else ""))
+        clusters = metrics.num_clusters
+        of = f" of {clusters} prompts" if clusters is not None and clusters < total else ""
+        parts.append(
+            f"{kept} of {total} groups{of} kept" + (f" (reward {filtered:.3f})" if filtered is not None else "")
+        )
     share = metrics.curriculum_percentile
     if share is not None and share < 1:
         parts.append(f"curriculum {share:.0%}")
@@ -341,7 +346,7 @@ def _format_validation(row: ValidationRow) -> str:
     interval = format_interval(row.avg_reward, row.ci_low, row.ci_high)
     reason = f": {to_one_line(row.unscored_reason)}" if row.unscored_reason and not row.error else ""
     unscored = f" ({row.num_unscored} unscored{reason})" if row.num_unscored else ""
-    examples = f" on {row.num_examples} examples" if row.num_examples is not None else ""
+    examples = f" on {count_examples(row.num_examples, row.num_clusters)}" if row.num_examples is not None else ""
     error = f": {to_one_line(row.error)}" if row.error else ""
     texts = {metric: "unknown" if mean is None else f"{mean:.3f}" for metric, mean in row.metrics.items()}
     means = [f"{to_one_line(metric)} {text}" for metric, text in texts.items()]

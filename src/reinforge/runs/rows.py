@@ -203,6 +203,7 @@ class EpochMetrics(ReadsLikeADict):
     Attributes:
         avg_reward: Mean reward over the examples; None: unknown, or the data has no rewards.
         ci_low, ci_high: Ends of its 95 % interval; None: unknown.
+        num_clusters: Distinct prompts or conversations of the examples, which the interval counts; None: unknown.
         filtered_avg_reward: Mean reward of the groups that were trained on; None: none were.
         num_groups_kept: Groups that were trained on.
         num_groups_zero_variance: Groups dropped because all siblings have the same reward.
@@ -224,6 +225,7 @@ class EpochMetrics(ReadsLikeADict):
     avg_reward: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
+    num_clusters: int | None = None
     filtered_avg_reward: float | None = None
     num_groups: int | None = None
     num_groups_kept: int | None = None
@@ -241,6 +243,13 @@ class EpochMetrics(ReadsLikeADict):
     scores: dict[str, float] = field(default_factory=dict)
     stage: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def share_without_signal(self) -> float | None:
+        """The share of the groups whose rewards are equal or nearly so; None: unknown."""
+        if not self.num_groups or self.num_groups_zero_variance is None:
+            return None
+        return (self.num_groups_zero_variance + (self.num_groups_low_spread or 0)) / self.num_groups
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the row as its file holds it: the job's metrics follow the epoch's own.
@@ -282,6 +291,7 @@ class ValidationRow(ReadsLikeADict):
         version: Version of the weights; None: not known.
         checkpoint: Their checkpoint, relative to the run folder; None: there is none.
         unscored_reason: The most common reason why examples are missing; None: none is, or it is not known.
+        num_clusters: Distinct prompts or conversations of the examples, which the intervals count; None: not reported.
         extra: What else a user's own `run_validation_evaluation` returned.
     """
 
@@ -298,6 +308,7 @@ class ValidationRow(ReadsLikeADict):
     version: int | None = None
     checkpoint: str | None = None
     unscored_reason: str | None = None
+    num_clusters: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

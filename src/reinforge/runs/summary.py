@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import read_json_file, read_regular_file, replace_file, storage_boundary
 from reinforge.runs.plot import can_draw_plots
+from reinforge.runs.predictions import Prediction
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.runs.saved_model import list_adapters
 from reinforge.safe_text import to_printable
@@ -60,6 +61,7 @@ class RunSummary:
         guards: What the guards found, in the order of the epochs.
         stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
         evaluators_sha256: Evaluator -> hash of its code, its settings and its judge's model.
+        predictions: What a preflight of the same configuration and data predicted, and what the run measured.
     """
 
     run_id: str
@@ -89,6 +91,7 @@ class RunSummary:
     guards: list[GuardEvent] = field(default_factory=list)
     stages: dict[str, int] = field(default_factory=dict)
     evaluators_sha256: dict[str, str] = field(default_factory=dict)
+    predictions: list[Prediction] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -99,6 +102,7 @@ class RunSummary:
             **plain,
             "policy_versions": versions,
             **{name: [each.as_dict() for each in rows] for name, rows in lists.items()},
+            "predictions": list(map(asdict, self.predictions)),
         }
 
     @property
@@ -149,6 +153,7 @@ class RunSummary:
             ("episodes", _format_episodes(self.episodes, self.missing_reason)),
             ("report", ", ".join(str(folder / name) for name in self._list_reports())),
         ]
+        pairs += [("preflight", str(each)) for each in self.predictions]
         if self.promoted and not self.smoke:
             hint, adapters = "load it with from_pretrained", ", ".join(list_adapters(folder / "model"))
             if (folder / "model" / HOSTED_MODEL).is_file():
@@ -275,6 +280,7 @@ def load_summary(folder: Path) -> RunSummary:
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
         values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
         values["guards"] = [GuardEvent(**row) for row in values.get("guards", [])]
+        values["predictions"] = [Prediction(**row) for row in values.get("predictions", [])]
         values["policy_versions"] = [PolicyVersion.from_dict(row) for row in values["policy_versions"]]
         return RunSummary(folder=folder, **values)
 
@@ -299,7 +305,7 @@ def _format_mean(summary: MetricSummary | None) -> str:
 def _format_improvement(improvement: Improvement | None) -> str:
     if improvement is None:
         return "unknown: the two models were not compared on held-out examples"
-    over = f"95 % interval over {improvement.num_pairs} examples"
+    over = f"95 % interval over {count_examples(improvement.num_pairs, improvement.num_clusters)}"
     return f"{improvement}, {over}, {improvement.format_p_value()}"
 
 

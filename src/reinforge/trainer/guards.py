@@ -261,10 +261,10 @@ def measure_length_growth(history: History, limit: float) -> Measurement | None:
 def measure_no_signal(history: History, limit: float) -> Measurement | None:
     """Returns the share of the groups whose rewards are equal or nearly so; 19 of 20 groups is 0.95."""
     row = history.last
-    if not row.num_groups or row.num_groups_zero_variance is None or row.avg_reward is None:
+    share = row.share_without_signal
+    if share is None or row.num_groups is None or row.avg_reward is None:
         return None
-    num_without = row.num_groups_zero_variance + (row.num_groups_low_spread or 0)
-    share = num_without / row.num_groups
+    num_without = round(share * row.num_groups)
     head = f"{num_without} of {row.num_groups} groups have equal rewards, so nothing is learned from them: "
     text = head + (
         f"with a mean reward of {row.avg_reward:.2f} the examples are nearly solved. Stop here, or use harder ones"

@@ -30,7 +30,7 @@ from reinforge.config.pipeline import find_stage, list_stages
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.crash import crash_point
 from reinforge.errors import JobFailed
-from reinforge.evaluation.statistics import compute_mean_interval
+from reinforge.evaluation.statistics import compute_mean_interval, list_names
 from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Algorithm, Builder, Trainer
 from reinforge.port_bases import RefillsEpochs, find_plan
@@ -380,9 +380,12 @@ class EpochTrainer(Trainer):
         self, epoch: int, groups: Sequence[TrajectoryGroup], kept: Sequence[TrajectoryGroup]
     ) -> EpochMetrics:
         selection, builder = self._selection, self.trajectory_builder
-        means = builder.example_rewards(groups)
-        average, low, high = compute_mean_interval(means) if means else (None, None, None)
-        filtered = builder.example_rewards(kept)
+        rewards = builder.example_rewards(groups)
+        clusters = list_names((example for example, _ in rewards), getattr(builder.evaluation, "clusters", None))
+        average = low = high = None
+        if rewards:
+            average, low, high = compute_mean_interval([reward for _, reward in rewards], names=clusters)
+        filtered = [reward for _, reward in builder.example_rewards(kept)]
         return EpochMetrics(
             epoch,
             stage=self._name_stage(epoch),
@@ -390,6 +393,7 @@ class EpochTrainer(Trainer):
             ci_low=low,
             ci_high=high,
             filtered_avg_reward=sum(filtered) / len(filtered) if filtered else None,
+            num_clusters=len(set(clusters)) if rewards else None,
             num_groups=len(groups),
             num_groups_kept=len(kept),
             num_groups_zero_variance=len(selection.zero_variance),

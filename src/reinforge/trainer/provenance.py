@@ -25,6 +25,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ import platformdirs
 
 from reinforge.config.document import KeyPath
 from reinforge.config.fields import iterate_models, iterate_values
-from reinforge.config.imports import is_own_file
+from reinforge.config.imports import SPEC, is_own_file
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
@@ -206,7 +207,10 @@ def identify_evaluators(loaded: LoadedConfig) -> dict[str, str]:
             found.append(inspect.getsource(module) if module is not None else "")
         for path, value in iterate_values(model):
             names = [path[-1], value] if isinstance(value, str) else [path[-1]]
-            found.append([*path, list(_list_code(value, root)) if callable(value) else repr(value)])
+            if isinstance(value, str) and SPEC.fullmatch(value):
+                found.append([*path, *_list_named_code(value, root)])
+            else:
+                found.append([*path, list(_list_code(value, root)) if callable(value) else repr(value)])
             for name in names:
                 for known in (evaluators, models):
                     if isinstance(name, str) and name in known and name not in seen:
@@ -217,6 +221,17 @@ def identify_evaluators(loaded: LoadedConfig) -> dict[str, str]:
         name: hashlib.sha256(to_json(describe(model, (name,))).encode("utf-8", "replace")).hexdigest()
         for name, model in evaluators.items()
     }
+
+
+def _list_named_code(spec: str, root: Path) -> Iterator[str]:
+    """Yields the sources of what `module:name` names; that of its file, if only other processes import the module."""
+    yield spec
+    module, _, name = spec.partition(":")
+    if module in sys.modules:
+        with contextlib.suppress(AttributeError):
+            yield from _list_code(attrgetter(name)(sys.modules[module]), root)
+    elif (file := root.joinpath(*module.split(".")).with_suffix(".py")).is_file():
+        yield file.read_text(encoding="utf-8", errors="replace")
 
 
 def _list_code(value: Any, root: Path) -> Iterator[str]:

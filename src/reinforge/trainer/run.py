@@ -30,6 +30,7 @@ from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
+from reinforge.runs.predictions import locate_predictions, measure_predictions, read_predictions
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.removal import ensure_removable, remove_run
 from reinforge.runs.report import write_report
@@ -71,6 +72,8 @@ def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[
     summary.missing_reason = context.missing.find_commonest()
     summary.wall_time_s = {name: round(seconds, 3) for name, seconds in context.wall_time_s.items()}
     summary.policy_versions = context.policy_versions
+    seconds, first = summary.wall_time_s if summary.status == "completed" else {}, context.journal.metrics(before=1)
+    summary.predictions = measure_predictions(summary.predictions, summary.baseline, first, seconds)
     summary.guards = list_guard_events(context.journal.stages())
     write_summary(context.folder / "summary.json", summary)
     _write_page(context, summary)
@@ -310,6 +313,7 @@ class _Run:
             text = keep_settings_of_one_call(context.folder, text)
         replace_file(context.folder / "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
+        self.summary.predictions = read_predictions(locate_predictions(text, data))
         self.summary.evaluators_sha256 = identify_evaluators(self.loaded)
         context.journal.set_facts(
             run_id=context.run_id,

@@ -134,10 +134,10 @@ class MetricSummary:
 
 def count_examples(count: int, num_clusters: int | None = None) -> str:
     """Returns `250 examples`, or `250 examples of 58 prompts` where some share a prompt or a conversation."""
-    examples = f"{count} example" if count == 1 else f"{count} examples"
+    examples = f"{count:,} example" if count == 1 else f"{count:,} examples"
     if num_clusters is None or num_clusters >= count:
         return examples
-    return f"{examples} of {num_clusters} prompt" if num_clusters == 1 else f"{examples} of {num_clusters} prompts"
+    return f"{examples} of {num_clusters:,} prompt" if num_clusters == 1 else f"{examples} of {num_clusters:,} prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,7 @@ class EvaluationReport:
             "ci_low": summary.ci_low if summary else None,
             "ci_high": summary.ci_high if summary else None,
             "num_examples": summary.num_examples if summary else 0,
+            "num_clusters": summary.num_clusters if summary else None,
             "num_unscored": summary.num_unscored if summary else self.num_examples,
             "unscored_reason": summary.unscored_reason if summary else None,
             "metrics": {name: s.mean for name, s in self.summaries.items()},

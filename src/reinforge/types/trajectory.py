@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -176,6 +177,12 @@ class TrajectoryGroup(BaseModel):
     def model_group(self) -> str | None:
         """The shared-model group to train on it; None: the only policy."""
         return self.trajectories[0].model_group
+
+    @property
+    def example_id(self) -> str:
+        """The example that the siblings ran on, from the key of the first one's episode; without one `group_id`."""
+        key = re.fullmatch(r"[a-z_]+/-?\d+/\d+/(.*)/\d+", self.trajectories[0].episode_id or "", re.DOTALL)
+        return key[1] if key else self.group_id
 
     @property
     def rewards(self) -> list[float]:

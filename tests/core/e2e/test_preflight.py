@@ -1,6 +1,7 @@
 """`reinforge preflight` on whole projects: what it finds, what it leaves alone, and what it says about broken tasks."""
 
 import json
+import time
 
 import pytest
 
@@ -11,7 +12,23 @@ from reinforge.trainer.preflight.probe import PreflightOptions
 from tests.openai_server import OpenAIServer, says
 from tests.project import call
 
+SLOW_AGENT = """
+    import asyncio
+
+    async def agent(item, llm, context):
+        await asyncio.sleep({seconds})
+        messages = [{{"role": "user", "content": item.input_obj}}]
+        reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
+        return reply.choices[0].message.content
+    """
+
 QUICK = ("--examples", "4", "--samples", "4")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """Where predictions are kept, as for a run of the same machine."""
+    monkeypatch.setenv("REINFORGE_HOME", str(tmp_path_factory.mktemp("home")))
 
 
 def invoke(project, *arguments):
@@ -86,13 +103,46 @@ def test_confirm_is_not_touched(project):
 
 
 def test_a_long_epoch_is_predicted_from_a_small_one(project):
-    """A probe that may take next to no time trains a few groups and scales them up."""
+    """304 episodes an epoch, 16 at a time and 0.3 s each, do not fit into four seconds."""
+    project.write_agent(SLOW_AGENT.format(seconds=0.3))
     project.set("trajectory_builders.builder.examples_per_epoch", 38)
-    found = report(project, *QUICK, "--probe_seconds", "0.001")
+    found = report(project, *QUICK, "--probe_seconds", "4")
     reasons = {part["name"]: part["reason"] for part in found["time"]["parts"]}
     assert reasons["collect"].startswith("5 epochs x 304 episodes of ")
     assert "groups of" in reasons["train"]
-    assert found["time"]["total_s"] > 0
+    assert found["time"]["known_s"] > 5 * 304 / 16 * 0.3
+
+
+def test_a_probe_ends_when_its_time_is_up(project):
+    """An episode takes 1 s, 16 at a time: 20 examples, 10 of select and 5 epochs of 128 would take a minute."""
+    project.write_agent(SLOW_AGENT.format(seconds=1))
+    started = time.monotonic()
+    found = report(project, "--probe_seconds", "5")
+    rest_s = time.monotonic() - started - next(p["seconds"] for p in found["time"]["parts"] if p["name"] == "start")
+    assert rest_s < 5 + 4, "one job more than what was left, and cleaning up"
+    assert found["num_episodes"] < 80
+    assert any(note.startswith("there was time for ") for note in found["notes"])
+    result = call("preflight", "run.yml", "--probe_seconds", "0.5")
+    assert result.exit_code == 3
+    assert "none ended in 0.2 s; --probe_seconds allows more" in result.output
+
+
+def test_a_run_shows_how_far_off_its_preflight_was(project):
+    project.set("finetuning.num_epochs", 1)
+    found = report(project, *QUICK)
+    predicted = {each["name"]: each for each in found["predictions"]}
+    assert list(predicted) == ["base", "signal", "seconds"]
+    assert all(each["low"] <= each["value"] <= each["high"] for each in predicted.values())
+    project.finetune(code=0)
+    for each in project.summary["predictions"]:
+        assert each == {**predicted[each["name"]], "measured": each["measured"]}
+        assert each["name"] == "seconds" or each["low"] <= each["measured"] <= each["high"]
+    shown = call("runs", "show", str(project.run), code=0).output
+    assert f"base {predicted['base']['value']:.3f} [" in shown
+    assert f", measured {project.summary['baseline']['mean']:.3f}" in shown
+    project.finetune("--run_name", "other", "-o", "finetuning.seed", "2", code=0)
+    other = json.loads((project.folder / "runs/other/summary.json").read_text())
+    assert other["predictions"] == [], "of another configuration"
 
 
 def test_a_noisy_reward_is_found(project):

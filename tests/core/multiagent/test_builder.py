@@ -91,7 +91,7 @@ async def test_the_epochs_mean_is_the_runs_reward_and_not_what_agents_earned():
         dialogue(9, 9, example="y", score=1.0),
     ]
     builder, collection = await collect_groups(records)
-    assert builder.example_rewards(collection.groups) == [0.5, 1.0]
+    assert builder.example_rewards(collection.groups) == [("x", 0.5), ("y", 1.0)]
 
 
 def tree(**more):

@@ -3,7 +3,10 @@
 import asyncio
 import importlib
 import json
+import linecache
 import shutil
+import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -17,6 +20,7 @@ from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
 from reinforge.trainer.provenance import identify_evaluators
+from reinforge.trainer.rescoring import rescore
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalOutputItem
 from tests.core.e2e.test_reporting import LearningRun, by_version
@@ -97,7 +101,9 @@ def test_runs_on_the_same_examples_are_compared_example_by_example(made):
 def test_other_examples_are_compared_by_their_means_and_it_says_so(made):
     found = compare(made, "short", "large")
     assert not found.is_paired
-    assert found.pairing.startswith("Compared unpaired, by the means alone: the trained models on 6 and 9 confirm ex")
+    assert found.pairing.startswith(
+        "Compared unpaired, by the means alone: the trained models on 6 confirm examples and 9 "
+    )
     assert found.metrics[0].difference.num_pairs == 0
     assert found.examples == []
     assert found.conclude().startswith("large is better in reward: ")
@@ -244,10 +250,65 @@ def test_runs_that_are_scored_differently_say_so(made):
     found = compare(made, "short", "fast")
     assert found.notes[0] == "reward cannot be compared. Its code, its settings or its judge changed between the runs."
     assert found.notes[1].startswith("The two runs are scored differently: eval.evaluators.reward")
-    assert (
-        found.conclude() == "short and fast were scored by different evaluators named reward: they cannot be compared."
+    assert found.conclude() == (
+        "short and fast were scored by different evaluators named reward: they cannot be compared. --score_with fast "
+        "scores the outputs of both again."
     )
     assert found.metrics[0].describe_difference() == ("not comparable", "")
+    assert found.examples == []
+
+
+async def score_again(runs, judge, reward, count=24):
+    run = LearningRun(judge.parent, count=count, reward=reward)
+    loaded = replace(build_config(run.settings, registry=run.registry()), project_root=judge.parent)
+    return await rescore(runs, judge, loaded, run.registry())
+
+
+async def test_outputs_of_both_runs_are_scored_anew_by_the_evaluators_of_one(made):
+    """Both models are equal; the reward of `fast` is twice that of `short`."""
+    runs = [made / "short", made / "fast"]
+    blind = compare_runs(*runs).metrics[0]
+    for judge, reward in ((runs[0], by_version), (runs[1], twice_as_fast)):
+        found = compare_runs(*runs, await score_again(runs, judge, reward))
+        row = found.metrics[0]
+        assert row.is_comparable
+        assert found.notes == [f"Both runs' outputs were scored again by the evaluators of {judge.name}."]
+        factors = (1, 0.5) if judge is runs[0] else (2, 1)
+        assert [row.first.mean, row.second.mean] == pytest.approx(
+            [blind.first.mean * factors[0], blind.second.mean * factors[1]]
+        )
+        assert "better" not in found.conclude()
+
+
+async def test_what_cannot_be_scored_anew_is_refused(made, copied):
+    runs = [made / "short", made / "fast"]
+    with pytest.raises(ConfigError, match="reward changed since short, so its evaluators are not here any more"):
+        await score_again(runs, runs[0], twice_as_fast)
+    with pytest.raises(ConfigError, match="large ran on other examples than short has now"):
+        await score_again([made / "short", made / "large"], made / "short", by_version)
+    change_episodes(copied / "long", lambda data: {**data, "output": None})
+    with pytest.raises(ConfigError, match="long did not record the output of confirm_tuned/"):
+        await score_again([copied / "short", copied / "long"], copied / "short", by_version)
+    result = call("runs", "compare", "short", "long", "--score-with", "fast", "--output_dir", str(made))
+    assert (result.exit_code, "fast is neither of the two runs" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("is_imported", [True, False], ids=["imported", "in another process"])
+def test_a_reward_that_the_file_names_is_known_by_its_code(tmp_path, monkeypatch, is_imported):
+    monkeypatch.syspath_prepend(tmp_path)
+    evaluators = {"reward": {"_type": "python", "function": "named_reward:reward"}}
+    hashes = []
+    for number in (1, 1, 2):
+        (tmp_path / "named_reward.py").write_text(f"def reward(output, expected):\n    return {number}.0\n")
+        monkeypatch.delitem(sys.modules, "named_reward", raising=False)
+        linecache.clearcache()
+        if is_imported:
+            importlib.invalidate_caches()
+            monkeypatch.setattr(sys, "dont_write_bytecode", True)
+            importlib.import_module("named_reward")
+        loaded = build_config({"eval": {"evaluators": evaluators}})
+        hashes.append(identify_evaluators(replace(loaded, project_root=tmp_path))["reward"])
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_reward_of_the_same_name_is_another_one_if_what_it_calls_has_changed(tmp_path, monkeypatch):

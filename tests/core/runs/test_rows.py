@@ -26,7 +26,8 @@ def test_a_validation_comes_back_with_its_summaries():
     row = ValidationRow(1, 0.5, 0.4, 0.6, 100, 2, {"wins": 0.5}, {"wins": summary}, {"ok": 102}, version=2)
     data = json.loads(to_json(row.as_dict()))
     assert list(data) == ["epoch", "avg_reward", "ci_low", "ci_high", "num_examples", "num_unscored", "metrics",
-                          "summaries", "outcomes", "error", "version", "checkpoint", "unscored_reason"]  # fmt: skip
+                          "summaries", "outcomes", "error", "version", "checkpoint", "unscored_reason",
+                              "num_clusters"]  # fmt: skip
     assert ValidationRow.from_dict(data) == row
 
 

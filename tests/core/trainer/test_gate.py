@@ -32,7 +32,7 @@ def test_power_is_told_with_its_assumption():
     )
     many = describe_power(GateConfig(num_samples=4, margin=0.02), names(1000))
     assert many == (
-        "1000 confirm examples, 4 episodes each, cannot show less than ±0.04 (for scores of 0 and 1 that change on a "
+        "1,000 confirm examples, 4 episodes each, cannot show less than ±0.04 (for scores of 0 and 1 that change on a "
         "quarter of the examples, with the margin 0.02)"
     )
     assert describe_power(GateConfig(), names(1)) == "1 confirm example: fewer than 6 can never show an improvement"

@@ -10,6 +10,7 @@ from reinforge.config.blocks import OutcomesConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
@@ -103,6 +104,30 @@ async def test_groups_without_signal_are_dropped_and_counted(loop):
     row = it.history[0]
     assert (row["num_groups"], row["num_groups_kept"], row["num_groups_zero_variance"]) == (20, 10, 10)
     assert row["avg_reward"] < row["filtered_avg_reward"]
+
+
+async def test_the_curves_interval_counts_prompts_and_not_groups(loop):
+    """Twenty examples of four prompts, each prompt with one score: the interval is that of four scores."""
+    it = loop(
+        score=lambda item: float(int(item.id) % 4) + by_answer(item) / 100,
+        builder=GroupTrajectoryBuilderConfig(num_generations=4),
+    )
+    it.builder.evaluation.clusters = {str(n): f"prompt {n % 4}" for n in range(20)}
+    await it.run(1)
+    row, four = it.history[0], compute_mean_interval([0.0, 1.0, 2.0, 3.0])
+    assert (row["num_groups"], row["num_clusters"]) == (20, 4)
+    assert row["ci_high"] - row["ci_low"] == pytest.approx(four[2] - four[1], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("episode_id", "example"),
+    [("collect/3/0/math/7/2", "math/7"), ("collect/-1/1/q\n0/0", "q\n0"), ("mine/7", "g"), (None, "g")],
+)
+def test_a_groups_example_is_that_of_its_episodes(episode_id, example):
+    group = TrajectoryGroup(
+        group_id="g", trajectories=[Trajectory(episode=[], reward=1.0, group_id="g", episode_id=episode_id)]
+    )
+    assert group.example_id == example
 
 
 async def test_too_few_groups_are_refilled_within_the_bound(loop):

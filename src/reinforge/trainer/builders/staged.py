@@ -153,7 +153,7 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         builder = self._current.builder
         return notes + (builder.take_notes() if isinstance(builder, TakesNotes) else [])
 
-    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
+    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[str, float]]:
         return self._current.builder.example_rewards(groups)
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float | None:

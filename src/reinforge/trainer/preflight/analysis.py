@@ -11,26 +11,38 @@ from collections.abc import Mapping, Sequence
 from reinforge.algorithms.curriculum import ZERO_VARIANCE
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
-from reinforge.config.schema import GateConfig
+from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.errors import StorageError
 from reinforge.evaluation.demonstrations import LABEL, detect_format
 from reinforge.evaluation.reasons import describe_failure, find_commonest_reason, find_missing_reason
 from reinforge.evaluation.shapes import LABELED
 from reinforge.evaluation.statistics import (
     compute_detectable_effect,
     compute_half_width,
+    compute_mean_interval,
     count_independent,
     list_names,
+    predict_share,
 )
 from reinforge.registry import Registry
+from reinforge.runs.predictions import BASE, SECONDS, SIGNAL, Prediction, locate_predictions, write_predictions
+from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.preflight.costs import ModelCost, predict_costs, predict_training_cost
-from reinforge.trainer.preflight.durations import PredictedTime, TimePart, compute_growth, predict_time
+from reinforge.trainer.preflight.durations import PredictedTime, TimePart, compute_growth, predict_time, suggest_size
 from reinforge.trainer.preflight.probe import PreflightOptions, Probe, probe_run
 from reinforge.trainer.preflight.recommendation import GROUP_SIZES, Findings, recommend
 from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport
+from reinforge.trainer.resume import hash_data
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
+MIN_MOVE = 0.01
+"""A model whose log-probs move by less than these nats a token says the same as before."""
+MEASURED_FACTOR, EXTRAPOLATED_FACTOR = 1.5, 2.5
+"""How many times longer or shorter a run may take than predicted, where its epochs were measured or extrapolated."""
+MINUTES = (10, 30, 120)
+"""Times for which sizes are suggested."""
 MIN_CONFIRM = 6
 """With fewer examples the verdict can never show an improvement, and `describe_power` says so."""
 
@@ -58,6 +70,13 @@ async def preflight(
         predicted = PredictedTime([*predicted.parts, unknown])
     metric = probe.parts.gate_metric
     confirm = list_names((str(item.id) for item in probe.parts.splits["confirm"]), probe.parts.clusters)
+    run = probe.parts.config.run_configuration
+    interval = run.validation_interval if run is not None else 5
+    predictions = predict_run(probe, share, predicted)
+    try:
+        write_predictions(locate_predictions(probe.config_text, hash_data(probe.parts.splits)), predictions)
+    except (OSError, StorageError) as error:
+        probe.notes.append(f"a run will not show how far off this was: {error}")
     return PreflightReport(
         num_episodes=len(probe.records),
         sample_s=probe.timings.episode_s * len(probe.records),
@@ -69,11 +88,35 @@ async def preflight(
         time=predicted,
         memory=probe.memory,
         costs=_predict_all_costs(probe, options),
-        detectable=measure_detectable(gate, confirm, _group_scores(probe.records, metric)),
+        detectable=measure_detectable(gate, confirm, list(_group_scores(probe.records, metric).values())),
         recommendation=recommend(findings),
         notes=_collect_notes(probe, predicted.total_s),
+        predictions=predictions,
+        sizes=[suggest_size(probe.size, predicted, each, interval) for each in MINUTES if predicted.is_complete],
         wall_s=time.monotonic() - started,
     )
+
+
+def predict_run(probe: Probe, signal_share: float | None, time: PredictedTime) -> list[Prediction]:
+    """Returns what the run will measure, with intervals that have the spread of the sample and that of the run."""
+    clusters, size, found = probe.parts.clusters, probe.size, list[Prediction]()
+    scores = _group_scores(probe.records, probe.parts.gate_metric)
+    names = list_names((example for example, values in scores.items() for _ in values), clusters)
+    select = list_names((str(item.id) for item in probe.parts.splits["select"]), clusters)
+    if values := [score for group in scores.values() for score in group]:
+        interval = compute_mean_interval(values, names=names, num_future=count_independent(select))
+        found.append(Prediction(BASE, *interval))
+    if signal_share is not None:
+        shown = min(1.0, len(probe.records) / len(probe.sampled_ids) / size.group_size)  # of the replies of a group
+        num_sampled = count_independent(list_names(probe.sampled_ids, clusters)) * shown
+        found.append(
+            Prediction(SIGNAL, signal_share, *predict_share(signal_share, num_sampled, size.examples_per_epoch))
+        )
+    if time.is_complete:
+        factor = MEASURED_FACTOR if probe.timings.is_whole else EXTRAPOLATED_FACTOR
+        total_s = sum(part.seconds or 0.0 for part in time.parts if part.name not in ("start", "files"))
+        found.append(Prediction(SECONDS, total_s, total_s / factor, total_s * factor))
+    return found
 
 
 def measure_noise(
@@ -164,7 +207,9 @@ def _collect_findings(
 ) -> Findings:
     records, least = probe.records, probe.parts.config.curriculum_learning.min_reward_diff
     failed = [record for record in records if record.outcome.is_policy_failure]
-    judged = _group_scores(records, probe.parts.gate_metric) or groups  # the metric of the verdict says what is good
+    judged = (
+        list(_group_scores(records, probe.parts.gate_metric).values()) or groups
+    )  # the metric of the verdict says what is good
     scores = [score for group in judged for score in group]
     sizes = sorted({*GROUP_SIZES, *([probe.size.group_size] if probe.size.group_size > 1 else [])})
     predicted = {size: predict_signal_share(groups, size, least) for size in sizes}
@@ -195,13 +240,13 @@ def _collect_findings(
     )
 
 
-def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> list[list[float]]:
+def _group_scores(records: Sequence[EpisodeRecord], metric: str) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = {}
     for record in records:
         score = record.scores.get(metric)
         if score is not None and not record.outcome.is_missing and (value := score.as_reward()) is not None:
             groups.setdefault(record.key.example_id, []).append(value)
-    return list(groups.values())
+    return groups
 
 
 def _order_metrics(report: EvaluationReport, metric: str, reward: str) -> list[MetricSummary]:
@@ -223,7 +268,10 @@ def _predict_all_costs(probe: Probe, options: PreflightOptions) -> list[ModelCos
 
 
 def _collect_notes(probe: Probe, total_s: float) -> list[str]:
-    notes, limits = [], probe.parts.config.limits
+    notes, limits = list(probe.notes), probe.parts.config.limits
+    num_groups = probe.size.examples_per_epoch * probe.size.groups_per_example
+    if weak := describe_weak_training(probe.rows, probe.moved, probe.parts.config, num_groups):
+        notes.append(weak)
     if probe.failure:
         notes.append(f"the probe of training failed, as the run would: {probe.failure}")
     if not probe.trains_here:
@@ -232,6 +280,40 @@ def _collect_notes(probe: Probe, total_s: float) -> list[str]:
     if limits.max_minutes is not None and total_s > 60 * limits.max_minutes:
         notes.append(f"finetuning.limits.max_minutes is {limits.max_minutes:g}, which stops the run before its end")
     return notes
+
+
+def describe_weak_training(
+    rows: Sequence[EpochMetrics], moved: float | None, config: FinetuneConfig, num_groups: int
+) -> str | None:
+    """Returns that the planned optimizer steps cannot move the model; None: they can, or it is not known.
+
+    At most, each step moves the log-probs as far as those of the probe did, in proportion to its learning rate.
+
+    Args:
+        moved: Nats by which the probed epochs changed the log-prob of a sampled token on average.
+        num_groups: Groups of an epoch of the run.
+    """
+    trained = [row for row in rows if row.job.get("num_updates")]
+    if not trained or moved is None:
+        return None
+    steps, known = (
+        sum(int(row.job["num_updates"]) for row in trained),
+        [row.job["lr"] for row in trained if row.job.get("lr")],
+    )
+    peak = config.policy.optimizer.learning_rate
+    faster = max(1.0, peak / statistics.fmean(known)) if peak and known else 1.0
+    scale = (
+        1.0 if config.policy.batch.steps_per_job else num_groups / statistics.fmean(r.num_groups or 1 for r in trained)
+    )
+    planned = steps / len(trained) * max(1.0, scale) * config.num_epochs
+    reach = moved * planned / steps * faster
+    if reach >= MIN_MOVE:
+        return None
+    return (
+        f"about {planned:,.0f} optimizer steps are planned, which cannot move the model: {steps} of them changed the "
+        f"log-probs of sampled tokens by {moved:.1g} nats, so all of them by at most about {reach:.1g}. Raise "
+        "finetuning.num_epochs or finetuning.policy.optimizer.learning_rate"
+    )
 
 
 CONCENTRATIONS = [10 ** (exponent / 10) for exponent in range(-20, 31)]

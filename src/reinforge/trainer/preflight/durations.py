@@ -212,6 +212,9 @@ def _predict_epochs(size: RunSize, timings: Timings, signal_share: float | None,
     collected = size.examples_per_epoch * size.group_size
     of_agent = f"{epochs:,} epochs x {_describe_episodes(collected, timings.episode_s)}"
     trained = next((epoch for epoch in probed if epoch.num_kept), None)
+    has_epoch = trained is not None
+    if trained is None and timings.job is not None:  # there was time for jobs alone
+        trained = ProbedEpoch(0.0, 0.0, 0.0, 1, 1, 0)
     if trained is None:
         collect = TimePart("collect", epochs * collected * timings.episode_s, of_agent)
         return [collect, TimePart("train", None, "no training step was measured")]
@@ -236,9 +239,9 @@ def _predict_epochs(size: RunSize, timings: Timings, signal_share: float | None,
         each_ms = 1000 * job.group_s
         trained_by = f"{epochs:,} epochs x {num_trained:,.0f} groups of {each_ms:,.0f} ms, and a checkpoint"
     return [
-        TimePart("collect", collect_s, collected_by),
+        TimePart("collect", collect_s if has_epoch or size.group_size else None, collected_by),
         TimePart("train", train_s, trained_by),
-        TimePart("publish", publish_s, "new weights served and checked, files of the epoch"),
+        TimePart("publish", publish_s if has_epoch else None, "new weights served and checked, files of the epoch"),
     ]
 
 
@@ -260,6 +263,45 @@ def compute_growth(config: CurriculumLearningConfig, num_probed: int, num_epochs
         return 1.0
     shares = [compute_included_share(config, epoch) for epoch in range(num_epochs)]
     return _mean(shares) / _mean(shares[: max(1, num_probed)])
+
+
+MIN_ROWS, ENOUGH_EPOCHS = 8, 10
+"""Fewer rows an epoch are not suggested; and they are only for a run that would otherwise have fewer epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestedSize:
+    """A run that takes about so many minutes; `num_epochs` is 0 if none does."""
+
+    minutes: int
+    examples_per_epoch: int
+    group_size: int
+    num_epochs: int
+    fixed_s: float  # seconds outside the epochs: loading, baseline and verdict
+
+    def __str__(self) -> str:
+        if not self.num_epochs:
+            return f"{self.minutes} min: too short, since loading, baseline and verdict take {self.fixed_s / 60:,.0f}"
+        replies = f" x {self.group_size} generations" if self.group_size else ""
+        return f"{self.minutes} min: {self.num_epochs:,} epochs of {self.examples_per_epoch:,} rows{replies}"
+
+
+def suggest_size(size: RunSize, time: PredictedTime, minutes: int, validation_interval: int) -> SuggestedSize:
+    """Returns how large a run of some minutes can be: the rows of the file, or fewer for at least ten epochs.
+
+    Example: 60 s outside the epochs, 54 s an epoch of 64 rows, 10 minutes -> 10 epochs of 64 rows; 108 s -> 10 of 32.
+    """
+    seconds = {part.name: part.seconds or 0.0 for part in time.parts}
+    validation_s = seconds["validate"] / size.num_validations
+    epoch_s = sum(seconds[name] for name in ("collect", "train", "publish")) / size.num_epochs
+    fixed_s = sum(seconds[name] for name in ("start", "baseline", "verdict", "files")) + validation_s
+    rows = size.examples_per_epoch
+    while True:
+        each_s = epoch_s * rows / size.examples_per_epoch + validation_s / validation_interval
+        num_epochs = max(0, int((60 * minutes - fixed_s) / max(each_s, 1e-6)))
+        if num_epochs >= ENOUGH_EPOCHS or rows // 2 < MIN_ROWS:
+            return SuggestedSize(minutes, rows, size.group_size, num_epochs, fixed_s)
+        rows //= 2
 
 
 def _describe_episodes(count: int, each_s: float) -> str:

@@ -3,7 +3,10 @@
     sample      num_examples x num_samples episodes of training examples, with the components of the file
     score again some of the same answers, by the same evaluators
     validate    the select examples, or as many as there is time for
-    train       whole epochs, if one is short; else one epoch of a few groups, on the sampled episodes
+    train       a small and a larger job on the sampled episodes; whole epochs, if they fit; else one of fewer groups
+
+Each part begins only if it should end in time, and episodes and evaluators are stopped when time is up. A training job
+cannot be stopped, so the first one is as small as a guess of its time demands.
 
 Everything is written into a folder that is removed at the end. `confirm` is not touched: the verdict needs examples
 that no decision was based on. Only the embedded backend trains: a job at a service costs money and lasts.
@@ -11,15 +14,20 @@ that no decision was based on. Only the embedded backend trains: a job at a serv
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.algorithms.curriculum import split_by_signal
@@ -29,7 +37,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
-from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
+from reinforge.errors import BudgetReached, EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.files import replace_file
 from reinforge.interfaces import TrainerAdapter
@@ -42,7 +50,7 @@ from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.report import write_report
-from reinforge.runs.rows import BASELINE
+from reinforge.runs.rows import BASELINE, EpochMetrics
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
@@ -70,15 +78,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_SHARE, TRAINING_SHARE = 0.25, 0.5
-"""Shares of the time of a probe that validating and training may take."""
-MIN_EPOCHS, MAX_EPOCHS = 2, 4
+SAMPLE_SHARE, SCORE_SHARE, VALIDATION_SHARE, EPOCH_SHARE = 0.4, 0.2, 0.25, 0.8
+"""Shares of the time that is left which sampling, scoring again, validating and whole epochs may take."""
+NUM_FIRST = 4
+"""Examples that are sampled first, to see how many there is time for."""
+MAX_EPOCHS = 4
 """Whole epochs of a probe: the first one is slower than the others, and short ones need not be many."""
 SMALL_JOB = 4
 """How many times fewer groups the smaller one of two jobs has that are timed."""
 NAME = "preflight"
 TRAIN_FACTOR = 2.0
-"""How long an epoch is guessed to take, as a multiple of its sampling, before one has been measured."""
+"""How long training on a group is guessed to take, as a multiple of its sampling, before it has been measured."""
+NUM_MOVED = 8
+"""Replies whose log-probs are compared before and after the probed epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class PreflightOptions:
 
     num_examples: int = 20
     num_samples: int = 4
-    max_probe_s: float = 60.0  # seconds that validating and training may take together, about
+    max_probe_s: float = 60.0  # seconds after the model is loaded
     prices: Mapping[str, TokenPrice] = field(default_factory=dict)
     training_price: float | None = None
     progress: RunProgress = field(default_factory=SilentProgress)
@@ -104,11 +116,19 @@ class Probe:
     scored_twice: list[tuple[float, float]]  # both rewards of each answer that was scored twice
     rescored: str  # why answers were not scored twice; empty: they were
     usage: dict[str, ModelUsage]
-    timings: Timings
-    trains_here: bool
+    timings: Timings = field(default_factory=lambda: Timings(0.0, 0.0, 0.0))
+    trains_here: bool = False
+    config_text: str = ""  # the resolved configuration, as a run of it writes it
     failure: str = ""  # the error that would end the run; empty: none came up
+    notes: list[str] = field(default_factory=list)  # what there was no time for
+    moved: float | None = None  # nats by which the probed epochs changed the log-prob of a sampled token; None: unknown
+    rows: list[EpochMetrics] = field(default_factory=list)  # the probed epochs
     max_model_len: int | None = None
     memory: MemoryUse | None = None
+
+    @property
+    def sampled_ids(self) -> list[str]:
+        return list(dict.fromkeys(record.key.example_id for record in self.records))
 
     def group_rewards(self) -> list[list[float]]:
         """Returns the rewards of each example's episodes; those that the environment failed are left out."""
@@ -161,6 +181,9 @@ class _Prober:
         self.plan: CollectionPlan | None = None
         self.trains_here = isinstance(parts.adapter, LocalAdapter)
         self.is_whole = False
+        self.job: JobTime | None = None
+        self.notes: list[str] = []
+        self._end_s = math.inf
 
     @property
     def evaluation(self) -> DatasetEvaluation:
@@ -171,7 +194,8 @@ class _Prober:
     async def run(self, started: float) -> Probe:
         parts, context = self.parts, self.context
         context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
-        replace_file(context.folder / "config.yml", dump_config(self.loaded))
+        config_text = dump_config(self.loaded)  # before the probe changes it
+        replace_file(context.folder / "config.yml", config_text)
         self.clock.stage(None, "LOAD", None)
         await bind_parts(self.loaded, parts, context)
         uses_policy = any(llm.is_policy for llm in parts.llms.values())
@@ -190,28 +214,35 @@ class _Prober:
         start_s = time.monotonic() - started
         self.plan = find_plan(parts.trajectory_builder, 0)
         size = self._measure_size()
+        self._end_s = time.monotonic() + self.options.max_probe_s
         before = copy_usage(parts.llms)
         records = await self._sample()
         usage = measure_usage(parts.llms, before, records)
         episode_s = self.clock.measure("SAMPLE") / max(1, len(records))
         twice, why_not = await self._score_again(records)
         select_s = await self._validate(episode_s)
-        failure = await self._train(records, episode_s, size) if self.trains_here else ""
-        is_timed = self.trains_here and not self.is_whole and not failure
-        job = await self._time_jobs() if is_timed else None
-        load_s = await self._load_checkpoint() if self.trains_here else 0.0
+        found = Probe(parts, size, self.evaluation.report("train", 0, records), records, twice, why_not, usage)
+        load_s = await self._train(found, episode_s, save_s) if self.trains_here else 0.0
         files_s = self._write_files()
         epochs = list_probed_epochs(self.clock)
         larger = [epoch for epoch in epochs if size.group_size and epoch.num_episodes > len(records)]
         sampled = [epoch.collect_s / epoch.num_episodes for epoch in larger]
-        timings = Timings(
-            start_s, min(episode_s, select_s, *sampled), select_s, save_s, load_s, files_s, epochs, self.is_whole, job
-        )
-        report = self.evaluation.report("train", 0, records)
-        found = Probe(parts, size, report, records, twice, why_not, usage, timings, self.trains_here, failure)
+        each_s = min(episode_s, select_s, *sampled)
+        job = None if self.is_whole else self.job
+        found.timings = Timings(start_s, each_s, select_s, save_s, load_s, files_s, epochs, self.is_whole, job)
+        found.rows, found.notes, found.trains_here = self.clock.rows, self.notes, self.trains_here
+        found.config_text = config_text
         found.max_model_len = getattr(context.policy, "max_model_len", None)
         found.memory = parts.adapter.measure_memory() if isinstance(parts.adapter, LocalAdapter) else None
         return found
+
+    def _left(self) -> float:
+        """Returns the seconds that the probe still has."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def _allow(self, seconds: float) -> None:
+        """Sets after how many seconds the episodes that follow are stopped, as by `limits.max_minutes`."""
+        self.context.started_s, self.context.limits.max_minutes = time.monotonic(), max(seconds, 1e-3) / 60
 
     def _measure_size(self) -> RunSize:
         config, splits, plan = self.config, self.parts.splits, self.plan
@@ -232,68 +263,127 @@ class _Prober:
         )
 
     async def _sample(self) -> list[EpisodeRecord]:
-        """Runs the agent on the examples that the run collects first."""
+        """Runs the agent on the examples that the run collects first, on as many as there is time for."""
         known = self.evaluation.example_ids("train")
         ids = list(self.plan.example_ids if self.plan is not None else known)[: self.options.num_examples]
-        samples = range(self.options.num_samples)
-        keys = [EpisodeKey("collect", 0, example, sample) for example in ids for sample in samples]
-        self.clock.stage(None, "SAMPLE", len(keys))
-        records = await self.evaluation.collect(keys)
+        self.clock.stage(None, "SAMPLE", len(ids) * self.options.num_samples)
+        end_s = time.monotonic() + SAMPLE_SHARE * self._left()
+        started = time.monotonic()
+        records = await self._collect(ids[:NUM_FIRST], end_s)
+        each_s = (time.monotonic() - started) / max(1, len(records)) * self.options.num_samples
+        if affordable := max(0, int((end_s - time.monotonic()) / each_s)):
+            records += await self._collect(ids[NUM_FIRST:][:affordable], end_s)
         self.clock.stop()
+        num_sampled = len({record.key.example_id for record in records})
+        if num_sampled < len(ids):
+            self.notes.append(f"there was time for {num_sampled} of {len(ids)} examples; --probe_seconds allows more")
         if all(record.reward is None for record in records):
-            report = self.evaluation.report("train", 0, records)
-            raise EvaluationError(f"no sampled episode has a reward: {report.error}")
+            late = f"none ended in {SAMPLE_SHARE * self.options.max_probe_s:.1f} s; --probe_seconds allows more"
+            error = self.evaluation.report("train", 0, records).error if records else late
+            raise EvaluationError(f"no sampled episode has a reward: {error}")
         return records
+
+    async def _collect(self, ids: Sequence[str], end_s: float) -> list[EpisodeRecord]:
+        """Returns the episodes of these examples that end in time."""
+        keys = [EpisodeKey("collect", 0, example, n) for example in ids for n in range(self.options.num_samples)]
+        self._allow(end_s - time.monotonic())
+        try:
+            return await self.evaluation.collect(keys)
+        except BudgetReached:
+            items = {str(item.id): item for item in self.evaluation.examples("train")}
+            return [record for record in self.context.load_episodes(0, items) if record.key in set(keys)]
 
     async def _score_again(self, records: Sequence[EpisodeRecord]) -> tuple[list[tuple[float, float]], str]:
         self.clock.stage(None, "SCORE AGAIN", None)
-        found = await score_twice(self.evaluation, records, self.loaded.config.eval.general.max_concurrency)
-        self.clock.stop()
-        return found
-
-    async def _validate(self, episode_s: float) -> float:
-        """Validates on select examples, all of them if there is time; returns the seconds per episode."""
-        items = self.evaluation.splits["select"]
-        most = int(self.options.max_probe_s * VALIDATION_SHARE / max(episode_s, 1e-6))
-        self.evaluation.splits["select"] = items[: max(1, self.options.num_examples, most)]
-        before = self.clock.measure("BASELINE")
-        await versions.validate(self.parts.trainer, self.context, BASELINE)
-        self.clock.stop()
-        return (self.clock.measure("BASELINE") - before) / len(self.evaluation.splits["select"])
-
-    async def _train(self, records: Sequence[EpisodeRecord], episode_s: float, size: RunSize) -> str:
-        """Runs a few epochs, or a small one; returns the error that ended them, which would end the run as well."""
-        epoch_s = TRAIN_FACTOR * episode_s * size.examples_per_epoch * size.group_size
-        available_s = self.options.max_probe_s * TRAINING_SHARE
-        self.is_whole = size.group_size > 0 and epoch_s <= available_s
-        affordable = max(MIN_EPOCHS, int(available_s / max(epoch_s, 1e-6)))
-        count = min(MAX_EPOCHS, size.num_epochs, affordable) if self.is_whole else 1
-        if len({record.reward for record in records}) == 1:  # perhaps nothing can be trained, which one epoch shows
-            count = 1
-        if not self.is_whole:
-            self._shrink(records, size, int(size.examples_per_epoch * available_s / epoch_s) if epoch_s else 0)
-        config, run = self.config, self.config.run_configuration
-        config.limits.max_empty_updates = count + 1
-        if run is not None:
-            run.validation_interval = count + 1
         try:
-            await self.parts.trainer.run(count)
-        except ReinforgeError as error:
-            logger.debug("the probe of training failed", exc_info=True)
-            return str(error)
+            async with asyncio.timeout(SCORE_SHARE * self._left()):
+                return await score_twice(self.evaluation, records, self.loaded.config.eval.general.max_concurrency)
+        except TimeoutError:
+            return [], "scoring again did not end in time"
         finally:
             self.clock.stop()
-        return ""
 
-    def _shrink(self, records: Sequence[EpisodeRecord], size: RunSize, num_affordable: int) -> None:
-        """Makes an epoch as large as there is time for; one that is no larger than the sample uses its episodes."""
+    async def _validate(self, episode_s: float) -> float:
+        """Validates on as many select examples as there is time for; returns the seconds per episode."""
+        items, before = self.evaluation.splits["select"], self.clock.measure("BASELINE")
+        affordable = int(VALIDATION_SHARE * self._left() / max(episode_s, 1e-6))
+        self.evaluation.splits["select"] = items[: max(1, affordable)]
+        self._allow(2 * VALIDATION_SHARE * self._left())
+        try:
+            await versions.validate(self.parts.trainer, self.context, BASELINE)
+        except BudgetReached:
+            self.notes.append("there was no time to validate, so that is taken to be as fast as sampling")
+            return episode_s
+        finally:
+            self.clock.stop()
+        return (self.clock.measure("BASELINE") - before) / len(self.evaluation.splits["select"])
+
+    async def _train(self, found: Probe, episode_s: float, save_s: float) -> float:
+        """Times jobs and then epochs, as far as there is time; returns the seconds of loading a checkpoint.
+
+        Records the error that ended them, which would end the run as well.
+        """
+        size, records, load_s = found.size, found.records, 0.0
         settings = self.parts.trajectory_builder.trajectory_builder_config
         least = max(2, -(-len(records) // max(1, size.group_size)))
-        if hasattr(settings, "examples_per_epoch"):
-            settings.examples_per_epoch = min(max(least, num_affordable), size.examples_per_epoch)
-        self.config.limits.max_refills = 0
-        if num_affordable <= least:
+        guess = JobTime(0.0, TRAIN_FACTOR * episode_s * max(1, size.group_size))
+        recall = self.evaluation.recall
+        try:
+            if hasattr(settings, "examples_per_epoch"):
+                settings.examples_per_epoch = min(least, size.examples_per_epoch)
             self._recall(records)
+            self._allow(self._left())
+            self.job = await time_jobs(self.parts, guess.group_s, self._left)
+            load_s = await self._load_checkpoint()
+            job = self.job or guess
+            each_s = size.group_size * episode_s + size.groups_per_example * job.group_s
+            available_s = EPOCH_SHARE * self._left() - job.fixed_s - save_s
+            epoch_s, num_affordable = size.examples_per_epoch * each_s, int(max(0.0, available_s) / max(each_s, 1e-6))
+            self.is_whole = size.group_size > 0 and num_affordable >= size.examples_per_epoch
+            count = min(MAX_EPOCHS, size.num_epochs, int(available_s / max(epoch_s, 1e-6))) if self.is_whole else 1
+            if len({record.reward for record in records}) == 1:  # perhaps nothing can be trained: one epoch shows it
+                count = 1
+            if not self.is_whole and num_affordable < 2:
+                self.notes.append("there was no time for an epoch; --probe_seconds allows more")
+                return load_s
+            if num_affordable > least:
+                self.evaluation.recall = recall
+            if hasattr(settings, "examples_per_epoch"):
+                settings.examples_per_epoch = min(num_affordable, size.examples_per_epoch)
+            await self._run_epochs(found, count)
+        except BudgetReached:
+            self.notes.append("the probe of training was stopped when time was up")
+        except ReinforgeError as error:
+            logger.debug("the probe of training failed", exc_info=True)
+            found.failure = str(error)
+        finally:
+            self.clock.stop()
+        return load_s
+
+    async def _run_epochs(self, found: Probe, count: int) -> None:
+        config, run = self.config, self.config.run_configuration
+        config.limits.max_empty_updates = count + 1
+        if not self.is_whole:
+            config.limits.max_refills = 0
+        if run is not None:
+            run.validation_interval = count + 1
+        before = await self._score_sample(found.records)
+        self._allow(self._left())
+        try:
+            await self.parts.trainer.run(count)
+        finally:
+            if len(before) and self.clock.rows:
+                found.moved = float(np.abs(await self._score_sample(found.records) - before).mean())
+
+    async def _score_sample(self, records: Sequence[EpisodeRecord]) -> NDArray[np.float64]:
+        """Returns the log-probs of a few sampled replies by the weights that are served now."""
+        policy, replies = self.parts.adapter.policy(), [call.reply.tokens for each in records for call in each.calls]
+        known = [tokens for tokens in replies if tokens is not None and tokens.token_ids][:NUM_MOVED]
+        if policy is None or not known:
+            return np.zeros(0)
+        scored = await policy.score([[*tokens.prompt_token_ids, *tokens.token_ids] for tokens in known])
+        parts = [row[-len(tokens.token_ids) :] for row, tokens in zip(scored, known, strict=True)]
+        return np.concatenate(parts, dtype=np.float64)
 
     def _recall(self, records: Sequence[EpisodeRecord]) -> None:
         known = {record.key: record for record in records}
@@ -302,10 +392,6 @@ class _Prober:
             return known.get(key)
 
         self.evaluation.recall = recall
-
-    async def _time_jobs(self) -> JobTime | None:
-        self._recall(self.parts.trajectory_builder.records or [])
-        return await time_jobs(self.parts)
 
     async def _load_checkpoint(self) -> float:
         """Loads a checkpoint as the verdict does; returns the seconds."""
@@ -330,25 +416,35 @@ class _Prober:
         return time.monotonic() - started
 
 
-async def time_jobs(parts: Parts) -> JobTime | None:
-    """Trains a small and a larger job on what the builder collects for epoch 0; None: nothing can be trained."""
+async def time_jobs(parts: Parts, guess_s: float, left: Callable[[], float]) -> JobTime | None:
+    """Trains a small and, if there is time, a larger job on what the builder collects for epoch 0; None: none.
+
+    The small one is timed again afterwards, since much runs for the first time in it.
+
+    Args:
+        guess_s: Seconds that a group may take.
+        left: Returns the seconds that are left.
+    """
     await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
     collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
     attach_calls(collection, parts.trajectory_builder, parts.adapter)
     algorithm, least = parts.algorithm.for_epoch(0), parts.config.curriculum_learning.min_reward_diff
     kept = split_by_signal(collection.groups, least, algorithm.needs_groups, algorithm.has_signal).kept
-    if not kept:
+    few = max(1, min(len(kept) // SMALL_JOB, int(left() / SMALL_JOB / max(guess_s, 1e-6))))
+    if not kept or few * guess_s > left():
         return None
-    few = max(1, len(kept) // SMALL_JOB)
     try:
-        small_s = await _time_job(parts.adapter, kept[:few])
-        return fit_job_time((few, small_s), (len(kept), await _time_job(parts.adapter, kept)))
+        small_s = await _time_job(parts.adapter, kept[:few], "first")
+        if small_s / few * len(kept) > left() / 2:
+            return JobTime(0.0, small_s / few)
+        many_s = await _time_job(parts.adapter, kept, "large")
+        return fit_job_time((few, await _time_job(parts.adapter, kept[:few], "small")), (len(kept), many_s))
     except JobFailed:  # such as a group that has no credit alone
         return None
 
 
-async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup]) -> float:
+async def _time_job(adapter: TrainerAdapter, groups: Sequence[TrajectoryGroup], name: str) -> float:
     started, collection = time.monotonic(), TrajectoryCollection.from_groups(groups, NAME, epoch=0)
-    collection.job_key = f"{NAME}/{len(groups)}"
+    collection.job_key = f"{NAME}/{name}"
     versions.refuse_failed([await adapter.wait_until_complete(await adapter.submit(collection))])
     return time.monotonic() - started

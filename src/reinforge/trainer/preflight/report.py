@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from reinforge.evaluation.statistics import format_interval
+from reinforge.runs.predictions import Prediction
 from reinforge.runs.summary import format_duration
 from reinforge.trainer.preflight.costs import ModelCost
-from reinforge.trainer.preflight.durations import PredictedTime
+from reinforge.trainer.preflight.durations import PredictedTime, SuggestedSize
 from reinforge.trainer.preflight.recommendation import Findings, Recommendation
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 
 if TYPE_CHECKING:
     from reinforge.engine.devices import MemoryUse
@@ -69,6 +70,8 @@ class PreflightReport:
     detectable: Detectable
     recommendation: Recommendation
     notes: list[str] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    sizes: list[SuggestedSize] = field(default_factory=list)
     wall_s: float = 0.0
 
     @property
@@ -95,6 +98,8 @@ class PreflightReport:
             "detectable": asdict(self.detectable),
             "recommendation": asdict(self.recommendation),
             "notes": self.notes,
+            "predictions": list(map(asdict, self.predictions)),
+            "sizes": list(map(asdict, self.sizes)),
             "wall_s": self.wall_s,
         }
 
@@ -108,9 +113,11 @@ class PreflightReport:
             ("noise", [_describe_noise(self.noise)]),
             ("lengths", [_describe_lengths(self.lengths)]),
             ("time", _describe_time(self.time)),
+            ("sizes", list(map(str, self.sizes))),
             ("memory", [_describe_memory(self.memory)]),
             ("money", self._describe_costs()),
             ("verdict", _describe_detectable(self.detectable)),
+            ("predicted", [f"{each} in the run" for each in self.predictions]),
             ("note", self.notes),
         ]
         lines = []
@@ -137,7 +144,7 @@ class PreflightReport:
 def _format_metric(summary: MetricSummary) -> str:
     interval = format_interval(summary.mean, summary.ci_low, summary.ci_high)
     unscored = f", {summary.num_unscored} unscored: {summary.unscored_reason}" if summary.num_unscored else ""
-    return f"{summary.metric} {interval} on {summary.num_examples} examples{unscored}"
+    return f"{summary.metric} {interval} on {count_examples(summary.num_examples, summary.num_clusters)}{unscored}"
 
 
 def _describe_replies(found: Findings) -> str:

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from reinforge.config.schema import GateConfig
+from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.preflight.analysis import (
+    describe_weak_training,
     find_cut_harm,
     measure_detectable,
     measure_lengths,
@@ -84,3 +86,26 @@ def test_the_smallest_improvement_follows_the_spread_of_the_sample():
     assert measure_detectable(GateConfig(), HUNDRED, [[1, 1]]).likely is None
     repeated = measure_detectable(GateConfig(), HUNDRED * 4, [[0, 1], [1, 0]])
     assert (repeated.half_width, repeated.likely) == (found.half_width, found.likely), "400 examples of 100 prompts"
+
+
+@pytest.mark.parametrize(
+    ("moved", "epochs", "lr", "is_weak"),
+    [
+        (1e-4, 20, 1e-3, True),
+        (1e-3, 20, 1e-3, False),
+        (1e-4, 300, 1e-3, False),
+        (1e-4, 20, 1e-5, False),
+        (None, 1, 1e-3, False),
+    ],
+)
+def test_too_few_optimizer_steps_are_named(moved, epochs, lr, is_weak):
+    """Four steps moved the log-probs by 0.0001; 80 steps reach 0.002, and 0.2 if the first ones were of a warm-up."""
+    optimizer, batch = {"learning_rate": 1e-3}, {"steps_per_job": 4}
+    config = FinetuneConfig(
+        reward_function={"name": "r"}, num_epochs=epochs, policy={"optimizer": optimizer, "batch": batch}
+    )
+    rows = [EpochMetrics(0, num_groups=8, job={"num_updates": 4, "lr": lr})]
+    found = describe_weak_training(rows, moved, config, 64)
+    assert (found is not None) == is_weak
+    if found is not None:
+        assert found.startswith("about 80 optimizer steps are planned, which cannot move the model: 4 of them changed")

@@ -9,14 +9,17 @@ from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.preflight.durations import (
     JobTime,
+    PredictedTime,
     ProbedEpoch,
     RunSize,
     StageClock,
+    TimePart,
     Timings,
     compute_growth,
     fit_job_time,
     list_probed_epochs,
     predict_time,
+    suggest_size,
 )
 
 SIZE = RunSize(
@@ -131,3 +134,27 @@ def test_a_curriculum_trains_on_more_later():
     )
     assert compute_growth(curriculum, 1, 10) == pytest.approx(0.4 / 0.3)
     assert compute_growth(CurriculumLearningConfig(), 1, 10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("epoch_s", "minutes", "text"),
+    [
+        (54.0, 10, "10 min: 10 epochs of 64 rows x 8 generations"),
+        (108.0, 10, "10 min: 10 epochs of 32 rows x 8 generations"),
+        (5400.0, 30, "30 min: 2 epochs of 8 rows x 8 generations"),
+        (54.0, 1, "1 min: too short, since loading, baseline and verdict take 1"),
+    ],
+)
+def test_sizes_fit_the_minutes_with_fewer_rows_if_epochs_would_be_few(epoch_s, minutes, text):
+    """60 s outside the epochs."""
+    outside = {"start": 20.0, "baseline": 10.0, "validate": 0.0, "verdict": 20.0, "files": 10.0}
+    epochs = {"collect": epoch_s * 5, "train": epoch_s * 4, "publish": epoch_s}
+    time = PredictedTime([TimePart(name, seconds, "") for name, seconds in {**outside, **epochs}.items()])
+    size = RunSize(10, 64, 8, 1, 50, 3, 100, 2)
+    assert str(suggest_size(size, time, minutes, 5)) == text
+
+
+def test_jobs_alone_leave_the_time_of_publishing_unknown():
+    found = predict_time(SIZE, Timings(5.0, 0.1, 0.2, job=JobTime(2.0, 0.5)), signal_share=0.5)
+    assert seconds(found)["train"] == pytest.approx(10 * (2 + 16 * 0.5 * 0.5))
+    assert (seconds(found)["publish"], found.is_complete) == (None, False)

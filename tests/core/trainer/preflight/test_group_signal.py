@@ -1,7 +1,9 @@
 """The share of groups with signal: measured, and predicted for other group sizes."""
 
+import numpy as np
 import pytest
 
+from reinforge.evaluation.statistics import compute_mean_interval, count_independent, predict_share
 from reinforge.trainer.preflight.analysis import measure_signal_share, predict_signal_share
 
 
@@ -43,3 +45,22 @@ def test_a_prediction_at_the_measured_size_is_near_the_measurement():
 def test_rewards_of_one_value_are_no_signal_and_none_are_unknown():
     assert predict_signal_share([[0, 0], [0, 0]], 32) == pytest.approx(0.0)
     assert predict_signal_share([], 8) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "size", "num_run"), [(2, 2, 8, 64), (0.2, 3, 16, 8), (20, 20, 16, 8), (1, 100, 8, 64)]
+)
+def test_intervals_cover_what_runs_measure(a, b, size, num_run):
+    """Examples with success rates Beta(a, b), 20 of them four times each, and then a run's first epoch and baseline."""
+    random, covered = np.random.default_rng(0), np.zeros(2)
+    names = [str(n // 4) for n in range(80)]
+    for _ in range(150):
+        sampled = (random.random((20, 4)) < random.beta(a, b, (20, 1))).astype(float)
+        run = random.random((num_run, size)) < random.beta(a, b, (num_run, 1))
+        share = predict_signal_share(sampled.tolist(), size)
+        low, high = predict_share(share, count_independent(names) * 4 / size, num_run)
+        covered[0] += low <= np.mean(run.any(1) & ~run.all(1)) <= high
+        base = float(np.mean(random.random(num_run) < random.beta(a, b, num_run)))
+        _, low, high = compute_mean_interval(sampled.ravel().tolist(), names=names, num_future=num_run)
+        covered[1] += low <= base <= high
+    assert (covered / 150 >= 0.93).all(), covered / 150

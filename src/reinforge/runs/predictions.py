@@ -1,0 +1,83 @@
+"""What a preflight predicted of a run, kept so that the run can show how far off it was.
+
+preflight  predictions for a configuration and its data  =>  a file in the folder for caches, named by their hash
+run        the same configuration and data               =>  its summary has each prediction and what was measured
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from reinforge.files import find_json, home, to_json, write_json
+from reinforge.runs.rows import EpochMetrics
+from reinforge.types.evaluation import MetricSummary
+from reinforge.version import __version__
+
+BASE, SIGNAL, SECONDS = "base", "signal", "seconds"
+"""The base model's score on `select`; the share of the first epoch's groups with signal; its time after loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One figure of a run, before it ran; the interval is of 95 %, and its ends are None if they are unknown."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    measured: float | None = None  # by the run; None: not known (yet)
+
+    def __str__(self) -> str:
+        """Returns `signal 0.800 [0.520, 0.960], measured 0.400 (outside)`; seconds have no decimals."""
+        value, *others = (
+            "unknown" if each is None else f"{each:.{0 if self.name == SECONDS else 3}f}"
+            for each in (self.value, self.low, self.high, self.measured)
+        )
+        low, high, measured = others
+        text = (
+            f"{self.name} {value} [{low}, {high}]"
+            if self.low is not None
+            else f"{self.name} {value} (interval unknown)"
+        )
+        if self.measured is None:
+            return text
+        outside = self.low is not None and self.high is not None and not self.low <= self.measured <= self.high
+        return f"{text}, measured {measured}{' (outside)' if outside else ''}"
+
+
+def locate_predictions(config: str, data: str) -> Path:
+    """Returns the file for a resolved configuration, as `config.yml` has it, and the hash of its examples."""
+    return home() / "preflights" / f"{hashlib.sha256(to_json([__version__, config, data]).encode()).hexdigest()}.json"
+
+
+def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, list(map(asdict, predictions)))
+
+
+def read_predictions(path: Path) -> list[Prediction]:
+    """Returns what was predicted; empty: no preflight of this configuration and data ran here."""
+    return [Prediction(**row) for row in find_json(path) or []]
+
+
+def measure_predictions(
+    predictions: Sequence[Prediction],
+    baseline: MetricSummary | None,
+    epochs: Sequence[EpochMetrics],
+    seconds: Mapping[str, float],
+) -> list[Prediction]:
+    """Returns the predictions of a run with what it measured, as far as it came.
+
+    Args:
+        seconds: Stage -> seconds; empty: the run is not complete.
+    """
+    without = epochs[0].share_without_signal if epochs else None
+    measured = {
+        BASE: baseline.mean if baseline is not None else None,
+        SIGNAL: None if without is None else 1 - without,
+        SECONDS: sum(taken for stage, taken in seconds.items() if stage != "LOAD") if seconds else None,
+    }
+    return [replace(each, measured=measured[each.name]) for each in predictions]
