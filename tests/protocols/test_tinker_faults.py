@@ -7,11 +7,12 @@ import pytest
 
 from reinforge.errors import EngineError
 from reinforge.protocols.tinker.server import api as api_module
+from reinforge.protocols.tinker.server import sessions
 from reinforge.protocols.tinker.server.requests import Sample
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.training import TinkerTraining
 from reinforge.serving.routes import ApiError, ServerLimits
-from tests.protocols.tinker import read_metrics, read_sequence, serve_tinker, share_beginning
+from tests.protocols.tinker import build_body, read_metrics, read_sequence, serve_tinker, share_beginning
 from tests.serving.serving import wait_for
 
 
@@ -123,3 +124,44 @@ async def test_the_servers_limit_of_tokens_holds_for_samples_too(client, served)
     asked = Sample(**{**body, "seq_id": 1, "sampling_params": {"max_tokens": 4}})
     with pytest.raises(ApiError, match="max_tokens is 4; this server samples at most 3"):
         sampling.submit(asked, ServerLimits(max_tokens=3))
+
+
+@pytest.mark.parametrize(("expires_s", "listed"), [(10**12, 2), (1e308, 2), (-(10**12), 1), ("soon", 1)])
+async def test_a_checkpoint_with_an_impossible_time_leaves_the_others_listed(
+    client, served, tmp_path, expires_s, listed
+):
+    model_id = (await client.create_model())["model_id"]
+    for seq_id, name in enumerate(("fine", "odd"), 1):
+        await client.result(await client.post("save_weights", model_id=model_id, seq_id=seq_id, path=name))
+    [note] = tmp_path.glob("tinker/*/weights/odd/tinker.json")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "expires_s": expires_s}))
+    await served[1].sweep()
+    for path in ("checkpoints", "training_runs"):
+        assert (await client.http.get(path)).status_code == 200
+    found = (await client.http.get("checkpoints")).json()["checkpoints"]
+    assert len(found) == listed
+
+
+async def test_requests_ahead_of_their_turn_are_held_up_to_a_number_and_a_size(client, monkeypatch):
+    model_id = (await client.create_model())["model_id"]
+    data = share_beginning([40, 41])
+    size = len(build_body(model_id, 1, data, "importance_sampling", forward_only=True))
+    monkeypatch.setattr(sessions, "MAX_WAITING_BYTES", 3 * size + 200)
+    monkeypatch.setattr(sessions, "MAX_WAITING", 4)
+
+    async def send(seq_id):
+        return await client.send_data(build_body(model_id, seq_id, data, "importance_sampling", forward_only=True))
+
+    async def step(seq_id):
+        return await client.send("optim_step", model_id=model_id, seq_id=seq_id, adam_params={})
+
+    assert [(await send(seq_id)).status_code for seq_id in (2, 3, 4)] == [200] * 3
+    refused = await send(5)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "wait for the request 1" in refused.text
+    assert [(await step(seq_id)).status_code for seq_id in (5, 6)] == [200, 429]
+    first = (await send(1)).json()
+    await client.result(first)
+    await client.result({"request_id": f"{model_id}:4"})
+    again = await step(6)
+    assert "metrics" in await client.result(again.json())

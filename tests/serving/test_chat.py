@@ -2,6 +2,8 @@
 
 import pytest
 
+from reinforge.errors import ConfigError, EngineError, StorageError
+from tests.doubles import ScriptedPolicy
 from tests.serving.serving import async_anthropic, async_openai, http, says, serve
 
 MODEL = "tiny"
@@ -82,6 +84,30 @@ async def test_text_completions(app):
     assert len(whole.choices[0].logprobs.tokens) == whole.usage.completion_tokens
 
 
+@pytest.mark.parametrize("prompts", [["play at row", "the quick brown"], [[40, 41, 42], [50, 51]]])
+async def test_a_text_completion_of_several_prompts_has_the_choices_of_each_after_the_other(app, prompts):
+    ask = {"model": MODEL, "max_tokens": 6, "seed": 1, "n": 2, "logprobs": 1}
+    async with async_openai(app) as client:
+        alone = [await client.completions.create(**ask, prompt=prompt) for prompt in prompts]
+        whole = await client.completions.create(**ask, prompt=prompts)
+        texts = dict.fromkeys(range(4), "")
+        async for chunk in await client.completions.create(**ask, prompt=prompts, stream=True):
+            for part in chunk.choices:
+                texts[part.index] += part.text
+    wanted = [choice.text for each in alone for choice in each.choices]
+    assert [choice.text for choice in whole.choices] == list(texts.values()) == wanted
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.usage.total_tokens == sum(each.usage.total_tokens for each in alone)
+
+
+async def test_more_prompts_than_replies_are_allowed_are_refused(app):
+    async with http(app) as client:
+        for prompts in (["a"] * 129, ["a"] * 65):
+            body = {"model": MODEL, "prompt": prompts, "n": 2}
+            response = await client.post("/v1/completions", json=body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
 async def test_responses(app):
     ask = {"model": MODEL, "input": "hello", "max_output_tokens": 8}
     async with async_openai(app) as client:
@@ -110,10 +136,48 @@ async def test_messages_of_anthropic(app):
     assert streamed.stop_reason in ("end_turn", "max_tokens")
 
 
+async def test_tokens_are_counted_for_anthropics_clients_before_a_reply(app):
+    ask = {"model": MODEL, "messages": says("hello"), "system": "Be brief."}
+    async with async_anthropic(app) as client:
+        counted = await client.messages.count_tokens(**ask)
+        whole = await client.messages.create(**ask, max_tokens=1)
+    assert counted.input_tokens == whole.usage.input_tokens > 0
+
+
 async def test_the_models_are_listed(app):
     async with async_openai(app) as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).owned_by == "reinforge"
+    async with async_anthropic(app) as client:
+        [model] = [model async for model in client.models.list()]
+    assert type(model).model_validate(model.model_dump()).display_name == MODEL  # the client does not validate itself
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError("{} builds too much"), 400), (EngineError("{} is broken"), 500), (StorageError("no {}"), 500)],
+)
+async def test_no_message_to_a_client_has_a_path_of_the_server(path, stream, error, status, tmp_path):
+    """And only what is not the client's fault is a 5xx."""
+    failed = type(error)(str(error).format(tmp_path / "base" / "config.json"))
+    async with serve({MODEL: ScriptedPolicy(lambda _: failed)}) as app, http(app) as client:
+        body = {"model": MODEL, "messages": says("x"), "max_tokens": 8, "stream": stream}
+        response = await client.post(f"/v1/{path}", json=body)
+    message = response.json()["error"]["message"]
+    assert (response.status_code, "/" in message, "config.json" in message) == (status, False, True)
+
+
+async def test_what_the_chat_template_cannot_render_is_the_clients_fault(app, engine, monkeypatch):
+    monkeypatch.setattr(engine.policy.renderer.tokenizer, "chat_template", "{{ messages[-1]['content'] }}")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    async with http(app) as client:
+        for fields, named in (({"tools": tools}, "ignores tools"), ({"messages": says("x" * (17 << 20))}, "template")):
+            body = {"model": MODEL, "messages": says("x"), **fields}
+            response = await client.post("/v1/chat/completions", json=body)
+            message = response.json()["error"]["message"]
+            assert (response.status_code, named in message, "/" in message) == (400, True, False), message
 
 
 async def test_what_no_model_here_can_do_is_refused_by_name(app):

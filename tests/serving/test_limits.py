@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import ctypes
+import sys
 
+import psutil
 import pytest
 
+from reinforge.serving import app as app_module
 from reinforge.serving.routes import ServerLimits
 from tests.doubles import ScriptedPolicy
 from tests.serving.serving import http, says, serve, wait_for
@@ -146,3 +150,20 @@ async def test_the_methods_of_a_route_are_named():
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         missing = await client.get("/v2/chat")
     assert missing.json()["error"]["message"] == "there is no GET /v2/chat here"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heap of glibc")
+async def test_freed_memory_goes_back_to_the_system(monkeypatch):
+    """Blocks that are freed below one in use stay in the heap, until it is trimmed."""
+    monkeypatch.setattr(app_module, "TRIM_S", 0.05)
+    libc, process = ctypes.CDLL(None), psutil.Process()
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    *freed, kept = [libc.malloc(60_000) for _ in range(2000)]
+    for block in freed:
+        ctypes.memset(block, 1, 60_000)
+    for block in freed:
+        libc.free(block)
+    before = process.memory_info().rss
+    async with serve({"m": ScriptedPolicy()}):
+        await asyncio.wait_for(wait_for(lambda: process.memory_info().rss < before - 60_000_000), 30)
+    libc.free(kept)

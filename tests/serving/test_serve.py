@@ -21,6 +21,8 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.protocols.openai.server.store import JobStore
+from reinforge.serving.command import PROTOCOLS
+from reinforge.serving.loading import lock_folder
 from tests.capture_page import SNIPPET
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 
@@ -88,6 +90,17 @@ def test_curl(served):
         ["bash", "-c", SNIPPETS["curl"]], env={**os.environ, **served}, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout)["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize("feature", PROTOCOLS)
+def test_a_second_server_on_the_same_folder_is_refused(tmp_path, feature):
+    lock = lock_folder(tmp_path / "data")
+    arguments = ["serve", str(tmp_path), "--port", "0", f"--{feature}", "--data_dir", str(tmp_path / "data")]
+    done = CliRunner().invoke(main, arguments)
+    lock.release()
+    assert done.exit_code == 4
+    assert "another server works on" in done.output
+    assert "--data_dir" in done.output
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path):

@@ -3,7 +3,7 @@
     {"model": "m", "prompt": "2 + 2 ="}   ->  create(prompt="2 + 2 =", max_tokens=16)
     {"model": "m", "prompt": [17, 10]}    ->  create(prompt=[17, 10], max_tokens=16)
 
-A call has one prompt, since one call is one turn of the episode.
+A call has one prompt, since one call is one turn of the episode; `reinforge serve` splits a list of several before.
 """
 
 from __future__ import annotations

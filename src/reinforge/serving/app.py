@@ -8,10 +8,12 @@ async with ServeApp(models, [FineTuningApi(...)], port=8000) as app:
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -23,12 +25,21 @@ from aiohttp.http_exceptions import HttpProcessingError
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.rollout.http.access import HEADERS, LOOPBACK
-from reinforge.rollout.http.exchange import build_error_body, describe_failure
+from reinforge.rollout.http.exchange import describe_failure
 from reinforge.serving.access import RequestGuard
 from reinforge.serving.chat import ChatApi
 from reinforge.serving.metrics import MetricsApi
 from reinforge.serving.models import ServedModels
-from reinforge.serving.routes import LIMITS, ApiError, Feature, Handler, ServerLimits, is_abortable, write_json
+from reinforge.serving.routes import (
+    LIMITS,
+    ApiError,
+    Feature,
+    Handler,
+    ServerLimits,
+    build_client_error,
+    is_abortable,
+    write_json,
+)
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger(f"{__name__}.http")
@@ -41,6 +52,8 @@ SHUTDOWN_S = 3.0
 """Seconds that requests in flight have to end when the server stops; then streams and sampling are cut off."""
 ABORTED_S = 1.0
 """Seconds that requests which were cut off have to clean up."""
+TRIM_S = 30.0
+"""Seconds between two times at which freed memory is returned to the system."""
 REQUEST_ID = "x-request-id"
 CLIENT_CLOSED = 499
 """Counted for requests whose client disconnected before the response."""
@@ -106,6 +119,7 @@ class ServeApp:
         self._started: list[Feature] = []
         self._running: set[asyncio.Task[web.StreamResponse]] = set()
         self._abortable: dict[asyncio.Future[None], asyncio.Task[Any]] = {}
+        self._trimming: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -145,6 +159,7 @@ class ServeApp:
         assert self._listener is not None
         self._guard.open(self.port)
         await web.SockSite(self._runner, self._listener, backlog=1024).start()
+        self._trimming = asyncio.create_task(_return_memory())
 
     def listen(self) -> None:
         """Takes the port; entering the context does so as well. Clients that connect wait until the server starts."""
@@ -161,6 +176,8 @@ class ServeApp:
         self.port = self._listener.getsockname()[1]
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._trimming is not None:
+            self._trimming.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._listener is not None:
@@ -235,6 +252,14 @@ class ServeApp:
             task.exception()  # its client may have disconnected, so nothing else retrieves its exception
 
 
+async def _return_memory() -> None:
+    """Returns freed memory to the system: replies of many lengths leave holes in glibc's heap, which else grows."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    while trim is not None:
+        await asyncio.sleep(TRIM_S)
+        await asyncio.to_thread(trim, 0)
+
+
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.setdefault(REQUEST_ID, f"req_{secrets.token_hex(12)}")
     response.headers["server"] = "reinforge"
@@ -252,7 +277,7 @@ def _describe_status(request: web.Request, error: web.HTTPException) -> ApiError
 
 
 def _write_error(request: web.Request, error: BadRequest) -> web.Response:
-    body, headers = build_error_body(request.path, error), dict[str, str]()
+    body, headers = build_client_error(request.path, error), dict[str, str]()
     if isinstance(error, ApiError):
         headers = error.headers
         if error.status == 409:  # the official clients would send the same request again

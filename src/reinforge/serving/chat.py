@@ -1,6 +1,6 @@
 """Chats with the served models, in the dialects of OpenAI and Anthropic.
 
-POST /v1/chat/completions   /v1/completions   /v1/responses   /v1/messages
+POST /v1/chat/completions   /v1/completions   /v1/responses   /v1/messages   /v1/messages/count_tokens
 GET  /v1/models             /v1/models/{name}
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,12 +26,20 @@ from reinforge.rollout.http.exchange import (
     EVENT_STREAM,
     ROUTES,
     Dialect,
-    build_error_body,
     describe_failure,
     find_dialect,
 )
 from reinforge.serving.models import ServedModel, ServedModels
-from reinforge.serving.routes import ApiError, Feature, ServerLimits, abortable, read_json, write_json
+from reinforge.serving.routes import (
+    ApiError,
+    Feature,
+    ServerLimits,
+    abortable,
+    build_client_error,
+    read_json,
+    write_json,
+    write_page,
+)
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
 
@@ -41,13 +49,19 @@ class PreparedCall:
     """A call that has been checked and can be sampled.
 
     Attributes:
+        requests: One; or one for each prompt of a text completion, whose choices follow each other.
+        num_choices: Replies to each of them.
         started_s: When it came, in seconds since the epoch.
     """
 
     call_id: str
-    request: ModelRequest
+    requests: tuple[ModelRequest, ...]
     num_choices: int
     started_s: float
+
+    @property
+    def num_replies(self) -> int:
+        return len(self.requests) * self.num_choices
 
 
 class ModelCaller:
@@ -56,7 +70,16 @@ class ModelCaller:
     def __init__(self, models: ServedModels, model: ServedModel, limits: ServerLimits, prefix: str = ""):
         self._models, self._model, self._limits, self._prefix = models, model, limits, prefix
 
-    def prepare(self, messages: Sequence[Any] | None, arguments: CallArguments) -> PreparedCall:
+    def prepare(self, calls: Sequence[ChatCall]) -> PreparedCall:
+        """Returns what is sampled for calls that differ in their prompts only."""
+        read = [
+            (call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls
+        ]
+        requests = tuple(self._build(*each) for each in read)
+        n = read_num_choices(read[0][1])
+        return PreparedCall(f"{self._prefix}{secrets.token_hex(12)}", requests, n, time.time())
+
+    def _build(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
         n, limits = read_num_choices(arguments), self._limits
         if n > limits.max_choices:
             raise arguments.bad("n", f"must be at most {limits.max_choices} on this server, found {n}")
@@ -68,24 +91,41 @@ class ModelCaller:
         elif limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
             name = "max_completion_tokens" if "max_completion_tokens" in arguments.given else "max_tokens"
             raise arguments.bad(name, f"must be at most {limits.max_tokens} on this server, found {asked}")
-        return PreparedCall(f"{self._prefix}{secrets.token_hex(12)}", request, n, time.time())
+        return request
 
     async def complete(self, call: PreparedCall) -> ChatCompletion:
         with self._model.use():
-            return self.finish(call, await sample_choices(self._model.llm, call.request, call.num_choices))
+            tasks = [
+                asyncio.ensure_future(sample_choices(self._model.llm, request, call.num_choices))
+                for request in call.requests
+            ]
+            try:
+                found = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:  # if one failed, the others are not needed
+                    task.cancel()
+            return self.finish(call, [reply for replies in found for reply in replies])
 
     def finish(self, call: PreparedCall, replies: Sequence[ModelReply]) -> ChatCompletion:
-        reply, *others = replies
-        name = self._model.name
-        made = ModelCall(
-            call.call_id, name, name, call.request, reply, (), call.started_s, time.time(), others=tuple(others)
-        )
-        self._models.report(made, self._model)
-        completion, versions = build_completion(made), [each.version for each in replies]
-        for choice, version in zip(completion.choices, versions, strict=True):
-            choice["model_version"] = version
-        completion["model_version"] = versions[0] if len(set(versions)) == 1 else None
+        """Returns all replies as one completion, with the tokens of all prompts in its usage."""
+        completions, n = list[ChatCompletion](), call.num_choices
+        for place, request in enumerate(call.requests):
+            completions.append(self._report(call, request, replies[place * n : (place + 1) * n]))
+        completion = completions[0]
+        for other in completions[1:]:
+            completion.choices.extend(other.choices)
+            completion.usage.update({name: count + other.usage[name] for name, count in completion.usage.items()})
+        for index, (choice, reply) in enumerate(zip(completion.choices, replies, strict=True)):
+            choice.update(index=index, model_version=reply.version)
+        versions = {reply.version for reply in replies}
+        completion["model_version"] = versions.pop() if len(versions) == 1 else None
         return completion
+
+    def _report(self, call: PreparedCall, request: ModelRequest, replies: Sequence[ModelReply]) -> ChatCompletion:
+        name, others = self._model.name, tuple(replies[1:])
+        made = ModelCall(call.call_id, name, name, request, replies[0], (), call.started_s, time.time(), others=others)
+        self._models.report(made, self._model)
+        return build_completion(made)
 
 
 Part = tuple[int, ReplyDelta | ModelReply]
@@ -116,7 +156,7 @@ class ReplyStream:
 
     async def _send(self, caller: ModelCaller, prepared: PreparedCall, model: ServedModel) -> None:
         replies, writer = dict[int, ModelReply](), None
-        async with aclosing(iterate_parts(model, prepared.request, prepared.num_choices)) as parts:
+        async with aclosing(iterate_parts(model, prepared.requests, prepared.num_choices)) as parts:
             async for index, part in parts:
                 if isinstance(part, ModelReply):
                     replies[index] = part
@@ -125,7 +165,7 @@ class ReplyStream:
                     head = _build_head(prepared, part, model.name)
                     writer = self._dialect.open_events(self._call, head)
                 await self._write(writer.write(part))
-        completion = caller.finish(prepared, [replies[index] for index in range(prepared.num_choices)])
+        completion = caller.finish(prepared, [replies[index] for index in range(prepared.num_replies)])
         await self._write_all((writer or self._dialect.open_events(self._call)).finish(completion))
 
     async def _write_all(self, events: Iterator[bytes]) -> None:
@@ -153,34 +193,37 @@ class ReplyStream:
             raise ConnectionResetError("the client does not read its stream") from None
 
     async def _send_error(self, error: BadRequest) -> None:
-        body = build_error_body(self._request.path, error)
+        body = build_client_error(self._request.path, error)
         await self._write(encode_event(body, "error" if "/messages" in self._request.path else None))
 
 
-async def iterate_parts(model: ServedModel, request: ModelRequest, n: int) -> AsyncGenerator[Part, None]:
-    """Yields the pieces of n replies as they come, each reply after its pieces; closing it stops sampling.
+async def iterate_parts(model: ServedModel, requests: Sequence[ModelRequest], n: int) -> AsyncGenerator[Part, None]:
+    """Yields the pieces of n replies to each request as they come, each reply after its pieces.
 
-    The first reply uses the request's seed; the others use seeds derived from it, as `sample_choices` does.
+    The first reply uses the request's seed; the others use seeds derived from it, as `sample_choices` does. Closing it
+    stops sampling.
     """
-    if n == 1:
-        async with aclosing(model.llm.stream(request)) as pieces:
+    if n == len(requests) == 1:
+        async with aclosing(model.llm.stream(requests[0])) as pieces:
             async for piece in pieces:
                 yield 0, piece
         return
-    queue, seed = asyncio.Queue[Part | None](), request.sampling.seed
+    queue = asyncio.Queue[Part | None]()
 
     async def run(index: int) -> None:
-        own = seed if not index or seed is None else derive_call_seed(seed, index)
+        request, number = requests[index // n], index % n
+        seed = request.sampling.seed
+        own = seed if not number or seed is None else derive_call_seed(seed, number)
         own_request = replace(request, sampling=replace(request.sampling, seed=own))
         async with aclosing(model.llm.stream(own_request, index)) as pieces:
             async for piece in pieces:
                 queue.put_nowait((index, piece))
 
-    tasks = [asyncio.ensure_future(run(index)) for index in range(n)]
+    tasks = [asyncio.ensure_future(run(index)) for index in range(n * len(requests))]
     for task in tasks:
         task.add_done_callback(lambda _: queue.put_nowait(None))
     try:
-        num_running = n
+        num_running = len(tasks)
         while num_running:
             part = await queue.get()
             if part is not None:
@@ -207,11 +250,15 @@ def _build_head(prepared: PreparedCall, delta: ReplyDelta, model: str) -> ReplyH
     )
 
 
-_PREFIXES = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
-_REFUSED = {
-    "/v1/embeddings": "the models here write text and have no embeddings; use a server with an embedding model",
-    "/v1/messages/count_tokens": "tokens are not counted in advance; the usage of a reply has the count of its prompt",
-}
+COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
+_PREFIXES = {"/v1/chat/completions": "chatcmpl-", COMPLETIONS: "cmpl-"}
+_NO_EMBEDDINGS = "the models here write text and have no embeddings; use a server with an embedding model"
+
+
+def _find_dialect(path: str) -> Dialect:
+    dialect = find_dialect(path)
+    assert dialect is not None  # the routes are those of the dialects
+    return dialect
 
 
 class ChatApi(Feature):
@@ -222,7 +269,8 @@ class ChatApi(Feature):
     def routes(self) -> list[web.RouteDef]:
         return [
             *(web.post(f"/v1/{path}", self.answer) for path in ROUTES),
-            *(web.post(path, self.refuse) for path in _REFUSED),
+            web.post(f"{MESSAGES}/count_tokens", self.count_tokens),
+            web.post("/v1/embeddings", self.refuse),
             web.get("/v1/models", self.list_models),
             web.get("/v1/models/{name:.+}", self.show_model),
         ]
@@ -230,18 +278,36 @@ class ChatApi(Feature):
     @abortable
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers one call; sampling stops if the client disconnects."""
-        dialect = find_dialect(request.path)
-        assert dialect is not None  # the routes are those of the dialects
+        dialect = _find_dialect(request.path)
         body = await read_json(request)
         with self._admit():
-            call = dialect.read_request(body)
-            model = self._models.find(call.model)
+            calls = [dialect.read_request(each) for each in self._split(request.path, body)]
+            call, model = calls[0], self._models.find(calls[0].model)
             caller = ModelCaller(self._models, model, self._limits, _PREFIXES.get(request.path, ""))
-            messages, others = call.arguments.get("messages"), {**call.arguments, "messages": None}
-            prepared = caller.prepare(messages, read_arguments(others))
+            prepared = caller.prepare(calls)
+            if prepared.num_replies > (most := self._limits.max_choices):
+                raise ApiError(400, f"more than {most} replies to the prompts of one call", param="prompt")
             if call.stream:
                 return await ReplyStream(request, dialect, call, self._limits).send(caller, prepared, model)
             return write_json(dialect.write_answer(await caller.complete(prepared), call))
+
+    def _split(self, path: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Returns a body for each prompt of a text completion; a list of token ids is one prompt."""
+        prompts = body.get("prompt") if path == COMPLETIONS else None
+        if not isinstance(prompts, list) or not prompts or not all(isinstance(each, str | list) for each in prompts):
+            return [body]
+        return [{**body, "prompt": each} for each in prompts[: self._limits.max_choices + 1]]
+
+    @abortable
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Answers Anthropic's count of a prompt's tokens: it is computed, and one token is sampled and dropped."""
+        body = {**await read_json(request), "max_tokens": 1}
+        with self._admit():
+            call = _find_dialect(MESSAGES).read_request(body)
+            model = self._models.find(call.model)
+            with model.use():
+                [asked] = ModelCaller(self._models, model, self._limits).prepare([call]).requests
+                return write_json({"input_tokens": (await model.llm.sample(asked)).num_prompt_tokens})
 
     @contextmanager
     def _admit(self) -> Iterator[None]:
@@ -258,10 +324,10 @@ class ChatApi(Feature):
             self.num_in_flight -= 1
 
     async def refuse(self, request: web.Request) -> web.StreamResponse:
-        raise ApiError(404, f"{request.path}: {_REFUSED[request.path]}", code="not_supported")
+        raise ApiError(404, f"{request.path}: {_NO_EMBEDDINGS}", code="not_supported")
 
     async def list_models(self, request: web.Request) -> web.StreamResponse:
-        return write_json({"object": "list", "data": [model.describe() for model in self._models]})
+        return write_page([model.describe() for model in self._models], has_more=False)
 
     async def show_model(self, request: web.Request) -> web.StreamResponse:
         return write_json(self._models.find(request.match_info["name"]).describe())

@@ -153,7 +153,7 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
     from reinforge.serving.access import read_token
     from reinforge.serving.app import ServeApp
-    from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost
+    from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost, lock_folder
     from reinforge.serving.models import ServedModels
     from reinforge.serving.routes import ServerLimits
 
@@ -165,6 +165,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     settings = ServeOptions(**named, serves_versions=options["versions"])
     loader = ModelLoader(served, settings)
     host = TrainingHost(served, loader, settings)
+    lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     app = ServeApp(
         served,
@@ -193,6 +194,8 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
             await _wait_until_stopped(keeps_jobs=options["fine_tuning"] or options["art"])
     finally:
         await loader.close()
+        if lock is not None:
+            lock.release()
 
 
 async def _wait_until_stopped(*, keeps_jobs: bool) -> None:

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import filelock
+
 from reinforge.config.loader import build_config
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import import_engine
@@ -24,7 +26,8 @@ from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
 from reinforge.engine.model.preflight import check_policy, has_adapters
 from reinforge.engine.model.source import find_base_source
 from reinforge.engine.packages import check_packages
-from reinforge.errors import ConfigError, EngineError, Problem, did_you_mean
+from reinforge.errors import ConfigError, EngineError, Problem, StorageError, did_you_mean
+from reinforge.files import PRIVATE_FILE, make_private_folder
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.run_folder import read_config
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOCK = ".lock"
 MODEL = "MODEL"
 OWN_ADAPTER = "default"
 """The adapter with which an engine was loaded."""
@@ -254,6 +258,27 @@ def _find_base(path: str) -> str:
         return str(folder.absolute()) if folder.exists() else path
     base = find_base_source(folder, MODEL)
     return path if base is None else _find_base(base.location)
+
+
+def lock_folder(folder: Path, file: Path | None = None) -> filelock.BaseFileLock:
+    """Returns the lock of a folder in which one server writes, taken; it ends with the process at the latest.
+
+    Args:
+        file: The file of the lock; None: `.lock` in the folder.
+
+    Raises:
+        StorageError: Another server has it, or there can be no lock.
+    """
+    make_private_folder(folder)
+    lock = filelock.FileLock(file or folder / LOCK, mode=PRIVATE_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        fix = "stop it, or start this one with another folder (--data_dir)"
+        raise StorageError(f"another server works on {folder}: {fix}") from None
+    except (OSError, NotImplementedError) as error:
+        raise StorageError(f"cannot lock {folder}: {error}") from error
+    return lock
 
 
 @dataclass(frozen=True, slots=True)

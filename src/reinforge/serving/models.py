@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.interfaces import PolicyServer
+from reinforge.rollout.http.exchange import describe_model
 from reinforge.rollout.models.llms import PolicyLLM
 from reinforge.serving.routes import ApiError
 from reinforge.types.episode import ModelCall
@@ -68,8 +69,8 @@ class ServedModel:
                 self.idle.set()
 
     def describe(self) -> dict[str, object]:
-        described: dict[str, object] = {"id": self.name, "object": "model", "created": int(self.created_s)}
-        return {**described, "owned_by": "reinforge", "root": self.root or self.name, "version": self.policy.version}
+        described: dict[str, object] = describe_model(self.name, int(self.created_s))
+        return {**described, "root": self.root or self.name, "version": self.policy.version}
 
 
 class OnDemandPolicy(PolicyServer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.limits import get_limits
 from reinforge.rollout.http.access import read_body
-from reinforge.rollout.http.exchange import decode_body, encode_body
+from reinforge.rollout.http.exchange import build_error_body, decode_body, encode_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,25 @@ def write_page(data: list[dict[str, Any]], has_more: bool) -> web.Response:
     """Returns a page of a list in OpenAI's form."""
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
     return write_json({"object": "list", "data": data, "has_more": has_more, **ends})
+
+
+_PATH = re.compile(r"""(?<![\w.~-])/([^\s/'"`:;,()<>\[\]{}]+)(?:/[^\s/'"`:;,()<>\[\]{}]+)+/?""")
+"""A path of at least two names that begins at the root; the first in the group."""
+
+
+def hide_paths(text: str) -> str:
+    """Returns a message for clients: of a path of this machine it has the last name only.
+
+    Example: "cannot read /home/me/base/config.json" -> "cannot read config.json".
+    """
+    roots = frozenset(os.listdir("/"))  # `/v1/files` is no path of a machine
+    return _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2] if path[1] in roots else path[0], text)
+
+
+def build_client_error(path: str, error: BadRequest) -> dict[str, Any]:
+    """Returns the body of an error, in the form of the API whose path was called."""
+    error.message = hide_paths(error.message)
+    return build_error_body(path, error)
 
 
 def make_id(prefix: str) -> str:

@@ -18,6 +18,7 @@ from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
 from reinforge.engine.model.text_stream import TextStream
 from reinforge.errors import ConfigError, EngineError, MessagesRejected, Problem, boundary
+from reinforge.limits import get_limits
 from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
 
 RenderMessages = Callable[[Sequence[Message], bool], str]
@@ -167,6 +168,8 @@ class PromptRenderer:
     def _tokenize_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         """Returns the tokens of a raw prompt; a string gets what the tokenizer puts before every text."""
         if isinstance(prompt, str):
+            if len(prompt) > (most := get_limits().prompt_chars):
+                raise ValueError(f"the prompt has {len(prompt)} characters, the limit is {most}")
             _check_surrogates(prompt)
             prompt = tuple(self.tokenizer.encode(prompt))
         if not prompt:

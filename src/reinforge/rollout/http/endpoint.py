@@ -25,6 +25,7 @@ from reinforge.rollout.http.exchange import (
     check_method,
     decode_body,
     describe_failure,
+    describe_model,
     find_dialect,
     respond,
 )
@@ -167,7 +168,7 @@ class EpisodeEndpoint:
 
     def _describe_models(self, name: str) -> dict[str, Any]:
         names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
-        models = [{"id": each, "object": "model", "created": 0, "owned_by": "reinforge"} for each in names]
+        models = [describe_model(each) for each in names]
         if not name:
             return {"object": "list", "data": models}
         if name not in names:

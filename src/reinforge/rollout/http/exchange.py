@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -20,7 +21,7 @@ from pydantic_core import to_json
 
 from reinforge.bounded import TooDeepError, load_json
 from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, ReplyHead
-from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected, ReinforgeError
+from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected
 from reinforge.safe_text import redact_secrets
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,14 @@ def build_error_body(path: str, error: BadRequest) -> dict[str, Any]:
     return body
 
 
+def describe_model(name: str, created_s: int = 0) -> dict[str, Any]:
+    """Returns a model in OpenAI's and in Anthropic's form, which have different fields."""
+    anthropics = {"type": "model", "display_name": name, "lifecycle": "active"}
+    created_at = datetime.fromtimestamp(created_s, UTC).isoformat()
+    openais = {"id": name, "object": "model", "created": created_s, "owned_by": "reinforge"}
+    return {**openais, **anthropics, "created_at": created_at}
+
+
 def respond(body: Mapping[str, Any]) -> EndpointResponse:
     return EndpointResponse(200, {"content-type": "application/json"}, encode_body(body))
 
@@ -132,7 +141,7 @@ def describe_failure(error: Exception, what: str = "a model call of an agent") -
         return BadRequest(text or type(error).__name__, status=503, code="backend_unavailable")
     if isinstance(error, BackendError):
         return BadRequest(text, status=502, code="backend_error")
-    if isinstance(error, TypeError | ValueError) and not isinstance(error, ReinforgeError):
+    if isinstance(error, TypeError | ValueError):
         return BadRequest(text, getattr(error, "param", None))
     logger.warning("%s failed: %s: %s", what, type(error).__name__, text, exc_info=error)
     return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")

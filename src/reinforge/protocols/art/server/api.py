@@ -27,8 +27,7 @@ import filelock
 from aiohttp import web
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.errors import StorageError
-from reinforge.files import make_private_folder, remove_leftovers
+from reinforge.files import remove_leftovers
 from reinforge.protocols.art.server.earlier_steps import EarlierSteps, ModelStep
 from reinforge.protocols.art.server.model import ARTJob, ARTModel
 from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
@@ -42,7 +41,7 @@ from reinforge.protocols.art.server.wire import (
     read_steps,
     read_trainer_args,
 )
-from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
+from reinforge.serving.loading import BaseModels, TrainingHost, find_bases, lock_folder
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature, abortable, count_retries, make_id, read_json, write_json
 from reinforge.types.episode import ModelCall
@@ -76,7 +75,7 @@ class ARTApi(Feature):
         self._trained: dict[str, ARTModel] = {}
         self._jobs: dict[str, ARTJob] = {}
         self._deleting: set[str] = set()
-        self._lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"), mode=0o600)
+        self._lock: filelock.BaseFileLock | None = None
         self._creating = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
@@ -98,11 +97,7 @@ class ARTApi(Feature):
         ]
 
     async def start(self) -> None:
-        make_private_folder(self._folder)
-        try:
-            self._lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise StorageError(f"another server works on {self._folder}; stop it, or use another folder") from None
+        self._lock = lock_folder(self._folder, self._folder.with_name(f"{self._folder.name}.lock"))
         await asyncio.to_thread(remove_leftovers, self._folder)
         self._models.watch(self._record)
         for record, folder in self._list_records():
@@ -137,7 +132,8 @@ class ARTApi(Feature):
         await self._earlier.close()
         for model in self._trained.values():
             await model.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     # The training service, protocol 2.
 

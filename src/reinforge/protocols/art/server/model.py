@@ -26,7 +26,7 @@ from reinforge.protocols.art.config import ARTTrainingSettings
 from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
 from reinforge.protocols.art.server.trajectories import ReadTrajectories, SampledReplies, TrajectoryReader, parse_groups
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.serving.routes import ApiError, make_id, refuse_invalid
+from reinforge.serving.routes import ApiError, hide_paths, make_id, refuse_invalid
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -252,10 +252,10 @@ class ARTModel:
                 result = JobResult(step, None, metrics, job.num_sequences)
             except ReinforgeError as error:
                 logger.warning("the job %s of %s failed: %s", job.id, self.record.name, error)
-                result = JobResult(None, str(error), {}, job.num_sequences)
+                result = JobResult(None, hide_paths(str(error)), {}, job.num_sequences)
             except Exception as error:
                 logger.exception("the job %s of %s failed", job.id, self.record.name)
-                result = JobResult(None, f"{type(error).__name__}: {error}", {}, job.num_sequences)
+                result = JobResult(None, hide_paths(f"{type(error).__name__}: {error}"), {}, job.num_sequences)
             try:
                 self.folder.record_result(job.id, result)
             except StorageError as error:

@@ -19,12 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import filelock
 from aiohttp import web
 
 from reinforge.bounded import escape_surrogates
-from reinforge.errors import StorageError
-from reinforge.files import make_private_folder
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.files import FileLimits, FilesApi, find, hash_parts
@@ -34,7 +31,7 @@ from reinforge.protocols.openai.server.records import FineTuningJob, JobState
 from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
 from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings, Launcher, ProcessLauncher
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
-from reinforge.serving.loading import TrainingHost, find_bases
+from reinforge.serving.loading import TrainingHost, find_bases, lock_folder
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import (
     ApiError,
@@ -48,7 +45,6 @@ from reinforge.serving.routes import (
 
 logger = logging.getLogger(__name__)
 
-LOCK = ".lock"
 MAX_PER_PAGE = 100
 METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 NO_RETRY = {"x-should-retry": "false"}
@@ -82,12 +78,7 @@ class FineTuningApi(Feature):
         launcher: Launcher | None = None,
     ):
         self.settings, folder = settings, settings.folder
-        make_private_folder(folder)
-        self._lock = filelock.FileLock(folder / LOCK, mode=0o600)
-        try:
-            self._lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise StorageError(f"another server works on {folder}; stop it, or use another folder") from None
+        self._lock = lock_folder(folder)
         self.store, self.contents = JobStore(folder / "jobs.sqlite"), FileContents(folder / "files")
         self.files = FilesApi(self.store, self.contents, settings.files)
         self.models = TunedModels(self.store, folder / "models", host)

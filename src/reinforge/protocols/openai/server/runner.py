@@ -44,7 +44,7 @@ from reinforge.protocols.openai.server.training_rows import prepare_rows, show_r
 from reinforge.rollout.isolation.processes import kill_group
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.safe_text import redact_secrets
-from reinforge.serving.routes import ApiError
+from reinforge.serving.routes import ApiError, hide_paths
 
 LOG = "process.log"
 STOP_S = 20.0
@@ -212,8 +212,7 @@ class FineTuningRunner:
             await self._fail(id_, JobError("server_error", redact_secrets(describe_error(error))[:MAX_MESSAGE]))
 
     async def _fail(self, id_: str, error: JobError) -> None:
-        message = error.message.replace(f"{self.folder}/", "").replace(f"{self.folder.parent}/", "")
-        error = replace(error, message=message)  # without where the server keeps its data
+        error = replace(error, message=hide_paths(error.message))
         with contextlib.suppress(IllegalTransition):  # it was cancelled, which is final
             await self._change(id_, JobState.FAILED, f"The job failed: {error.message}", error=error)
 

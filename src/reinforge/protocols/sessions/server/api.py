@@ -44,7 +44,16 @@ from reinforge.protocols.sessions.wire import (
 from reinforge.rollout.http.access import read_body
 from reinforge.rollout.isolation.worker_protocol import dump_error
 from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
-from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_bytes, refuse_invalid, write_json
+from reinforge.serving.routes import (
+    LIMITS,
+    ApiError,
+    Feature,
+    abortable,
+    hide_paths,
+    read_bytes,
+    refuse_invalid,
+    write_json,
+)
 from reinforge.types.request import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -79,6 +88,9 @@ def _answering(
     async def answer(api: SessionsApi, request: web.Request) -> web.Response:
         try:
             found = await handler(api, request)
+            if isinstance(found, StatusAnswer) and found.status is not None and found.status.message:
+                named = {"message": hide_paths(found.status.message)}
+                found = StatusAnswer(status=found.status.model_copy(update=named))
         except BadRequest:
             raise
         except ValidationError as error:
@@ -86,7 +98,8 @@ def _answering(
         except (ReinforgeError, ContextOverflow, InvalidCall, ValueError) as error:
             if isinstance(error, BackendError):
                 logger.warning("a call of a session failed: %s", error)
-            found = SessionAnswer(raised=dump_error(error))
+            raised = dump_error(error)
+            found = SessionAnswer(raised={**raised, "text": hide_paths(raised["text"])})
         return web.Response(text=found.model_dump_json(), content_type="application/json")
 
     return answer

@@ -25,6 +25,8 @@ SCHEME = "tinker://"
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 """Part of the path -> the SDK's type of checkpoint."""
 NOTE = "tinker.json"
+LAST_S = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+"""Unix time of the last date."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
 
@@ -107,7 +109,8 @@ class CheckpointStore:
             kind, name = note.parts[-3:-1]
             try:
                 read = CheckpointNote(**read_json_file(note))
-            except (OSError, ValueError, TypeError):
+                format_time(read.created_s), format_time(read.expires_s or 0.0)
+            except (OSError, ValueError, TypeError, OverflowError):
                 continue  # being written, or damaged: `read` says so to who asks for it
             is_complete = _NAME.fullmatch(name)  # a folder that is being written has another name
             if is_complete and kind in KINDS and (run_id is None or read.run_id == run_id):
@@ -153,4 +156,5 @@ def make_note(
 
 
 def format_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+    """Returns a Unix time as a date; one beyond the last date is that date."""
+    return datetime.fromtimestamp(min(seconds, LAST_S), UTC).isoformat()

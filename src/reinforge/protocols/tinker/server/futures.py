@@ -20,7 +20,7 @@ from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE
 from reinforge.safe_text import redact_secrets
-from reinforge.serving.routes import ApiError
+from reinforge.serving.routes import ApiError, hide_paths
 
 logger = logging.getLogger(__name__)
 KEEP_S = 600.0
@@ -162,4 +162,4 @@ def build_failure(error: Exception, request_id: str) -> TinkerResult:
     is_users = isinstance(error, BadRequest | ContextOverflow | EngineError | ValueError)
     if not is_users:
         logger.warning("%s failed: %s: %s", request_id, type(error).__name__, text, exc_info=error)
-    return build_json({"error": redact_secrets(text), "category": "user" if is_users else "server"})
+    return build_json({"error": hide_paths(redact_secrets(text)), "category": "user" if is_users else "server"})

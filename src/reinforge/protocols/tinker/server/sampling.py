@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from aiohttp import web
 
+from reinforge.errors import ContextOverflow
 from reinforge.interfaces import PolicyServer
 from reinforge.protocols.tinker.server.checkpoints import CheckpointStore, TinkerPath
 from reinforge.protocols.tinker.server.futures import TinkerFutures, TinkerResult, build_proto
@@ -114,6 +115,9 @@ class TinkerSampling:
         return write_json({"request_id": request_id, "sample_sequence_ids": ids})
 
     async def _run(self, sampler: TinkerSampler, request: Sample) -> TinkerResult:
+        count, limit = sum(len(chunk.tokens) for chunk in request.prompt.chunks), self._base.max_model_len
+        if count > limit:  # not kept until its turn
+            raise ContextOverflow(f"the prompt has {count} tokens, but the limit is {limit} (max_model_len)")
         self._num_replies += request.num_samples
         try:
             async with self._slots.use(sampler.snapshot) as policy:

@@ -23,6 +23,10 @@ from reinforge.serving.routes import ApiError
 
 MAX_AHEAD = 10_000
 """How far the seq_id of a request may be ahead of the next one to run."""
+MAX_WAITING = 1000
+"""Maximum requests of a model that wait for their turn."""
+MAX_WAITING_BYTES = 1 << 26
+"""Maximum bytes of their bodies; the next request to run is taken in any case, so that the others get their turn."""
 KEPT_SNAPSHOTS = 8
 """Snapshots without a name that are kept for each model: a training loop makes one in each step and uses the newest."""
 
@@ -64,16 +68,26 @@ class TinkerModel:
     used_s: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self._waiting: dict[int, tuple[TinkerFuture, Job]] = {}
+        self._waiting: dict[int, tuple[TinkerFuture, Job, int]] = {}
         self._arrived = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
-    def enqueue(self, seq_id: int, future: TinkerFuture, job: Job) -> None:
+    def check_turn(self, seq_id: int, num_bytes: int) -> None:
+        """Refuses a request of which the turn is over or too far ahead, or for which the queue has no room."""
         if not self.next_seq <= seq_id <= self.next_seq + MAX_AHEAD:
             raise ApiError(
                 400, f"seq_id is {seq_id}, but the next request of {self.id} to run is {self.next_seq}", param="seq_id"
             )
-        self._waiting[seq_id] = (future, job)
+        held = sum(size for _, _, size in self._waiting.values())
+        is_full = len(self._waiting) >= MAX_WAITING or held + num_bytes > MAX_WAITING_BYTES
+        if is_full and seq_id != self.next_seq:
+            message = (
+                f"{len(self._waiting)} requests of {self.id} with {held >> 20} MiB wait for the request {self.next_seq}"
+            )
+            raise ApiError(429, message, code="too_many_requests", headers={"retry-after": "1"})
+
+    def enqueue(self, seq_id: int, future: TinkerFuture, job: Job, num_bytes: int) -> None:
+        self._waiting[seq_id] = (future, job, num_bytes)
         self.used_s = time.time()
         self._arrived.set()
 
@@ -82,14 +96,14 @@ class TinkerModel:
             await self._arrived.wait()
             self._arrived.clear()
             while self.next_seq in self._waiting:
-                future, job = self._waiting.pop(self.next_seq)
+                future, job, _ = self._waiting.pop(self.next_seq)
                 await self.futures.run(future, job, f"the session of {self.id} has ended")
                 self.next_seq += 1
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
-        for future, _ in self._waiting.values():
+        for future, _, _ in self._waiting.values():
             self.futures.fail(future, EngineError(f"the session of {self.id} has ended"))
         self._waiting.clear()
 

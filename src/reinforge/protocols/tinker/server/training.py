@@ -132,18 +132,16 @@ class TinkerTraining:
         self._futures.start(request_id, job)
         return write_json({"request_id": request_id, "model_id": model_id})
 
-    def _submit(self, model_id: str, seq_id: int | None, job: Job) -> web.Response:
+    def _submit(self, http: web.Request, model_id: str, seq_id: int | None, job: Job) -> web.Response:
         model = self._sessions.find_model(model_id)
         if not seq_id:
             raise ApiError(400, "seq_id is missing: it orders the requests of a model, from 1", param="seq_id")
         request_id = f"{model_id}:{seq_id}"
-        future, is_new = self._futures.submit(request_id)
-        if is_new:
-            try:
-                model.enqueue(seq_id, future, job)
-            except ApiError as error:
-                self._futures.fail(future, ValueError(error.message))
-                raise
+        if not self._futures.has(request_id):
+            num_bytes = http.content.total_bytes
+            model.check_turn(seq_id, num_bytes)
+            future, _ = self._futures.submit(request_id)
+            model.enqueue(seq_id, future, job, num_bytes)
         return write_json({"request_id": request_id, "model_id": model_id})
 
     async def get_info(self, http: web.Request) -> web.Response:
@@ -156,8 +154,7 @@ class TinkerTraining:
     async def forward_backward(self, request: web.Request) -> web.Response:
         if request.content_type != CONTENT_TYPE:
             raise ApiError(415, f"forward_backward takes {CONTENT_TYPE}, as the SDK 0.38 sends it")
-        raw = await read_bytes(request)
-        message = parse_request(raw)
+        message = parse_request(await read_bytes(request))
         model_id = message.model_id
 
         async def compute() -> TinkerResult:
@@ -169,7 +166,7 @@ class TinkerTraining:
                     model.failed_seq = message.seq_id
                 raise
 
-        return self._submit(model_id, message.seq_id, compute)
+        return self._submit(request, model_id, message.seq_id, compute)
 
     async def _compute_gradient(self, model: TinkerModel, message: Any) -> TinkerResult:
         loss, spec = find_loss(message.loss_fn, read_config(message))
@@ -207,7 +204,7 @@ class TinkerTraining:
             )
             return build_json({"metrics": {"unclipped_grad_l2:mean": metrics["grad_norm"]}, "type": "optim_step"})
 
-        return self._submit(request.model_id, request.seq_id, step)
+        return self._submit(http, request.model_id, request.seq_id, step)
 
     async def save_weights(self, http: web.Request) -> web.Response:
         request = await read(SaveWeights, http)
@@ -220,7 +217,7 @@ class TinkerTraining:
             await self._save(model, path, request)
             return build_json({"path": str(path), "type": "save_weights"})
 
-        return self._submit(request.model_id, request.seq_id, save)
+        return self._submit(http, request.model_id, request.seq_id, save)
 
     async def _save(self, model: TinkerModel, path: TinkerPath, request: SaveWeights | SaveForSampler) -> None:
         note = make_note(model.note, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
@@ -242,7 +239,7 @@ class TinkerTraining:
             sampler_id = await self._add_sampler(model, request.sampling_session_seq_id, request.kind)
             return build_json({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-        return self._submit(request.model_id, request.seq_id, save)
+        return self._submit(http, request.model_id, request.seq_id, save)
 
     async def _add_sampler(self, model: TinkerModel, number: int, kind: str) -> str:
         session = self._sessions.find(model.id.partition(":")[0])
@@ -270,17 +267,17 @@ class TinkerTraining:
         async def refuse() -> TinkerResult:
             raise ValueError(
                 "save_weights_external is not offered: the checkpoints of save_weights are adapters in PEFT's layout "
-                f"already, below {self._checkpoints.root} on the server"
+                "already, below `tinker` in the server's --data_dir"
             )
 
-        return self._submit(request.model_id, request.seq_id, refuse)
+        return self._submit(http, request.model_id, request.seq_id, refuse)
 
     async def load_weights(self, http: web.Request) -> web.Response:
         request = await read(LoadWeights, http)
         if request.session_id is None:
             if request.model_id is None:
                 raise ApiError(400, "either session_id or model_id is needed", param="session_id")
-            return self._submit(request.model_id, request.seq_id, partial(self._load, request))
+            return self._submit(http, request.model_id, request.seq_id, partial(self._load, request))
         session = self._sessions.find(request.session_id)
         model_id = f"{session.id}:train:{request.model_seq_id or 0}"
 
