@@ -35,8 +35,12 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def list_adapters(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the adapters in the subfolders of a folder, as runs with several adapters write them."""
-    return () if is_model_folder(folder) else tuple(sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER}")))
+    """Returns the names of the models in the subfolders of a folder, as runs with several adapters write them."""
+    return (
+        ()
+        if is_model_folder(folder)
+        else tuple(sorted(each.name for each in folder.glob("*/") if is_model_folder(each)))
+    )
 
 
 async def restore_weights(adapter: TrainerAdapter, folder: Path, version: int) -> bool:

@@ -25,7 +25,7 @@ class SavedModel:
     Attributes:
         path: Folder, GGUF file, hub id, `pip:NAME` or `bundled:NAME`.
         description: Which of a run's models it is; empty for any other model.
-        adapters: Names of several adapters of one base model, each in a subfolder of `path`.
+        adapters: Names of several adapters or models that agents use together, each in a subfolder of `path`.
         run: Folder of the run that it is from; None: it was not named by a run.
     """
 
@@ -39,8 +39,10 @@ class SavedModel:
 
     @property
     def base(self) -> str:
-        """The base model of the adapters; a `ConfigError` if they name none."""
+        """The base model of the adapters, or the first of several whole models; a `ConfigError` if they name none."""
         file = Path(self.path) / self.adapters[0] / ADAPTER
+        if not file.is_file():
+            return str(file.parent)
         settings = find_json(file)
         base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
         if not isinstance(base, str):

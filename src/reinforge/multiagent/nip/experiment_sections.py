@@ -35,7 +35,7 @@ OPENROUTER = {"base_url": "${OPENROUTER_BASE_URL:-https://openrouter.ai/api/v1}"
 SELECT_SHARE = 0.15
 """Share of the examples outside the verdict on which the best checkpoint is selected."""
 RUN_WIDE_FIELDS = (
-    *("model_provider", "model_name", "temperature", "top_p"),
+    *("model_provider", "temperature", "top_p"),
     *("fine_tune_from_scratch", "lora_rank", "lora_alpha_factor", "dpo_beta"),
 )
 """Agent parameters that must be equal for all trained agents of a run."""
@@ -74,8 +74,9 @@ def experiment_config(
             finetuning["algorithm"]["sft_coef"] = 0.0  # the service's DPO has no such term
     elif settings.device is not None:
         finetuning["device"] = settings.device
+    llms = _build_llms(agents)
     config = build_sections(
-        llms=_build_llms(agents),
+        llms=llms,
         workflow=build_workflow_block(hyper_params, agents),
         evaluation={
             "general": {"max_concurrency": EPISODES_PER_WORKER * workers, "dataset": rows},
@@ -85,7 +86,13 @@ def experiment_config(
         adapter=adapter,
         finetuning={**finetuning, "output_dir": str(settings.output_dir)},
     )
-    return _merge(config, resolve_aliases(overrides or {}))
+    config = _merge(config, resolve_aliases(overrides or {}))
+    models = _find_models(agents)
+    shares_base = adapter["_type"] == "local" and trained.lora_rank is not None and len(set(models.values())) == 1
+    if len(models) > 1 and not shares_base:  # each has weights of its own
+        config["trainer_adapters"]["groups"] = {"_type": "groups", "backend": "adapter", "models": models}
+        config["finetuning"]["trainer_adapter"] = "groups"
+    return config
 
 
 def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTextAgentParameters:
@@ -102,10 +109,7 @@ def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTe
 
 def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict[str, Any]]:
     """Returns an entry for each group: a policy if any of its agents is trained, else a fixed model."""
-    groups: dict[str, list[PureTextAgentParameters]] = {}
-    for name, params in agents.items():
-        groups.setdefault(get_group_name(name, params), []).append(params)
-    trained = [group for group, params in groups.items() if not all(each.freeze_agent for each in params)]
+    groups, trained = _list_groups(agents), _find_models(agents)
     entries: dict[str, dict[str, Any]] = {}
     for group, members in groups.items():
         if group in trained:
@@ -116,6 +120,22 @@ def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict
         else:
             entries[group] = {"_type": "local", "model": members[0].model_name}
     return entries
+
+
+def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, list[PureTextAgentParameters]]:
+    groups: dict[str, list[PureTextAgentParameters]] = {}
+    for name, params in agents.items():
+        groups.setdefault(get_group_name(name, params), []).append(params)
+    return groups
+
+
+def _find_models(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, str]:
+    """Returns the model of each group that has a trained agent."""
+    return {
+        group: members[0].model_name
+        for group, members in _list_groups(agents).items()
+        if not all(each.freeze_agent for each in members)
+    }
 
 
 def _build_trajectory_builder(
