@@ -6,10 +6,13 @@ import pytest
 from safetensors.torch import load_file
 
 import tests.babble  # noqa: F401  registers its protocol
+from reinforge.config.loader import build_config
 from reinforge.errors import BudgetReached, ConfigError
 from reinforge.multiagent import ExperimentSettings, HyperParameters, experiment_config, run_experiment
 from reinforge.runs.episodes import read_outputs
 from reinforge.runs.saved_model import find_model
+from reinforge.trainer.api import run_blocking
+from reinforge.trainer.options import RunOptions
 from tests.models import make_tiny_model
 
 ROWS = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(32)]
@@ -78,6 +81,21 @@ def test_each_group_has_a_model_of_its_own(tmp_path, tiny_model_dir, rank):
         assert any((first[key] != last[key]).any() for key in first), f"{name} is trained"
     found = find_model("r", tmp_path / "runs")
     assert (found.adapters, found.run) == (("prover", "verifier"), summary.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backend": "nowhere"}, "there is no backend nowhere"),
+        ({"models": {"prover": "m"}}, "there are models for prover, but llms has the adapters prover, verifier"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(tmp_path, change, message):
+    agents = {"prover": {"model_name": "m"}, "verifier": {"model_name": "n"}}
+    data = experiment_config(experiment("m", "pure_text_ei", agents), ExperimentSettings("r"), ROWS)
+    data["trainer_adapters"]["groups"] |= change
+    with pytest.raises(ConfigError, match=message):
+        run_blocking(build_config(data), RunOptions("r"))
 
 
 def load_weights(folder):

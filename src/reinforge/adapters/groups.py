@@ -17,8 +17,9 @@ from reinforge.config.schema import FinetuneConfig, TrainerAdapterConfig
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer, TrainerAdapter
-from reinforge.port_bases import DescribesSettings, SavesWeights
+from reinforge.port_bases import DescribesSettings, PreparesTraining, Resubmits, SavesWeights
 from reinforge.registry import REGISTRY, register_trainer_adapter
+from reinforge.rollout.models.llms import find_adapters
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
@@ -43,14 +44,18 @@ class GroupsAdapter(TrainerAdapter):
     def __init__(self, adapter_config: GroupsAdapterConfig, adapters: Mapping[str, TrainerAdapter]):
         super().__init__(adapter_config)
         self.models, self.adapters = adapter_config.models, dict(adapters)
-        first = next(iter(self.adapters.values()))
-        self.trains_on, self.keeps_jobs = first.trains_on, first.keeps_jobs
+        self.trains_on = next(iter(self.adapters.values())).trains_on
 
     def _build_config(self, name: str, run_config: FinetuneConfig) -> FinetuneConfig:
         policy = run_config.policy.model_copy(update={"model": self.models[name]})
         return run_config.model_copy(update={"policy": policy, "seed": stable_seed(run_config.seed, name)})
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
+        if not all(
+            isinstance(each, SavesWeights) and not isinstance(each, Resubmits) for each in self.adapters.values()
+        ):
+            where, fix = f"trainer_adapters.{run_config.trainer_adapter}.backend", "use one such as local or openai"
+            return [Problem(where, "this backend cannot run several jobs of one run", fix)]
         found = (each.validate(self._build_config(name, run_config)) for name, each in self.adapters.items())
         return list(dict.fromkeys(problem for problems in found for problem in problems))
 
@@ -68,6 +73,11 @@ class GroupsAdapter(TrainerAdapter):
         await super().initialize(run_config)
         for name, adapter in self.adapters.items():
             await adapter.initialize(self._build_config(name, run_config))
+
+    async def prepare_training(self) -> None:
+        for adapter in self.adapters.values():
+            if isinstance(adapter, PreparesTraining):
+                await adapter.prepare_training()
 
     def policy(self) -> PolicyServer | None:
         found = {name: adapter.policy() for name, adapter in self.adapters.items()}
@@ -101,13 +111,13 @@ class GroupsAdapter(TrainerAdapter):
 
     async def save(self, folder: Path, version: int) -> bool:
         """Writes the weights of each model into a subfolder of its name."""
-        return all([await each.save(folder / name, version) for name, each in self._list_saving()])
+        return all([await each.save(folder / name, version) for name, each in self._list_saving().items()])
 
     async def restore(self, folder: Path, version: int) -> bool:
-        return all([await each.restore(folder / name, version) for name, each in self._list_saving()])
+        return all([await each.restore(folder / name, version) for name, each in self._list_saving().items()])
 
-    def _list_saving(self) -> list[tuple[str, SavesWeights]]:
-        return [(name, each) for name, each in self.adapters.items() if isinstance(each, SavesWeights)]
+    def _list_saving(self) -> dict[str, SavesWeights]:
+        return {name: each for name, each in self.adapters.items() if isinstance(each, SavesWeights)}
 
     async def cleanup(self) -> None:
         for adapter in self.adapters.values():
@@ -153,6 +163,11 @@ async def groups_adapter(config: GroupsAdapterConfig, builder: Builder) -> Async
     if backend is None or backend is config:
         known = ", ".join(name for name, each in builder.config.trainer_adapters.items() if each is not config)
         raise ConfigError(Problem("trainer_adapters", f"there is no backend {config.backend}", f"name one of: {known}"))
+    if (names := set(find_adapters(builder.config.llms).values())) != config.models.keys():
+        message = (
+            f"there are models for {', '.join(config.models)}, but llms has the adapters {', '.join(sorted(names))}"
+        )
+        raise ConfigError(Problem("trainer_adapters", message, "use the same names"))
     factory = REGISTRY.get("trainer_adapter", str(backend.static_type)).factory
     async with AsyncExitStack() as stack:
         adapters = {
