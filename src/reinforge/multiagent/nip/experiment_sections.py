@@ -102,7 +102,13 @@ def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTe
         message, fix = "no agent can be trained", "set freeze_agent to false for at least one"
         raise ConfigError(Problem("hyper_params.agents", message, fix))
     why = "must be equal for all trained agents of a run"
-    if problems := [*_find_provider_problems(agents), *find_differences(trained, RUN_WIDE_FIELDS, why)]:
+    problems = [*_find_provider_problems(agents), *find_differences(trained, RUN_WIDE_FIELDS, why)]
+    for group, names in _list_groups(agents).items():
+        of_group = {name: agents[name] for name in names}
+        problems += find_differences(
+            of_group, ("model_name",), f"differs within the group {group}, which has one model"
+        )
+    if problems:
         raise ConfigError(problems)
     return next(iter(trained.values()))
 
@@ -111,30 +117,32 @@ def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict
     """Returns an entry for each group: a policy if any of its agents is trained, else a fixed model."""
     groups, trained = _list_groups(agents), _find_models(agents)
     entries: dict[str, dict[str, Any]] = {}
-    for group, members in groups.items():
+    for group, names in groups.items():
+        first = agents[names[0]]
         if group in trained:
             entries[group] = {"_type": "policy", **({"adapter": group} if len(trained) > 1 else {})}
-        elif members[0].model_provider in ("OpenAI", "OpenRouter"):
-            address = OPENROUTER if members[0].model_provider == "OpenRouter" else {}
-            entries[group] = {"_type": "openai", "model_name": members[0].model_name, **address}
+        elif first.model_provider in ("OpenAI", "OpenRouter"):
+            address = OPENROUTER if first.model_provider == "OpenRouter" else {}
+            entries[group] = {"_type": "openai", "model_name": first.model_name, **address}
         else:
-            entries[group] = {"_type": "local", "model": members[0].model_name}
+            entries[group] = {"_type": "local", "model": first.model_name}
     return entries
 
 
-def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, list[PureTextAgentParameters]]:
-    groups: dict[str, list[PureTextAgentParameters]] = {}
+def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, list[str]]:
+    """Returns the names of each group's agents."""
+    groups: dict[str, list[str]] = {}
     for name, params in agents.items():
-        groups.setdefault(get_group_name(name, params), []).append(params)
+        groups.setdefault(get_group_name(name, params), []).append(name)
     return groups
 
 
 def _find_models(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, str]:
     """Returns the model of each group that has a trained agent."""
     return {
-        group: members[0].model_name
-        for group, members in _list_groups(agents).items()
-        if not all(each.freeze_agent for each in members)
+        group: agents[names[0]].model_name
+        for group, names in _list_groups(agents).items()
+        if not all(agents[name].freeze_agent for name in names)
     }
 
 
