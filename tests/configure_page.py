@@ -16,7 +16,8 @@ HEAD = """\
 ```bash
 reinforge config show run.yml --origin    # every value in effect, and where it is set
 reinforge check run.yml                   # report all problems, without running
-reinforge components evaluator            # the names of one kind with their settings, including your plugins
+reinforge components evaluator            # those of one kind, including your plugins
+reinforge components exact_match          # one with its settings and defaults
 reinforge config schema > schema.json     # JSON schema, for completion in an editor
 ```
 

@@ -85,6 +85,7 @@ BUILTINS = {
         "trainer.loop": "epoch",
     },
     "trainer_adapter": {
+        "adapters.groups": "groups",
         "adapters.local": "local",
         "protocols.art.adapter": "openpipe_art_trainer_adapter",
         "protocols.nemo_customizer.adapter": "nemo_customizer_trainer_adapter",

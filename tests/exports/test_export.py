@@ -183,6 +183,21 @@ def test_what_cannot_be_exported_is_refused(project, run, monkeypatch):
     assert "llama-quantize, which is not on the PATH" in refuse("--format", "gguf", "--quantize", "q4_k_m")
 
 
+def test_a_tokenizer_that_has_no_name_in_llama_cpp_is_refused_before_the_weights_are_read(project, tmp_path):
+    shutil.copytree(project.run, tmp_path / "runs" / "r")
+    model = tmp_path / "runs" / "r" / "model"
+    for name in ("manifest.json", "adapter_model.safetensors"):
+        (model / name).unlink()
+    definition = json.loads((model / "tokenizer.json").read_text())
+    definition["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    definition["pre_tokenizer"]["use_regex"] = False
+    (model / "tokenizer.json").write_text(json.dumps(definition))
+    options = ExportOptions(ArtifactOptions("gguf"), output=tmp_path / "out", judge=False)
+    with pytest.raises(reinforge.ConfigError, match="no name for its pre-tokenizer"):
+        export_run("r", tmp_path / "runs", options)
+    assert not (tmp_path / "out").exists()
+
+
 class Hub:
     """A double of the hub's client."""
 

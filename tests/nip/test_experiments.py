@@ -3,11 +3,17 @@
 import json
 
 import pytest
+from safetensors.torch import load_file
 
 import tests.babble  # noqa: F401  registers its protocol
+from reinforge.config.loader import build_config
 from reinforge.errors import BudgetReached, ConfigError
 from reinforge.multiagent import ExperimentSettings, HyperParameters, experiment_config, run_experiment
 from reinforge.runs.episodes import read_outputs
+from reinforge.runs.saved_model import find_model
+from reinforge.trainer.api import run_blocking
+from reinforge.trainer.options import RunOptions
+from tests.models import make_tiny_model
 
 ROWS = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(32)]
 EASY = {
@@ -58,6 +64,44 @@ def test_a_trainer_runs_to_its_verdict(tmp_path, tiny_model_dir, trainer, fields
     assert (summary.folder / "transcripts").is_dir()
 
 
+@pytest.mark.parametrize("rank", [None, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_group_has_a_model_of_its_own(tmp_path, tiny_model_dir, rank):
+    """All weights of two models, or an adapter of each: trained, resumed, saved side by side, and evaluated."""
+    models = {"prover": tiny_model_dir, "verifier": make_tiny_model(tmp_path / "other", seed=1)}
+    agents = {name: {"model_name": str(model), "lora_rank": rank} for name, model in models.items()}
+    params = experiment(tiny_model_dir, "pure_text_ei", agents)
+    with pytest.raises(BudgetReached):
+        run(tmp_path, params, limits={"max_tokens": 60})
+    summary = run(tmp_path, params)
+    assert summary.status == "completed"
+    assert all(part["num_updates"] > 0 for row in metrics(tmp_path) for part in row["groups"].values())
+    checkpoints = sorted((summary.folder / "checkpoints").iterdir())
+    for name in models:
+        first, last = (load_weights(folder / name) for folder in (checkpoints[0], checkpoints[-1]))
+        assert any((first[key] != last[key]).any() for key in first), f"{name} is trained"
+    found = find_model("r", tmp_path / "runs")
+    assert (found.adapters, found.run) == (("prover", "verifier"), summary.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backend": "nowhere"}, "there is no backend nowhere"),
+        ({"models": {"prover": "m"}}, "there are models for prover, but llms has the adapters prover, verifier"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(tmp_path, change, message):
+    agents = {"prover": {"model_name": "m"}, "verifier": {"model_name": "n"}}
+    data = experiment_config(experiment("m", "pure_text_ei", agents), ExperimentSettings("r"), ROWS)
+    data["trainer_adapters"]["groups"] |= change
+    with pytest.raises(ConfigError, match=message):
+        run_blocking(build_config(data), RunOptions("r"))
+
+
+def load_weights(folder):
+    return load_file(next(folder.glob("*.safetensors")))
+
+
 def test_a_run_that_was_stopped_goes_on_by_its_name(tmp_path, tiny_model_dir):
     params = experiment(tiny_model_dir, "pure_text_ei")
     with pytest.raises(BudgetReached):
@@ -76,16 +120,26 @@ def test_one_agent_is_frozen(tmp_path, tiny_model_dir):
     assert [row["num_groups"] for row in metrics(tmp_path)] == [8, 8], "of 8 dialogues the prover's view alone"
 
 
-@pytest.mark.parametrize("trainer", [pytest.param("pure_text_ei", marks=pytest.mark.slow), "pure_text_malt"])
-def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
+@pytest.mark.parametrize(
+    ("trainer", "models"),
+    [
+        pytest.param("pure_text_ei", {}, marks=pytest.mark.slow),
+        ("pure_text_malt", {}),
+        ("pure_text_ei", {"prover": "gpt-test", "verifier": "gpt-test-mini"}),
+        pytest.param("pure_text_malt", {"prover": "gpt-test", "verifier": "gpt-test"}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_experiment_through_the_service(tmp_path, openai_service, trainer, models):
+    """With one model for both agents, or with a group, and so a job, for each."""
     names = ("prover", "verifier")
     params = {"model_name": "gpt-test", "shared_model_group": "both", "max_tokens_per_message": 4}
+    own = {name: {"model_name": model, "shared_model_group": None} for name, model in models.items()}
     hyper_params = HyperParameters(
         "vowels",
         trainer,
         "unused.jsonl",
         "babble",
-        agents={name: {**params, "prompt": f"{name}: $question"} for name in names},
+        agents={name: {**params, "prompt": f"{name}: $question", **own.get(name, {})} for name in names},
         rl={"num_iterations": 2, "rollouts_per_iteration": 40},
     )
     quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
@@ -96,7 +150,12 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer):
     summary = run_experiment(hyper_params, settings, rows, overrides=overrides)
     assert summary.status == "completed"
     assert {job["status"] for job in openai_service.jobs.values()} == {"succeeded"}
-    assert len(openai_service.jobs) == 2
+    started = [job["model"] for job in openai_service.jobs.values()]
+    assert started[: max(1, len(models))] == list(models.values() or ["gpt-test"])
+    assert len(started) == 2 * max(1, len(models))
+    for job in openai_service.jobs.values() if models else ():  # the second job of a group begins with its first model
+        base = job["model"].split(":")[1] if job["model"].startswith("ft:") else job["model"]
+        assert models[job["metadata"]["reinforge_model_group"]] == base
 
 
 @pytest.mark.parametrize("trainer", ["pure_text_ei", pytest.param("pure_text_malt", marks=pytest.mark.slow)])

@@ -146,7 +146,8 @@ def test_a_dialogue_without_a_valid_reply_costs_that_dialogue(caplog):
 def test_done_terminated_retries_and_the_number_of_the_example():
     """done: the verifier has decided; terminated: the rounds are over; `next` is the state after the round."""
     decided, endless = dialogue(1), dialogue(2)
-    retried = tuple(replace(m, num_retries=3) if m.agent == "prover" else m for m in decided.messages)
+    seen = {"num_retries": 3, "token_limit": True}
+    retried = tuple(replace(m, **seen) if m.agent == "prover" else m for m in decided.messages)
     ended = replace(endless, round=4, step=replace(endless.step, decision=None, terminated=True))
     arrays = encode_dialogues([replace(decided, messages=retried), ended], HANDLER, [7, 5])
     assert arrays["done"].tolist() == [[False, False, False, True], [False] * 4]
@@ -156,6 +157,7 @@ def test_done_terminated_retries_and_the_number_of_the_example():
     assert arrays["datapoint_id"].tolist() == [[7] * 4, [5] * 4]
     assert arrays["agents", "retry_count"].shape == (2, 4, 2, 1)
     assert arrays["agents", "retry_count"][0, :, 0, 0].tolist() == [0, 3, 0, 0]
+    assert arrays["agents", "token_limit"][0, :, :, 0].tolist() == [[False, False], [True, False], *[[False] * 2] * 2]
     assert [found.step.terminated for found in decode_dialogues(arrays, HANDLER)] == [False, True]
 
 

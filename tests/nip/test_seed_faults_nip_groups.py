@@ -90,12 +90,15 @@ async def test_nip_1_errors_of_a_service_are_tried_again(hosted):
     await group.sample(ModelRequest([{"role": "user", "content": "q"}], SamplingParams(max_tokens=2)))
 
 
-async def test_nip_1_a_job_that_nobody_knows_is_not_found(hosted):
+async def test_nip_1_a_job_that_nobody_knows_is_not_found(hosted, caplog):
     group = hosted.group()
     group.set_state({"fine_tune_job_id": "ftjob-elsewhere"})
     assert await group.get_fine_tune_job_status() == "not_found"
     assert await group.fine_tune_job_failed()
     assert await group.get_fine_tune_job_error_repr() == "job ftjob-elsewhere not found"
+    hosted.made.remove(group)
+    await group.close()
+    assert "keeps running" not in caplog.text, "it was never sent"
 
 
 async def test_nip_3_each_group_keeps_its_own_job(hosted):

@@ -39,7 +39,7 @@ async def test_what_a_group_is(backend):
     assert group.model_name == group.base_model_name == backend.model
     assert group.get_state() == PureTextSharedModelGroupState(None, None)
     assert await group.get_fine_tune_job_status() == "not_found"
-    assert await group.fine_tune_job_failed()
+    assert not await group.fine_tune_job_failed(), "there is none"
     assert await group.get_fine_tune_job_error_repr() == "no job has been created"
     await group.eval()
     assert not group.is_training
@@ -183,6 +183,8 @@ async def test_another_process_resumes_with_the_model(backend):
     elsewhere = backend.group(params, run_id="other")
     elsewhere.set_state(state)
     assert elsewhere.model_name == group.model_name
+    assert await elsewhere.wait_for_fine_tune_job(60) == "succeeded", "found under the other run id"
+    assert not await elsewhere.fine_tune_job_failed()
     assert (await elsewhere.sample(ASKED)).message == served.message
     with pytest.raises(ConfigError, match="a group's state has the keys fine_tune_job_id, fine_tuned_model_name"):
         elsewhere.set_state({"model": "x"})

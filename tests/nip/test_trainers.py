@@ -181,9 +181,15 @@ def test_sampling_settings_of_trained_agents_become_the_runs():
     build_config(data)
 
 
-@pytest.mark.parametrize("field", ["model_name", "temperature", "lora_rank", "fine_tune_from_scratch"])
+def test_agents_of_one_group_have_one_model():
+    group = {"shared_model_group": "both"}
+    with pytest.raises(ConfigError, match=r"model_name: differs within the group both, which has one model"):
+        made(agents={"prover": {**group, "model_name": "x"}, "verifier": group})
+
+
+@pytest.mark.parametrize("field", ["temperature", "lora_rank", "fine_tune_from_scratch"])
 def test_trained_agents_must_agree_where_a_run_has_one_value(field):
-    other = {"model_name": "x", "temperature": 0.1, "lora_rank": 4, "fine_tune_from_scratch": False}[field]
+    other = {"temperature": 0.1, "lora_rank": 4, "fine_tune_from_scratch": False}[field]
     with pytest.raises(ConfigError, match=rf"agents\.\*\.{field}: must be equal for all trained agents of a run"):
         made(agents={"prover": {field: other}})
 

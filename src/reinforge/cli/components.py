@@ -1,4 +1,4 @@
-"""`reinforge components [KIND]`: lists every `_type`; those of one kind with settings and defaults."""
+"""`reinforge components [KIND|NAME]`: lists every `_type` on a line; one by name with settings and defaults."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from reinforge.cli.report import Command
 if TYPE_CHECKING:
     from reinforge.registry import Listing
 
+DETAILS = "settings and defaults: reinforge components NAME"
+
 
 @click.command("components", cls=Command)
-@click.argument("kind", required=False)
+@click.argument("name", metavar="[KIND|NAME]", required=False)
 @JSON
-def command(kind: str | None, as_json: bool) -> None:
-    """List every `_type` that a configuration can use, with its module; those of one KIND with settings and defaults.
+def command(name: str | None, as_json: bool) -> None:
+    """List every `_type` that a configuration can use, or those of one KIND; one by NAME with settings and defaults.
 
     KIND is one of llm, workflow, dataset, evaluator, trajectory_builder, trainer_adapter, trainer, algorithm, model.
     The kind `model` lists the bundled models, which are named like `bundled:tickets`.
@@ -30,32 +32,46 @@ def command(kind: str | None, as_json: bool) -> None:
     Example:
       reinforge components
       reinforge components evaluator
-      reinforge components model
+      reinforge components exact_match
     """
     from reinforge.errors import did_you_mean
     from reinforge.registry import KINDS, REGISTRY
+    from reinforge.runs.saved_model import BUNDLED
 
-    if kind is not None and kind not in KINDS:
-        hint = did_you_mean(kind, KINDS) or ";"
-        raise click.UsageError(f'unknown kind "{kind}"{hint} allowed: {", ".join(KINDS)}')
-    if kind is None and not as_json:
-        _list_names(REGISTRY.list_names(), REGISTRY.plugin_errors(load=False))
+    listed = REGISTRY.list_names()
+    if name is None and not as_json:
+        _list_names(listed, REGISTRY.plugin_errors(load=False))
         return
-    listed = [_describe_component(component) for component in REGISTRY.components(kind)]
+    named = (name or "").removeprefix(BUNDLED)
+    chosen = [each for each in listed if each.kind == name] or [each for each in listed if each.name == named]
+    if name is not None and not chosen:
+        hint = did_you_mean(name, [*KINDS, *(each.name for each in listed)]) or ";"
+        raise click.UsageError(f'unknown kind or name "{name}"{hint} the kinds are {", ".join(KINDS)}')
+    components = [REGISTRY.get(each.kind, each.name) for each in chosen] if name else REGISTRY.components()
+    found = [_describe_component(component) for component in components]
     errors = REGISTRY.plugin_errors()
     if as_json:
-        say_json({"components": listed, "plugin_errors": errors})
+        say_json({"components": found, "plugin_errors": errors})
         return
-    say_as_is(click.style(kind, bold=True))
-    for component in listed:
-        what = "  (a protocol)" if component["is_protocol"] else ""
-        say(f"  {component['written']:<28} {component['origin']}{what}")
-        if kind == "model":  # has no settings
-            say(f"      {component['description']}")
-        for line in component["fields"]:
-            default = "required" if line["default"] is None else _first_line(str(line["default"]))
-            say(f"      {line['path']} = {default}   {line['description']}")
+    show = _show_line if name in KINDS else _show_details
+    for component in found:
+        show(component)
+    if name in KINDS:
+        say(DETAILS)
     _show_errors(errors)
+
+
+def _show_line(component: Mapping[str, Any]) -> None:
+    what = " (a protocol)" if component["is_protocol"] else ""
+    say(f"  {component['written']:<28} {component['description']}{what}")
+
+
+def _show_details(component: Mapping[str, Any]) -> None:
+    say_as_is(click.style(f"{component['kind']} {component['written']}", bold=True) + f"  {component['origin']}")
+    say(f"  {component['description']}")
+    for line in component["fields"] if component["kind"] != "model" else ():  # which has no settings
+        default = "required" if line["default"] is None else _first_line(str(line["default"]))
+        say(f"      {line['path']} = {default}   {line['description']}")
 
 
 def _list_names(listed: Sequence[Listing], errors: Mapping[str, str]) -> None:
@@ -64,7 +80,7 @@ def _list_names(listed: Sequence[Listing], errors: Mapping[str, str]) -> None:
         for each in group:
             say(f"  {each.name:<28} {each.origin}")
         say("")
-    say("settings and defaults: reinforge components KIND")
+    say(DETAILS)
     _show_errors(errors)
 
 

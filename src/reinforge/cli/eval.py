@@ -37,7 +37,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
     "model",
     metavar="RUN|PATH",
     group=DATA,
-    help="Run, folder, GGUF file, pip:PACKAGE or Hugging Face model id; default: the file's model.",
+    help="Run, `last`, folder, GGUF file, pip:PACKAGE or Hugging Face model id; default: the file's model.",
 )
 @option(
     "split", type=SPLITS, group=DATA, help="Split to evaluate; default: select, or all if finetuning is not enabled."

@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +36,7 @@ from reinforge.evaluation.row_limits import (
 )
 from reinforge.limits import get_limits
 
-MAX_PROBLEMS = 20
+MAX_PROBLEMS, MAX_PLACES = 20, 4
 INSTALL_COMMAND = "pip install 'reinforge[data]'"
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -51,16 +51,20 @@ class Row:
 
 @dataclass
 class RowProblems:
-    """Problems with the rows of a dataset; reports the first twenty and the number of the others."""
+    """Problems with the rows of a dataset; reports equal ones once, the first twenty, and the number of the others."""
 
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def first(self) -> list[Problem]:
         """The first twenty, and one more that counts the others."""
-        more = len(self.problems) - MAX_PROBLEMS
+        equal: dict[tuple[str, str], list[Problem]] = {}
+        for problem in self.problems:
+            equal.setdefault((problem.message, problem.fix), []).append(problem)
+        found = [_merge(problems) for problems in equal.values()]
+        more = len(found) - MAX_PROBLEMS
         rest = [Problem("", f"and {more} more problems like these")] if more > 0 else []
-        return [*self.problems[:MAX_PROBLEMS], *rest]
+        return [*found[:MAX_PROBLEMS], *rest]
 
     def add(self, location: str, message: str, fix: str = "") -> None:
         self.problems.append(Problem("", message, fix, location))
@@ -68,6 +72,14 @@ class RowProblems:
     def raise_all(self) -> None:
         if self.problems:
             raise ConfigError(self.first)
+
+
+def _merge(equal: list[Problem]) -> Problem:
+    first, *others = equal
+    if not others:
+        return first
+    places = ", ".join(each.location for each in others[:MAX_PLACES]) + (", ..." if len(others) > MAX_PLACES else "")
+    return replace(first, message=f"{len(equal)} × {first.message} (also at {places})")
 
 
 def import_extra(module: str, type_name: str) -> ModuleType:

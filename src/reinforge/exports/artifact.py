@@ -68,13 +68,15 @@ def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem
         problems.append(Problem("--base_model", "only an adapter names its base", "leave it out, or use --format peft"))
     if options.format != "gguf" or problems:
         return problems
-    from reinforge.exports.gguf.file import check_architecture, check_gguf_package
+    from reinforge.engine.model.loading import load_tokenizer
+    from reinforge.exports.gguf.file import check_architecture, check_gguf_package, check_tokenizer
 
     if options.quantize == "q4_k_m" and shutil.which(QUANTIZER) is None:
         message = f"q4_k_m is written by llama.cpp's own {QUANTIZER}, which is not on the PATH"
         problems.append(Problem("--quantize", message, f"{INSTALL_QUANTIZER}; or use --quantize q8_0"))
     config = _read_base_config(model)
-    return [*problems, *check_gguf_package(), *(check_architecture(SimpleNamespace(**config)) if config else [])]
+    problems += [*check_gguf_package(), *(check_architecture(SimpleNamespace(**config)) if config else [])]
+    return problems or check_tokenizer(load_tokenizer(PolicyConfig(model=str(model.folder))))
 
 
 def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:

@@ -61,6 +61,7 @@ class Message:
         call_id: The model call that sampled it.
         num_retries: Invalid replies that were sampled before it.
         refused: Why the message is invalid: the agent's last attempt, which no agent sees; None if it is valid.
+        token_limit: The reply was cut at the maximum number of tokens.
     """
 
     round: int
@@ -71,6 +72,7 @@ class Message:
     call_id: str = ""
     num_retries: int = 0
     refused: str | None = None
+    token_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Dialogue:
         return replace(self, step=step, rewards={**self.rewards, **earned})
 
 
-_MESSAGE_FIELDS = ("round", "agent", "channel", "text", "shown", "call_id", "num_retries")
+_MESSAGE_FIELDS = ("round", "agent", "channel", "text", "shown", "call_id", "num_retries", "token_limit")
 
 
 def parse_dialogues(output: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> list[Dialogue]:
@@ -142,7 +144,7 @@ def _parse_branch(output: Mapping[str, Any], problem: DialogueProblem, branch: M
         for record in output["messages"]
         if branch["path"][: len(record["path"])] == record["path"] and not record.get("refused")
     ]
-    messages = [Message(**{name: record[name] for name in _MESSAGE_FIELDS}) for record in on_branch]
+    messages = [Message(**{name: record[name] for name in _MESSAGE_FIELDS if name in record}) for record in on_branch]
     rewards = dict(branch["rewards"])
     return Dialogue(
         problem,

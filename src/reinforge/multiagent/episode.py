@@ -31,7 +31,7 @@ class ProtocolOutput(dict[str, Any]):
     protocol, question, truth, stances     the problem
     absent, order                          agents that do not speak, and the delivery order within a round
     agents      {name: {llm, trained, model_group}}
-    messages    [{path, round, agent, channel, text, shown, call_id, num_retries, refused}]
+    messages    [{path, round, agent, channel, text, shown, call_id, num_retries, refused, token_limit}]
     branches    [{path, decision, terminated, answer, rewards, failed}]; one unless it is a tree
     num_invalid number of invalid replies
 
@@ -201,10 +201,12 @@ class ProtocolWorkflow:
         except ContextOverflow as overflow:
             pending.overflow, pending.invalid_reason = overflow, str(overflow)
             return
-        text = str(reply.choices[0].message.content or "")
+        text, is_cut = str(reply.choices[0].message.content or ""), reply.choices[0].finish_reason == "length"
         pending.invalid_reason = reason = self.handler.check_reply(name, text, dialogue)
         shown = self.handler.visible_text(name, channel, text, dialogue) if reason is None else ""
-        pending.last = Message(dialogue.round, name, channel, text, shown, reply.id, pending.num_retries, reason)
+        pending.last = Message(
+            dialogue.round, name, channel, text, shown, reply.id, pending.num_retries, reason, token_limit=is_cut
+        )
 
     def _may_retry(self, reply: _PendingReply) -> bool:
         max_retries = self.agents[reply.turn[0]].parameters.num_invalid_generation_retries

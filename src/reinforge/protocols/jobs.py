@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.protocols.service import HostedJob, HostedService
+from reinforge.protocols.service import NOT_FOUND, HostedJob, HostedService
 from reinforge.rollout.models.openai_http import MAX_WAIT_S, RetryableError, UnexpectedAnswer
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.seeding import stable_random
@@ -52,13 +52,18 @@ S = TypeVar("S", bound=HostedService)
 
 @dataclass(slots=True)
 class _JobState:
-    """The last known status of one job, and its failed polls: in a row since then, and in total."""
+    """The last known status of one job, and its failed polls: in a row since then, and in total.
+
+    Attributes:
+        is_unknown: The service has no such job.
+    """
 
     ref: TrainingJobRef
     status: TrainingJobStatus | None = None
     num_errors: int = 0
     num_all_errors: int = 0
     last_error: str = ""
+    is_unknown: bool = False
 
 
 class HostedJobs(Generic[S]):
@@ -117,7 +122,7 @@ class HostedJobs(Generic[S]):
     async def release(self) -> None:
         """Leaves unfinished jobs running, or cancels them if `cancel_on_stop` is set."""
         for id_, state in self._states.items():
-            if self._final_status(state.ref) is not None:
+            if state.is_unknown or self._final_status(state.ref) is not None:
                 continue
             if not self.config.cancel_on_stop:
                 logger.warning(
@@ -145,6 +150,9 @@ class HostedJobs(Generic[S]):
             state.last_error = str(error)
             if state.num_errors == WARN_AFTER:
                 logger.warning("%s", _format_poll_errors(ref, state))
+            raise
+        except BackendError as error:
+            state.is_unknown = getattr(error, "status", None) == NOT_FOUND
             raise
         if state.num_errors >= WARN_AFTER:
             logger.warning("polling job %s works again", job.id)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.crash import crash_point
 from reinforge.errors import StorageError
 from reinforge.files import (
@@ -24,8 +25,22 @@ from reinforge.files import (
 from reinforge.interfaces import TrainerAdapter
 from reinforge.port_bases import SavesWeights
 
+ADAPTER = "adapter_config.json"
 STATE = Path("training") / "run.json"
 """The run's state when the checkpoint was written; with it a checkpoint that the journal does not list is adopted."""
+
+
+def is_model_folder(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER, HOSTED_MODEL))
+
+
+def list_adapters(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the models in the subfolders of a folder, as runs with several adapters write them."""
+    return (
+        ()
+        if is_model_folder(folder)
+        else tuple(sorted(each.name for each in folder.glob("*/") if is_model_folder(each)))
+    )
 
 
 async def restore_weights(adapter: TrainerAdapter, folder: Path, version: int) -> bool:

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.engine.model.source import PIP, looks_like_gguf
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import find_json
 from reinforge.registry import REGISTRY
+from reinforge.runs.checkpoints import ADAPTER, is_model_folder, list_adapters
 from reinforge.runs.rows import BASELINE, ValidationRow, choose_best_validation
+from reinforge.runs.run_folder import list_runs
 
-ADAPTER = "adapter_config.json"
 BUNDLED = "bundled:"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -25,20 +25,24 @@ class SavedModel:
     Attributes:
         path: Folder, GGUF file, hub id, `pip:NAME` or `bundled:NAME`.
         description: Which of a run's models it is; empty for any other model.
-        adapters: Names of several adapters of one base model, each in a subfolder of `path`.
+        adapters: Names of several adapters or models that agents use together, each in a subfolder of `path`.
+        run: Folder of the run that it is from; None: it was not named by a run.
     """
 
     path: str
     description: str = ""
     adapters: tuple[str, ...] = ()
+    run: Path | None = None
 
     def __str__(self) -> str:
         return f"{self.path} ({self.description})" if self.description else self.path
 
     @property
     def base(self) -> str:
-        """The base model of the adapters; a `ConfigError` if they name none."""
+        """The base model of the adapters, or the first of several whole models; a `ConfigError` if they name none."""
         file = Path(self.path) / self.adapters[0] / ADAPTER
+        if not file.is_file():
+            return str(file.parent)
         settings = find_json(file)
         base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
         if not isinstance(base, str):
@@ -50,13 +54,16 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
     """Returns the model of a run (its `model/`, else its best checkpoint), or any that `policy.model` may name.
 
     Args:
-        name: A run's name or folder, a model's folder, a GGUF file, `pip:NAME`, `bundled:NAME`, or a hub id.
+        name: A run's name or folder, `last`, a model's folder, a GGUF file, `pip:NAME`, `bundled:NAME`, or a hub id.
         argument: The command line option that it came from, for messages.
     """
     if name.startswith((BUNDLED, PIP)):
         return SavedModel(name)
     if looks_like_gguf(file := Path(name).expanduser()):
         return SavedModel(str(file))
+    runs = list_runs(output_dir)
+    if name == "last" and runs:
+        return _find_run_model(runs[-1], argument)
     for folder in (Path(name).expanduser(), output_dir.expanduser() / name):
         if (folder / "run.sqlite").is_file():
             return _find_run_model(folder, argument)
@@ -67,29 +74,20 @@ def find_model(name: str, output_dir: Path, argument: str = "--model") -> SavedM
             raise ConfigError(Problem(argument, message, "name a run, its folder, or a folder with a model"))
     if HUB_ID.fullmatch(name) and not Path(name).parent.is_dir():
         return SavedModel(name)
-    runs = sorted(path.parent.name for path in output_dir.expanduser().glob("*/run.sqlite"))
-    known = f"the newest runs in {output_dir} are {', '.join(runs[-5:])}" if runs else f"{output_dir} has no runs"
+    names = [run.name for run in runs]
+    known = f"the newest runs in {output_dir} are {', '.join(names[-5:])}" if names else f"{output_dir} has no runs"
     bundled = [f"{BUNDLED}{model}" for model in REGISTRY.names("model")]
-    hint = f', did you mean "{BUNDLED}{name}"?' if f"{BUNDLED}{name}" in bundled else did_you_mean(name, runs)
+    hint = f', did you mean "{BUNDLED}{name}"?' if f"{BUNDLED}{name}" in bundled else did_you_mean(name, names)
     message = f'there is no run and no folder "{name}"{hint}'
     kinds = f"a run, a folder, a GGUF file, pip:PACKAGE, a bundled model ({', '.join(bundled)})"
     fix = f"name {kinds} or a Hugging Face model id; {known}"
     raise ConfigError(Problem(argument, message, fix))
 
 
-def is_model_folder(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", ADAPTER, HOSTED_MODEL))
-
-
-def list_adapters(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the adapters in the subfolders of a folder, as runs with several adapters write them."""
-    return () if is_model_folder(folder) else tuple(sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER}")))
-
-
 def _find_run_model(folder: Path, argument: str) -> SavedModel:
     promoted = folder / "model"
     if is_model_folder(promoted) or list_adapters(promoted):
-        return SavedModel(str(promoted), "the promoted model", list_adapters(promoted))
+        return SavedModel(str(promoted), "the promoted model", list_adapters(promoted), folder)
     summary = find_json(folder / "summary.json") or {}
     checkpoint, description = summary.get("checkpoint"), "the best checkpoint, not promoted"
     if not checkpoint:  # the run did not reach its end, or the base model was the best
@@ -99,6 +97,6 @@ def _find_run_model(folder: Path, argument: str) -> SavedModel:
             checkpoint = f"checkpoints/{Path(best.checkpoint).name}"
             description = "the base model: no checkpoint was better" if best.epoch == BASELINE else description
     if checkpoint and (is_model_folder(folder / checkpoint) or list_adapters(folder / checkpoint)):
-        return SavedModel(str(folder / checkpoint), description, list_adapters(folder / checkpoint))
+        return SavedModel(str(folder / checkpoint), description, list_adapters(folder / checkpoint), folder)
     message = f"the run {folder} has no model: none was promoted, and there is no best checkpoint"
     raise ConfigError(Problem(argument, message, f"see {folder / 'summary.json'} for how the run ended"))

@@ -17,10 +17,10 @@ from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import read_json_file, read_regular_file, replace_file, storage_boundary
+from reinforge.runs.checkpoints import list_adapters
 from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.predictions import Prediction
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
-from reinforge.runs.saved_model import list_adapters
 from reinforge.safe_text import to_printable
 from reinforge.types.evaluation import MetricSummary, count_examples
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from aiohttp import web
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.rollout.http.access import HEADERS, HOST_NAMES, KEY, AccessKey, is_loopback, read_key, split_host
+from reinforge.rollout.http.access import HOST_NAMES, AccessKey, is_loopback, read_key, split_host
 from reinforge.serving.routes import ApiError
 
 OPEN_PATHS = frozenset({"/healthz"})
@@ -78,13 +78,7 @@ class RequestGuard:
 
     def trade_key(self, request: web.Request) -> web.Response | None:
         """Returns the response that puts the key of the page's address into a cookie; None: it has no right key."""
-        given = request.query.get(KEY)
-        if self._key is None or request.path != PAGE or not self._key.accepts(given):
-            return None
-        query = {name: value for name, value in request.query.items() if name != KEY}
-        response = web.Response(status=303, headers={**HEADERS, "Location": str(request.rel_url.with_query(query))})
-        response.set_cookie(self._key.cookie, self._key.value, httponly=True, samesite="Strict", path="/")
-        return response
+        return self._key.trade(request) if self._key is not None and request.path == PAGE else None
 
 
 def _list_own_names() -> set[str]:

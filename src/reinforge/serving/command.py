@@ -132,8 +132,8 @@ ACCESS, TRAINING = "Access", "Training"
 def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: Any) -> None:
     """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
 
-    Each MODEL|RUN is a run, a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or bundled:NAME. LoRA adapters
-    of one base model share its memory and are sampled in one batch.
+    Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
+    bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch.
 
     \b
     Examples:

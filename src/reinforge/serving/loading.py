@@ -219,17 +219,15 @@ def _choose_name(source: str, found: SavedModel) -> str:
 
     Example: `runs/support-1/` -> `support-1`; `bundled:tickets` -> `bundled:tickets`.
     """
-    folder = Path(source).expanduser()
+    folder = found.run or Path(source).expanduser()
     return folder.resolve().name if folder.is_dir() or found.path.endswith(".gguf") else source
 
 
 def _list_versions(name: str, found: SavedModel) -> dict[str, str]:
     """Returns the checkpoints of a run by name, the oldest first: `support-1@3` -> `.../checkpoints/step-000003`."""
-    served = Path(found.path)
-    runs = [folder for folder in served.parents[:2] if (folder / "run.sqlite").is_file()] if found.description else []
-    if not runs:
+    if found.run is None:
         raise ConfigError(Problem("--versions", f"{name} is not a run, so it has no versions", "leave it out"))
-    folders = {int(path.name.partition("-")[2]): path for path in sorted((runs[0] / "checkpoints").glob("step-*"))}
+    folders = {int(path.name.partition("-")[2]): path for path in sorted((found.run / "checkpoints").glob("step-*"))}
     if whole := [path for path in folders.values() if not (path / ADAPTER_CONFIG).is_file()]:
         message = f"{whole[0]} holds all weights, and each version would need a separate engine"
         raise ConfigError(Problem("--versions", message, "name the folders that you want to serve"))
@@ -243,12 +241,9 @@ def _read_version(folder: Path) -> int | None:
 
 
 def _read_run_settings(found: SavedModel) -> dict[str, Any]:
-    for folder in Path(found.path).parents[:2] if found.description else ():
-        if (folder / "run.sqlite").is_file():
-            policy = read_config(folder).get("finetuning", {}).get("policy") or {}
-            names = ("history", "max_model_len", "dtype", "kv_cache_mb")
-            return {name: policy[name] for name in names if policy.get(name) is not None}
-    return {}
+    policy = read_config(found.run).get("finetuning", {}).get("policy") if found.run is not None else None
+    names = ("history", "max_model_len", "dtype", "kv_cache_mb")
+    return {name: policy[name] for name in names if policy.get(name) is not None} if policy else {}
 
 
 def _find_base(path: str) -> str:

@@ -68,10 +68,11 @@ class ChatLogs(ExportFormat):
         self._fields: dict[tuple[str, ...], dict[str, str]] = {}
 
     def matches(self, record: Record) -> bool:
-        """Returns True if some columns hold messages, a prompt and a reply, or a rating and what it rates."""
+        """Returns True if some columns hold messages, a prompt and a reply or a rating, or a rating and its target."""
         fields = self._find_fields(record, with_empty=True)
         is_message = "role" in fields and "content" in fields
-        is_pair = "prompt" in fields and ("completion" in fields or {"chosen", "rejected"} <= set(record))
+        is_rated = any(map(self._is_rating_name, record))
+        is_pair = "prompt" in fields and ("completion" in fields or {"chosen", "rejected"} <= set(record) or is_rated)
         return "messages" in fields or is_message or is_pair or "chosen" in record or self._is_rating(record, fields)
 
     def read(self, part: Record) -> Iterator[Entry]:
@@ -174,7 +175,10 @@ class ChatLogs(ExportFormat):
         place["tools"] = read_tools(_get_cell(record, fields, "tools"))
         is_chat = "messages" in fields
         if not is_chat and (missing := [kind for kind in ("prompt", "completion") if kind not in fields]):
-            raise UnreadableRecordError(f"no {missing[0]} (the record has {', '.join(map(str, record))})")
+            rated = " or ".join(str(name) for name in record if self._is_rating_name(name))
+            what = f"no {missing[0]}" + (f", so there is no exchange for {rated} to rate" if rated else "")
+            fix = f"name its column with --column {missing[0]}"
+            raise UnreadableRecordError(f"{what} (the record has {', '.join(map(str, record))}); {fix}")
         messages = read_messages(record[fields["messages" if is_chat else "prompt"]])
         messages = add_system(messages, _get_cell(record, fields, "system"))
         if is_chat and ("completion" not in fields or not messages or messages[-1]["role"] == "assistant"):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from reinforge.bounded import load_json, refuse_depth
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.evaluation.row_limits import find_unusable
 from reinforge.files import open_private, storage_boundary
 from reinforge.safe_text import redact_known_forms
@@ -123,7 +123,9 @@ def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions
         reader = next((each for each in formats if options.format or each.matches(row.value)), None)
         if reader is None:
             fields = ", ".join(map(str, list(row.value)[:LISTED_FIELDS])) or "no fields"
-            fix = "give --format, or --column for chat logs"
+            absent = [name for name in options.columns.values() if name not in row.value]
+            hints = [f'no column "{name}"{did_you_mean(name, map(str, row.value)) or ";"}' for name in absent]
+            fix = " ".join([*hints, "give --format, or --column for chat logs"])
             problems.add(row.location, f"no known format (the record has {fields})", fix)
             continue
         report.records[reader.name] += 1

@@ -22,7 +22,7 @@ from reinforge.runs.removal import find_obstacle
 from reinforge.trainer.setup.check import free_disk_bytes
 from reinforge.version import __version__
 
-State = Literal["ok", "warning", "broken"]
+State = Literal["ok", "absent", "warning", "broken"]
 
 GIB = 2**30
 MIN_FREE = GIB
@@ -36,7 +36,7 @@ _PART = re.compile(r"(?P<operator>>=|<=|==|!=|<|>|~=)\s*(?P<version>[\d.]+)")
 @dataclass(frozen=True, slots=True)
 class InstallationCheck:
     name: str
-    state: State  # `warning`: reinforge works, but something will not
+    state: State  # `absent`: optional, and not installed; `warning`: reinforge works, but something will not
     text: str
     fix: str = ""  # what to do; empty where nothing is wrong
 
@@ -102,10 +102,13 @@ def check_required(requirements: Sequence[str], find_version: Callable[[str], st
         if problems
         else InstallationCheck("packages", "ok", "all required packages are installed in versions that fit")
     ]
-    shown = {name: missing for name, missing in extras.items() if name not in ("all", "dev", "bench")}
-    texts = [name if not missing else f"{name} (no {', '.join(missing)})" for name, missing in sorted(shown.items())]
-    if texts:
-        checks.append(InstallationCheck("extras", "ok", ", ".join(texts)))
+    shown = sorted((name, missing) for name, missing in extras.items() if name not in ("all", "dev", "bench", "docs"))
+    if complete := [name for name, missing in shown if not missing]:
+        checks.append(InstallationCheck("extras", "ok", ", ".join(complete)))
+    if absent := [f"{name} (no {', '.join(missing)})" for name, missing in shown if missing]:
+        checks.append(
+            InstallationCheck("extras", "absent", ", ".join(absent), 'pip install "reinforge[NAME]", if needed')
+        )
     return checks
 
 

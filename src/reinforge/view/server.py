@@ -126,9 +126,8 @@ class ViewServer:
         """Lets this user's browser in, and answers every problem with a page."""
         if not is_own_host(request.headers.get("host", "")):
             return _refuse(403, "Unknown host", "The Host header must name 127.0.0.1 or localhost.")
-        given = request.query.get(KEY)
-        if given is not None and self._key.accepts(given):
-            return self._trade_key(request)
+        if (traded := self._key.trade(request)) is not None:
+            return traded
         if not self._key.find_in(request.cookies):
             return _refuse(401, "The key is missing", "Open the address that `reinforge view` printed, with its key.")
         try:
@@ -142,13 +141,6 @@ class ViewServer:
         except Exception as error:
             logger.exception("a page could not be built")
             return _refuse(500, "This is a bug in reinforge", f"{type(error).__name__}: {error}")
-
-    def _trade_key(self, request: web.Request) -> web.Response:
-        """Puts the key into a cookie, and takes it out of the address."""
-        query = {name: value for name, value in request.query.items() if name != KEY}
-        response = web.Response(status=303, headers={**HEADERS, "Location": str(request.rel_url.with_query(query))})
-        response.set_cookie(self._key.cookie, self._key.value, httponly=True, samesite="Strict", path="/")
-        return response
 
     async def _read(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(work, *arguments))

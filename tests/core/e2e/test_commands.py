@@ -272,6 +272,12 @@ def test_components_lists_fields_defaults_and_origin():
         "description": "Episodes per example: the siblings of a group.",
     }  # fmt: skip
     assert "openpipe_art_traj_builder" in call("components").output
+    *lines, last = call("components", "trajectory_builder").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(listed), "a line each"
+    assert last == "settings and defaults: reinforge components NAME"
+    details = call("components", "group").stdout.splitlines()
+    assert details[0] == "trajectory_builder group  reinforge.trainer.builders.group"
+    assert details[2] == "      num_generations = 8   Episodes per example: the siblings of a group."
     assert 'did you mean "evaluator"' in call("components", "evaluators").output
 
 
@@ -279,7 +285,10 @@ def test_an_unknown_command_or_kind_lists_the_known_ones():
     for arguments, expected in (
         (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, init,'),
         (["validate"], 'unknown command "validate"; allowed: finetune,'),
-        (["components", "evalator"], 'unknown kind "evalator", did you mean "evaluator"? allowed: algorithm,'),
+        (
+            ["components", "evalator"],
+            'unknown kind or name "evalator", did you mean "evaluator"? the kinds are algorithm,',
+        ),
     ):
         result = call(*arguments)
         assert (result.exit_code, expected in result.output) == (2, True), result.output

@@ -147,13 +147,14 @@ async def test_either_all_rows_have_an_answer_or_none_has():
 async def test_a_configured_column_must_exist():
     path = lines(*ROWS).file_path
     found = await problems(JsonlDatasetConfig(file_path=path, answer_key="anwser"))
-    assert found[0] == 'd.jsonl:1: no field "anwser", did you mean "answer"? the row has id, question, answer'
+    has = "the row has id, question, answer (also at d.jsonl:2)"
+    assert found == [f'd.jsonl:1: 2 × no field "anwser", did you mean "answer"? {has}'], "one line for all rows"
     found = await problems(JsonlDatasetConfig(file_path=path, id_key="key"))
-    assert found[0] == 'd.jsonl:1: no field "key"; the row has id, question, answer'
+    assert found == [f'd.jsonl:1: 2 × no field "key"; {has}']
 
 
 async def test_the_list_of_problems_is_cut_at_twenty():
-    found = await problems(lines(*["{"] * 25))
+    found = await problems(lines(*({**ROWS[0], "id": number % 25} for number in range(50))))
     assert len(found) == 21
     assert found[-1] == ": and 5 more problems like these"
 

@@ -207,7 +207,7 @@ def test_protocols_are_listed_as_such():
         "nip", "adp", "debate", "mnip", "solo_verifier", "merlin_arthur", "multi_channel", "roles", "cell_debate"
     }  # fmt: skip
     assert "python" not in names
-    assert "agents.NAME.prompt = $question" in told.output
+    assert "agents.NAME.prompt = $question" in CliRunner().invoke(main, ["components", "nip"]).output
     listed = json.loads(CliRunner().invoke(main, ["components", "workflow", "--json"]).output)["components"]
     assert {c["name"] for c in listed if c["is_protocol"]} == names
 

@@ -46,9 +46,10 @@ def test_versions_are_compared_by_number(version, wanted, expected):
 
 
 def test_packages_that_fit_are_ok_and_extras_are_listed():
-    packages, extras = check_required(REQUIREMENTS, VERSIONS.get)
+    packages, complete, absent = check_required(REQUIREMENTS, VERSIONS.get)
     assert (packages.state, packages.fix) == ("ok", "")
-    assert extras.text == "plot (no matplotlib), train"
+    assert (complete.state, complete.text) == ("ok", "train")
+    assert (absent.state, absent.text) == ("absent", "plot (no matplotlib)")
 
 
 def test_missing_and_old_packages_are_named_with_the_command():

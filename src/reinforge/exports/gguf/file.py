@@ -44,6 +44,7 @@ CONVERTER = (
     "export with --format merged, and convert that folder with llama.cpp's own converter: "
     "python convert_hf_to_gguf.py FOLDER --outfile model.gguf"
 )
+OTHER_PROGRAMS = "use --format merged: transformers, vLLM and `reinforge serve` load that folder"
 CHUNK_ROWS = 1 << 14
 
 
@@ -79,6 +80,15 @@ def check_architecture(config: Any) -> list[Problem]:
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         problems.append(_describe("it rotates only a part of each head"))
     return problems
+
+
+def check_tokenizer(tokenizer: Any) -> list[Problem]:
+    """Returns why the tokenizer of a model cannot be written."""
+    try:
+        name_pre_tokenizer(_read_definition(tokenizer))
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def write_gguf(path: Path, module: Any, tokenizer: Any, settings: GgufSettings) -> Vocabulary:
@@ -335,10 +345,8 @@ def name_pre_tokenizer(definition: dict[str, Any]) -> str:
     name = next((name for name, known in SPLITS.items() if split == replace(known, composes=False)), None)
     if name is None:
         text = json.dumps(definition.get("pre_tokenizer"))[:300]
-        fix = (
-            f"llama.cpp has no name for its pre-tokenizer, or none that this writer knows ({', '.join(SPLITS)}): {text}"
-        )
-        raise ConfigError(_describe(fix))
+        message = f"llama.cpp has no name for its pre-tokenizer, or none that is known here ({', '.join(SPLITS)})"
+        raise ConfigError(replace(_describe(f"{message}: {text}"), fix=OTHER_PROGRAMS))
     return name
 
 

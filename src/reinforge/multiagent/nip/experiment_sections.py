@@ -35,7 +35,7 @@ OPENROUTER = {"base_url": "${OPENROUTER_BASE_URL:-https://openrouter.ai/api/v1}"
 SELECT_SHARE = 0.15
 """Share of the examples outside the verdict on which the best checkpoint is selected."""
 RUN_WIDE_FIELDS = (
-    *("model_provider", "model_name", "temperature", "top_p"),
+    *("model_provider", "temperature", "top_p"),
     *("fine_tune_from_scratch", "lora_rank", "lora_alpha_factor", "dpo_beta"),
 )
 """Agent parameters that must be equal for all trained agents of a run."""
@@ -74,8 +74,9 @@ def experiment_config(
             finetuning["algorithm"]["sft_coef"] = 0.0  # the service's DPO has no such term
     elif settings.device is not None:
         finetuning["device"] = settings.device
+    llms = _build_llms(agents)
     config = build_sections(
-        llms=_build_llms(agents),
+        llms=llms,
         workflow=build_workflow_block(hyper_params, agents),
         evaluation={
             "general": {"max_concurrency": EPISODES_PER_WORKER * workers, "dataset": rows},
@@ -85,7 +86,13 @@ def experiment_config(
         adapter=adapter,
         finetuning={**finetuning, "output_dir": str(settings.output_dir)},
     )
-    return _merge(config, resolve_aliases(overrides or {}))
+    config = _merge(config, resolve_aliases(overrides or {}))
+    models = _find_models(agents)
+    shares_base = adapter["_type"] == "local" and trained.lora_rank is not None and len(set(models.values())) == 1
+    if len(models) > 1 and not shares_base:  # each has weights of its own
+        config["trainer_adapters"]["groups"] = {"_type": "groups", "backend": "adapter", "models": models}
+        config["finetuning"]["trainer_adapter"] = "groups"
+    return config
 
 
 def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTextAgentParameters:
@@ -95,27 +102,48 @@ def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTe
         message, fix = "no agent can be trained", "set freeze_agent to false for at least one"
         raise ConfigError(Problem("hyper_params.agents", message, fix))
     why = "must be equal for all trained agents of a run"
-    if problems := [*_find_provider_problems(agents), *find_differences(trained, RUN_WIDE_FIELDS, why)]:
+    problems = [*_find_provider_problems(agents), *find_differences(trained, RUN_WIDE_FIELDS, why)]
+    for group, names in _list_groups(agents).items():
+        of_group = {name: agents[name] for name in names}
+        problems += find_differences(
+            of_group, ("model_name",), f"differs within the group {group}, which has one model"
+        )
+    if problems:
         raise ConfigError(problems)
     return next(iter(trained.values()))
 
 
 def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict[str, Any]]:
     """Returns an entry for each group: a policy if any of its agents is trained, else a fixed model."""
-    groups: dict[str, list[PureTextAgentParameters]] = {}
-    for name, params in agents.items():
-        groups.setdefault(get_group_name(name, params), []).append(params)
-    trained = [group for group, params in groups.items() if not all(each.freeze_agent for each in params)]
+    groups, trained = _list_groups(agents), _find_models(agents)
     entries: dict[str, dict[str, Any]] = {}
-    for group, members in groups.items():
+    for group, names in groups.items():
+        first = agents[names[0]]
         if group in trained:
             entries[group] = {"_type": "policy", **({"adapter": group} if len(trained) > 1 else {})}
-        elif members[0].model_provider in ("OpenAI", "OpenRouter"):
-            address = OPENROUTER if members[0].model_provider == "OpenRouter" else {}
-            entries[group] = {"_type": "openai", "model_name": members[0].model_name, **address}
+        elif first.model_provider in ("OpenAI", "OpenRouter"):
+            address = OPENROUTER if first.model_provider == "OpenRouter" else {}
+            entries[group] = {"_type": "openai", "model_name": first.model_name, **address}
         else:
-            entries[group] = {"_type": "local", "model": members[0].model_name}
+            entries[group] = {"_type": "local", "model": first.model_name}
     return entries
+
+
+def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, list[str]]:
+    """Returns the names of each group's agents."""
+    groups: dict[str, list[str]] = {}
+    for name, params in agents.items():
+        groups.setdefault(get_group_name(name, params), []).append(name)
+    return groups
+
+
+def _find_models(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, str]:
+    """Returns the model of each group that has a trained agent."""
+    return {
+        group: agents[names[0]].model_name
+        for group, names in _list_groups(agents).items()
+        if not all(agents[name].freeze_agent for name in names)
+    }
 
 
 def _build_trajectory_builder(

@@ -17,7 +17,7 @@ from reinforge.files import MANIFEST, find_damage
 from reinforge.multiagent.agents import PureTextWholeAgent
 from reinforge.multiagent.nip.adapter_group import ALGORITHMS, AdapterSharedModelGroup
 from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParameters, reject_service_chosen_fields
-from reinforge.multiagent.nip.job_files import JobRecord
+from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, load_named
 from reinforge.rollout.models.openai_config import resolve_endpoint
@@ -83,6 +83,16 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
 
     def _trained_model_name(self, job: JobRecord, status: TrainingJobStatus) -> str:
         return str(self._model_folder(job.name))
+
+    def _adopt_job(self, job_id: str) -> JobRecord | None:
+        """Copies a job of this group under another run id, with its model."""
+        if Path(job_id).name != job_id:
+            return None
+        for place in sorted(Path(self.settings.groups_dir).glob("*")):
+            if (job := GroupFiles(place / self.group_name).read_job(job_id)) is not None:
+                self.files.copy_job(place / self.group_name / "jobs" / job_id)
+                return job
+        return None
 
     async def _serve(self, model_name: str) -> None:
         version, folder = self._policy().version + 1, Path(model_name)

@@ -10,12 +10,13 @@ GROUPS_DIR/RUN_ID/GROUP/
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from reinforge.errors import StorageError, boundary
-from reinforge.files import read_json_file, storage_boundary, to_json, write_json
+from reinforge.files import make_staging_path, read_json_file, storage_boundary, to_json, write_json
 from reinforge.runs.journal.episode_json import dump_tokens, parse_tokens
 from reinforge.types.job import TrainingJobRef
 from reinforge.types.request import ChatPrompt, TokenLogprobs
@@ -81,6 +82,13 @@ class GroupFiles:
             return None
         groups = [[_parse_trajectory(each) for each in siblings] for siblings in data.pop("trajectories")]
         return TrajectoryCollection(trajectories=groups, **data)
+
+    def copy_job(self, folder: Path) -> None:
+        staged = make_staging_path(self.jobs)
+        with storage_boundary(staged):
+            self.jobs.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(folder, staged)
+            staged.rename(self.jobs / folder.name)
 
     def _write(self, path: Path, value: Any) -> None:
         with storage_boundary(path):

@@ -8,7 +8,7 @@ A rollout is one dialogue. For each round, the arrays hold the state of the dial
     message_history, message_agent_id                                         [batch, round, round, channel]
     raw_message_history                                                       [batch, round, round, agent]
     agents: decision, reward, stance, absent, order                           [batch, round, agent]
-    agents: retry_count, of the messages of this round                        [batch, round, agent, channel]
+    agents: retry_count, token_limit, of the messages of this round           [batch, round, agent, channel]
     messages: text, shown                                                     [batch, round, round, agent, channel]
     row: the example's columns                                                [batch, round]
 
@@ -110,19 +110,21 @@ def _encode_dialogue(dialogue: Dialogue, handler: ProtocolHandler, datapoint_id:
         step["next"] = _encode_state(dialogue, handler, round_ + 1)
         step["padding"] = round_ >= dialogue.round
         step["datapoint_id"] = datapoint_id
-        step["agents"]["retry_count"] = _count_retries(dialogue, handler, round_)
+        step["agents"] |= _describe_generation(dialogue, handler, round_)
         steps.append(NestedArrayDict(step, ()))
     return stack_nested_array_dicts(steps)
 
 
-def _count_retries(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> Array:
-    """Returns the invalid replies before each message of a round, [agent, channel]."""
+def _describe_generation(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict[str, Array]:
+    """Returns the invalid replies before each message of a round, and whether it was cut; [agent, channel]."""
     agents, channels = handler.agent_names, handler.message_channel_names
-    counts = np.zeros((len(agents), len(channels)), np.int64)
+    shape = len(agents), len(channels)
+    counts, are_cut = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     for message in dialogue.messages:
         if message.round == round_:
-            counts[agents.index(message.agent), channels.index(message.channel)] = message.num_retries
-    return counts
+            place = agents.index(message.agent), channels.index(message.channel)
+            counts[place], are_cut[place] = message.num_retries, message.token_limit
+    return {"retry_count": counts, "token_limit": are_cut}
 
 
 def _encode_state(dialogue: Dialogue, handler: ProtocolHandler, round_: int) -> dict[str, Any]:

@@ -33,7 +33,6 @@ JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled", "n
 Rollouts = NestedArrayDict | Sequence[Trajectory]
 """Data of one agent: nested arrays, or trajectories."""
 
-ENDED_WITHOUT_MODEL = ("failed", "cancelled", "not_found")
 FROZEN_JOB_ID = "frozen_job_id"
 """What creating a job returns for a group whose agents are all frozen, as in neural-interactive-proofs."""
 
@@ -228,8 +227,9 @@ class PureTextSharedModelGroup(ABC):
             raise JobFailed(f"{self.group_name}: no model to switch to: the job is {status} ({reason})")
 
     async def fine_tune_job_failed(self) -> bool:
-        """Returns True if the job will produce no model: it failed, was cancelled, or does not exist."""
-        return await self.get_fine_tune_job_status() in ENDED_WITHOUT_MODEL
+        """Returns True if the last job will produce no model: it failed, was cancelled, or does not exist any more."""
+        status = await self.get_fine_tune_job_status()
+        return status in ("failed", "cancelled") or (status == "not_found" and self.fine_tune_job_id is not None)
 
     async def train(self) -> None:
         self.is_training = True

@@ -55,6 +55,18 @@ class AccessKey:
     def find_in(self, cookies: Mapping[str, str]) -> bool:
         return self.accepts(cookies.get(self.cookie))
 
+    def trade(self, request: web.Request) -> web.Response | None:
+        """Returns the response that moves the key from a page's address into a cookie; None: it is not there.
+
+        Example: `/compare?run=a&run=b&key=KEY` -> `/compare?run=a&run=b`; an episode's own `key` stays, too.
+        """
+        query = [(name, value) for name, value in request.query.items() if name != KEY or not self.accepts(value)]
+        if len(query) == len(request.query):
+            return None
+        response = web.Response(status=303, headers={**HEADERS, "Location": str(request.rel_url.with_query(query))})
+        response.set_cookie(self.cookie, self.value, httponly=True, samesite="Strict", path="/")
+        return response
+
 
 def is_own_host(host: str) -> bool:
     """True if a Host header names this machine: `localhost:8000`, `127.0.0.1`."""
