@@ -66,6 +66,7 @@ def scored(offline):
         for text, score in (("yes", 0.75), ("no", 0.25))
         for n, split in enumerate(splits)
     ]
+    offline.set("finetuning.gate.allow_no_verdict", True)  # it has four prompts
     return offline.set("finetuning.num_epochs", 2).set("finetuning.splits", {"key": "split"})
 
 
