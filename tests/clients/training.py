@@ -155,6 +155,7 @@ class Training:
                 "output_dir": str(self.folder / "runs"),
                 "outcomes": {"retries": 0},
                 "splits": {"key": "split"},
+                "gate": {"allow_no_verdict": True},
                 "algorithm": {"_type": "watched_sft"},
                 "policy": {"model": str(model), "optimizer": {"learning_rate": 1e-3}},
             },

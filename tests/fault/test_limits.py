@@ -6,7 +6,9 @@ import contextlib
 import pytest
 
 from reinforge.errors import BudgetReached
+from reinforge.runs.summary import load_summary
 from reinforge.trainer.context import RunContext
+from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.fault import mutations
 from tests.fault.kit import differences
 from tests.scripted_run import ScriptedRun, ask
@@ -61,6 +63,42 @@ async def test_the_limit_of_tokens_ends_a_collection(tmp_path):
     assert agent.count < 25, "the baseline and the first epoch have 51"
 
 
+class SavingAdapter(RecordingAdapter):
+    """Checkpoints hold nothing but their version."""
+
+    async def save(self, folder, version):
+        folder.mkdir()
+        (folder / "weights").write_text(str(version))
+        return True
+
+    async def restore(self, folder, version):
+        await self.server.publish(version)
+        return True
+
+
+@pytest.mark.parametrize("limit", [{"max_minutes": 0.1}, {"max_tokens": 300 * TOKENS}], ids=["time", "tokens"])
+@pytest.mark.parametrize("reserved", [True, False])
+async def test_a_limit_keeps_what_the_verdict_needs(tmp_path, limit, reserved, monkeypatch):
+    async def agent(item, llm, context):
+        await asyncio.sleep(0.01)
+        return await ask(item, llm, context)
+
+    run = limited(tmp_path, agent, **limit)
+    run.settings["eval"]["general"]["dataset"]["rows"] = [{"id": i, "question": f"q{i}"} for i in range(24)]
+    run.settings["finetuning"] |= {"num_epochs": 1000, "run_configuration": {"validation_interval": 2}}
+    run.adapter = SavingAdapter(ScriptedPolicy(lambda it: f"answer {it.sampling.seed % 3 + min(6, policy.version)}"))
+    policy = run.adapter.server
+    if not reserved:  # a mutation
+        monkeypatch.setattr(RunContext, "_compute_reserve", lambda context, **_: (0.0, 0))
+    with pytest.raises(BudgetReached, match=f"limits.{next(iter(limit))} reached") as raised:
+        await run.run()
+    summary = load_summary(tmp_path / "r")
+    assert summary.status == "stopped"
+    assert "limits.max_" in summary.reason
+    assert (summary.improvement is not None, summary.promoted) == ((True, True) if reserved else (False, None))
+    assert any("improvement: +" in note for note in raised.value.__notes__) == reserved
+
+
 async def test_each_call_gets_further_with_the_same_limit_and_repeats_no_finished_episode(tmp_path):
     whole, agent = Counting(), Counting()
     await limited(tmp_path / "whole", whole).run()
@@ -83,6 +121,20 @@ def test_a_limit_of_one_resume_does_not_stay(toy, whole):
     assert (toy.run / "config.yml").read_bytes() == config
     assert toy.resume("--max_tokens", "100000").wait() == 0
     assert differences(toy.run, whole.run) == []
+
+
+def test_a_run_that_took_its_verdict_early_resumes_to_what_an_undisturbed_run_is(make_toy, whole):
+    toy = make_toy({"eval.general.max_concurrency": 2})  # few episodes are in flight when the collection stops
+    child = toy.start("--max_tokens", "350")
+    assert (child.wait(), "\nimprovement: " in child.said) == (5, True), child.said
+    assert toy.resume("--max_tokens", "100000").wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+def test_a_run_without_tokens_for_its_verdict_names_the_command(toy):
+    child = toy.start("--max_tokens", "120")
+    assert child.wait() == 5
+    assert "there is no verdict yet; take it with: reinforge runs verdict runs/r" in child.said
 
 
 @pytest.mark.fault

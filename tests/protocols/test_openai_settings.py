@@ -140,7 +140,7 @@ def test_settings_out_of_range_are_rejected_with_their_path(wrong: dict[str, Any
 
 
 async def test_check_lists_every_problem_without_a_call(tmp_path: Any) -> None:
-    run = ScriptedRun(tmp_path)
+    run = ScriptedRun(tmp_path, count=24)
     run.settings["trainer_adapters"]["adapter"] = {"_type": "openai", "base_model": "gpt-test", "base_url": NOWHERE}
     run.settings["finetuning"] |= {"policy": {"dtype": "bfloat16"}}
     run.settings["llms"]["agent"] = {"_type": "openai", "model_name": "m", "base_url": NOWHERE}
@@ -152,14 +152,14 @@ async def test_check_lists_every_problem_without_a_call(tmp_path: Any) -> None:
 async def test_a_missing_key_for_openais_endpoint_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    run = ScriptedRun(tmp_path)
+    run = ScriptedRun(tmp_path, count=24)
     run.settings["trainer_adapters"]["adapter"] = {"_type": "openai", "base_model": "gpt-test"}
     report = await check_config(build_config(run.settings))
     assert "trainer_adapters.adapter.api_key" in [problem.path for problem in report.problems]
 
 
 async def test_a_key_written_in_the_file_logs_a_warning(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    run = ScriptedRun(tmp_path)
+    run = ScriptedRun(tmp_path, count=24)
     block = {"_type": "openai", "base_model": "m", "base_url": "http://far.example/v1", "api_key": "sk-canary-1"}
     run.settings["trainer_adapters"]["adapter"] = block
     await check_config(build_config(run.settings))

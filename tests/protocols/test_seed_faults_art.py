@@ -90,3 +90,15 @@ async def test_art_17_a_group_without_variance_goes_with_or_without_a_curriculum
     both = TrajectoryCollection(trajectories=[same, differs], run_id="r")
     assert len(trainer.apply_curriculum_learning(both, 0).trajectories) == 1
     assert trainer.get_curriculum_state()["included_groups"] == ["example-7"], "ids, not positions"
+
+
+async def test_the_curriculum_judges_plain_messages_outside_a_run():
+    """Trajectories of a user's own code, which no run has recorded."""
+    trainer = ARTTrainer(ARTTrainerConfig())
+    trainer.curriculum_config = FinetuneConfig().curriculum_learning
+    trainer.run_config = FinetuneConfig()
+    trainer._curriculum_state = {"current_percentile": 0.3, "last_expansion_epoch": -1}
+    said = [EpisodeItem(role="user", content="2+2?"), EpisodeItem(role="assistant", content="4")]
+    groups = [[Trajectory(episode=said, reward=reward) for reward in rewards] for rewards in ((0, 1), (1, 1), (0, 0.5))]
+    kept = trainer.apply_curriculum_learning(TrajectoryCollection(trajectories=groups, run_id="r"), 0)
+    assert [[each.reward for each in group] for group in kept.trajectories] == [[0, 1], [0, 0.5]]

@@ -362,6 +362,19 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, accumulation):
     assert not torch.equal(weights(again)["w0"], weights(first)["w0"])
 
 
+def test_train_called_twice_trains_twice(tmp_path):
+    trainer = trained(PPO, training_steps=2, run_dir=tmp_path)
+    before = weights(trainer)
+    trainer.train()
+    assert trainer._state.experience == 4
+    assert not torch.equal(weights(trainer)["w0"], before["w0"])
+    again = Trainer(
+        trainer.config.model_copy(update={"resume": True}), trainer.harness.sampler, trainer.harness.algorithm
+    )
+    again.train()
+    assert again._state.experience == 4, "what was finished is not trained once more by a resumed trainer"
+
+
 def test_a_converged_tester_stops():
     system = ToySystem()
     trainer = trained(GRPO, system, training_steps=200, lr=0.3)

@@ -41,16 +41,18 @@ def split_by_signal(
     min_reward_diff: float,
     needs_groups: bool,
     has_signal: Callable[[TrajectoryGroup], bool] | None = None,
+    *,
+    needs_tokens: bool = True,
 ) -> Selection:
     """Returns the groups with signal, and those without by reason.
 
     Equal rewards, or a spread below `min_reward_diff`, carry no signal if the algorithm compares siblings
-    (`needs_groups`); `has_signal` is the algorithm's own test.
+    (`needs_groups`); `has_signal` is the algorithm's own test. Without `needs_tokens`, groups of plain messages count.
     """
     selection = Selection()
     for group in groups:
         has_pairs = any(trajectory.pairs for trajectory in group.trajectories)  # ranked already, whatever the rewards
-        if not has_pairs and not any(trajectory.is_trainable for trajectory in group.trajectories):
+        if needs_tokens and not has_pairs and not any(trajectory.is_trainable for trajectory in group.trajectories):
             selection.untrainable.append(group)
         elif not has_pairs and needs_groups and group.reward_range <= ZERO_VARIANCE:
             selection.zero_variance.append(group)

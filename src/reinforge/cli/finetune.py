@@ -38,6 +38,7 @@ FLAG_PATHS = {
     "validation_config_file": "finetuning.run_configuration.validation_config_file",
     "max_minutes": "finetuning.limits.max_minutes",
     "max_tokens": "finetuning.limits.max_tokens",
+    "allow_no_verdict": "finetuning.gate.allow_no_verdict",
 }
 """The configuration path of each flag; a flag is an override with its own name."""
 
@@ -61,6 +62,7 @@ FLAG_PATHS = {
     group=RUN,
     help="With --resume of a run from elsewhere: the folder of its Python files, if you trust them.",
 )
+@option("allow_no_verdict", is_flag=True, default=None, group=RUN, help="Run even with too few rows for a verdict.")
 @option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
 @option("dry_run", is_flag=True, group=RUN, help="Only validate, and write the resolved configuration.")
 @OVERRIDE

@@ -98,6 +98,9 @@ class LimitsConfig(Block):
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."
     )
+    allow_no_training: bool = Field(
+        default=False, description="End a run in which nothing was trained as completed; false: it fails."
+    )
     max_skipped_steps: int = Field(
         default=3,
         ge=1,

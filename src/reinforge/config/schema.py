@@ -94,7 +94,8 @@ class CurriculumLearningConfig(Block):
     min_reward_diff: float = Field(
         default=0.1,
         ge=0,
-        description="A group whose highest and lowest reward differ by less than this has no training signal.",
+        description="A group whose highest and lowest reward differ by less than this has no training signal and is "
+        "not trained on, with or without the curriculum.",
     )
     sort_ascending: bool = Field(default=False, description="Start with the hardest groups (lowest mean reward).")
     random_subsample: float | None = Field(
@@ -178,6 +179,10 @@ class GateConfig(Block):
         ge=0,
         le=1,
         description="Share of confirm examples that may be missing; if more are missing, there is no verdict.",
+    )
+    allow_no_verdict: bool = Field(
+        default=False,
+        description="Run even if the confirm examples are too few to ever show an improvement; false: do not start.",
     )
 
 

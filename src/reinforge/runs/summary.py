@@ -125,7 +125,8 @@ class RunSummary:
     def headline(self) -> str:
         """Returns how the run ended, to follow its name: `improved the agent`."""
         if self.status != "completed":
-            return {"failed": "failed", "cancelled": "was cancelled", "stopped": "stopped early"}[self.status]
+            how = {"failed": "failed", "cancelled": "was cancelled", "stopped": "stopped early"}[self.status]
+            return f"{how}, and improved the agent" if self.promoted else how
         if self.smoke:
             return "passed its smoke test: every stage works"
         if self.promoted:
@@ -166,9 +167,16 @@ class RunSummary:
         if self.is_incomplete:
             pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
-            if self.status == "stopped" and self.checkpoint is not None and not is_from_python(folder):
-                pairs.append(("judge now", f"reinforge runs verdict {shlex.quote(str(folder))}"))
+            pairs += [("judge now", command)] if (command := self.find_verdict_command()) else []
         return pairs
+
+    def find_verdict_command(self) -> str | None:
+        """Returns the command that judges a run which stopped without a verdict; None: it has one, or there is none."""
+        is_trained = self.checkpoint is not None or any(version.checkpoint for version in self.policy_versions[1:])
+        is_open = self.status == "stopped" and self.promoted is None and is_trained and not self.stages
+        if not is_open or is_from_python(self.folder):
+            return None
+        return f"reinforge runs verdict {shlex.quote(str(self.folder))}"
 
     def _list_reports(self) -> list[str]:
         page = ["report.html"] if (self.folder / "report.html").is_file() else []

@@ -37,6 +37,9 @@ CLOCK_SLACK_S = 0.1
 END = "END"
 """The stage after the work, in which the files are written; the progress display does not show it."""
 
+RESERVED = 1.25
+"""How many times the measured time and tokens of a verdict are kept for it."""
+
 TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"}
 """Stages that run episodes; the refills of an epoch belong to its first collection."""
 
@@ -45,7 +48,6 @@ NUM_PROBED = 64
 """Episodes of a phase that are checked for a dialogue between agents: the first ones may have failed."""
 STAGES_OF_BASE = {"BASELINE", "CONFIRM_BASE"}
 """Stages that run the base model on held-out examples."""
-
 MIN_EPISODES = 4
 """With fewer episodes, equal rewards say nothing about the evaluator."""
 MAX_SHOWN_CHARACTERS = 160
@@ -197,13 +199,19 @@ class RunContext:
     recalls: set[str] = field(default_factory=set)  # phases whose episodes are reused from the journal
     guards: GuardWatch | None = None
     last_progress_s: float = field(default_factory=time.monotonic)
+    verdict_size: float = 0.0
+    """The episodes of the last validation and the verdict, as a multiple of those of a validation; the limits keep
+    time and tokens for them once a job has ended. 0: they keep nothing."""
+    validation_s: float = 0.0  # of the longest validation so far
+    validation_tokens: int = 0  # of the one with the most
+    job_s: float = 0.0  # of the last job, with the publication of its weights; 0: none has ended
     _stage_since: float = field(default_factory=time.monotonic)
     _known: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
     _early: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.journal.folder)
-        self._tokens_before = self._num_early_tokens = 0
+        self._tokens_before = self._num_early_tokens = self._tokens_at_start = 0
         self._clocks: set[asyncio.Timeout] = set()
         self._has_told_constant = False
         self._tallied: tuple[str, int | None] | None = None
@@ -223,8 +231,9 @@ class RunContext:
     def begin_stage(self, stage: str, epoch: int | None = None, total: int | None = None) -> None:
         """Ends the current stage and begins another; `total` is the number of episodes it will run, if any."""
         now = time.monotonic()
-        self.wall_time_s[self.stage_name] = self.wall_time_s.get(self.stage_name, 0.0) + now - self._stage_since
+        self._measure_stage(now - self._stage_since)
         self.stage_name, self.stage_epoch, self._stage_since, self.last_progress_s = stage, epoch, now, now
+        self._tokens_at_start = self.tokens["completion"]
         if stage in TALLIED and self._tallied != (stage, epoch):
             self._tallied, self.tally = (stage, epoch), EpisodeTally()
         if stage != END:
@@ -233,6 +242,16 @@ class RunContext:
             for record in self._early.pop(epoch, ()):
                 self._num_early_tokens -= record.num_completion_tokens
                 self._count(record)
+
+    def _measure_stage(self, seconds: float) -> None:
+        name = self.stage_name
+        self.wall_time_s[name] = self.wall_time_s.get(name, 0.0) + seconds
+        if name in ("BASELINE", "VALIDATE"):
+            self.validation_s = max(self.validation_s, seconds)
+            num_tokens = self.tokens["completion"] - self._tokens_at_start
+            self.validation_tokens = max(self.validation_tokens, num_tokens)
+        elif name in ("SUBMIT", "AWAIT", "ADOPT"):
+            self.job_s = seconds + (self.job_s if name != "SUBMIT" else 0.0)
 
     def expect_early(self, epoch: int) -> None:
         """Counts the episodes of an epoch when its own collection begins as a stage: they run before its turn.
@@ -325,7 +344,7 @@ class RunContext:
         self.progress.episode(record.outcome.value, record.reward, completion)
 
     def _end_at_token_limit(self) -> None:
-        if self._has_reached_tokens():
+        if self._has_reached_tokens(self._compute_reserve()[1]):
             for clock in self._clocks:
                 if not clock.expired():
                     clock.reschedule(0.0)
@@ -341,19 +360,21 @@ class RunContext:
             "missing": self.missing.as_dict(),
             "tokens": dict(self.tokens),
             "wall_time_s": dict(self.wall_time_s),
+            "validation": [self.validation_s, self.validation_tokens],
         }
 
     def restore_counters(self, counters: dict[str, Any]) -> None:
         self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
         self.missing = ReasonCounts(counters["missing"])
         self.wall_time_s = dict(counters["wall_time_s"])
+        self.validation_s, self.validation_tokens = counters["validation"]
         self._tokens_before = self.tokens["completion"]
 
     @asynccontextmanager
     async def limit_episodes(self) -> AsyncIterator[None]:
         """Stops the episodes that run in the block as soon as a limit is reached; finished ones are in the journal."""
-        minutes = self.limits.max_minutes
-        left_s = None if minutes is None else self.started_s + 60 * minutes - time.monotonic()
+        minutes, reserved_s = self.limits.max_minutes, self._compute_reserve()[0]
+        left_s = None if minutes is None else self.started_s + 60 * minutes - reserved_s - time.monotonic()
         clock = asyncio.timeout(left_s)
         try:
             async with clock:
@@ -361,27 +382,45 @@ class RunContext:
                 yield
         except TimeoutError:
             if clock.expired():
-                self.check_budget(slack_s=CLOCK_SLACK_S)
+                self._check_budget(CLOCK_SLACK_S, self._compute_reserve())
             raise
         finally:
             self._clocks.discard(clock)
 
-    def check_budget(self, *, slack_s: float = 0.0) -> None:
-        """Stops once a limit is reached; limits hold for one call, not for the resumed run as a whole.
+    def check_budget(self) -> None:
+        """Stops before an epoch that the limits leave no room for; they hold for one call, not for a resumed run.
 
         Raises:
-            BudgetReached: The run has used its minutes or its tokens.
+            BudgetReached: The run has used its minutes or its tokens, except for those that its verdict needs.
         """
-        minutes = (time.monotonic() - self.started_s) / 60
-        if self._has_reached_tokens():
-            sampled = self._count_sampled_tokens()
-            raise BudgetReached(f"limits.max_tokens reached: {sampled} of {self.limits.max_tokens} sampled tokens")
-        if self.limits.max_minutes is not None and minutes + slack_s / 60 >= self.limits.max_minutes:
-            raise BudgetReached(f"limits.max_minutes reached: {minutes:.1f} of {self.limits.max_minutes:g} minutes")
+        self._check_budget(0.0, self._compute_reserve(before_epoch=True))
 
-    def _has_reached_tokens(self) -> bool:
+    def _check_budget(self, slack_s: float, reserve: tuple[float, int]) -> None:
+        reserved_s, reserved_tokens = reserve
+        limits, minutes = self.limits, (time.monotonic() - self.started_s) / 60
+        if self._has_reached_tokens(reserved_tokens):
+            used = f"limits.max_tokens reached: {self._count_sampled_tokens()} of {limits.max_tokens} sampled tokens"
+            raise BudgetReached(used + (f", with {reserved_tokens} for the verdict" if reserved_tokens else ""))
+        if limits.max_minutes is not None and minutes + (slack_s + reserved_s) / 60 >= limits.max_minutes:
+            used = f"limits.max_minutes reached: {minutes:.1f} of {limits.max_minutes:g} minutes"
+            raise BudgetReached(
+                used + (f", with {reserved_s / 60:.1f} for a job and the verdict" if reserved_s else "")
+            )
+
+    def _compute_reserve(self, *, before_epoch: bool = False) -> tuple[float, int]:
+        """Returns the seconds and the tokens that the run keeps for its verdict, and in seconds for the job before.
+
+        Nothing is kept before a job has ended, since there is nothing to judge, and in what leads to the verdict.
+        """
+        is_closing = not before_epoch and self.stage_name in TALLIED - {"COLLECT"}
+        if not self.job_s or not self.verdict_size or is_closing:
+            return 0.0, 0
+        seconds = RESERVED * (self.verdict_size * self.validation_s + self.job_s)
+        return seconds, math.ceil(RESERVED * self.verdict_size * self.validation_tokens)
+
+    def _has_reached_tokens(self, reserved: int) -> bool:
         limit = self.limits.max_tokens
-        return limit is not None and self._count_sampled_tokens() >= limit
+        return limit is not None and self._count_sampled_tokens() + reserved >= limit
 
     def _count_sampled_tokens(self) -> int:
         return self.tokens["completion"] + self._num_early_tokens - self._tokens_before

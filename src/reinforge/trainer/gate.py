@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reinforge.config.schema import GateConfig
+from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.errors import Problem
 from reinforge.evaluation.changes import (
     MetricChange,
     compare_reports,
@@ -36,12 +37,12 @@ from reinforge.runs.summary import RunSummary
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.parts import Parts
-from reinforge.types.evaluation import EvaluationReport, MetricSummary, count_examples
+from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSummary, count_examples
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
 WIDE = 0.1
 """Above this, the smallest improvement that can be shown comes with the advice how to lower it."""
-_MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
+MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +118,30 @@ def describe_power(gate: GateConfig, names: Sequence[str]) -> str:
     """
     num_clusters = len(set(names))
     count, independent = count_examples(len(names), num_clusters).replace(" ", " confirm ", 1), count_independent(names)
-    if num_clusters < _MIN_PAIRS:
-        return f"{count}: fewer than {_MIN_PAIRS} can never show an improvement"
+    if num_clusters < MIN_PAIRS:
+        return f"{count}: fewer than {MIN_PAIRS} can never show an improvement"
     samples = f", {gate.num_samples} episodes each," if gate.num_samples > 1 else ""
     smallest = compute_half_width(independent, gate.num_samples) + max(0.0, gate.margin)
     margin = f", with the margin {gate.margin:g}" if gate.margin > 0 else ""
     wide = "; more examples or a larger finetuning.gate.num_samples can show less" if smallest > WIDE else ""
     return f"{count}{samples} cannot show less than ±{smallest:.2f} ({ASSUMPTION}{margin}){wide}"
+
+
+def refuse_no_verdict(
+    config: FinetuneConfig, splits: Mapping[str, Sequence[EvalInputItem]], clusters: Mapping[str, str]
+) -> list[Problem]:
+    """Returns the problem of a run whose verdict can never show an improvement, unless the run asks for it."""
+    names = {split: set(list_names((str(item.id) for item in items), clusters)) for split, items in splits.items()}
+    if config.gate.allow_no_verdict or len(names["confirm"]) >= MIN_PAIRS:
+        return []
+    text = describe_power(config.gate, list_names((str(item.id) for item in splits["confirm"]), clusters))
+    smallest, total = MIN_PAIRS + len(splits) - 1, sum(map(len, names.values()))
+    more = f"add examples, {smallest} with different prompts at least, and " if total < smallest else ""
+    way = f"set finetuning.splits.confirm: {MIN_PAIRS} or more"
+    if config.splits.key is not None:
+        way = f"give {MIN_PAIRS} or more with different prompts to confirm ({config.splits.key})"
+    ask = "or train without a verdict: finetuning.gate.allow_no_verdict: true (--allow_no_verdict)"
+    return [Problem("finetuning.splits", f"{text}, so the run does not start", f"{more}{way}; {ask}")]
 
 
 def _find_obstacle(gate: GateConfig, metric: str, arms: tuple[EvaluationReport, EvaluationReport]) -> str:
@@ -169,7 +187,7 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
     if improvement.p_value > MAX_P_VALUE:
         num_clusters = improvement.num_clusters or improvement.num_pairs
         noun = "examples" if num_clusters == improvement.num_pairs else "prompts"
-        few = f"; fewer than {_MIN_PAIRS} {noun} can never reach that" if num_clusters < _MIN_PAIRS else ""
+        few = f"; fewer than {MIN_PAIRS} {noun} can never reach that" if num_clusters < MIN_PAIRS else ""
         return False, (
             f"the improvement {mean} may be due to chance: the sign-flip test over {pairs} gives "
             f"p = {improvement.p_value:.2g}, which must be at most {MAX_P_VALUE:g}{few}"
@@ -252,6 +270,7 @@ class BaseComparison:
                 "the backend does not save its weights, so base and best cannot be compared on the confirm examples"
             )
             return
+        summary.checkpoint = best.checkpoint
         before = await self._evaluate_arm(base, "confirm_base")
         after = await self._evaluate_arm(best, "confirm_tuned")
         verdict = decide(self._gate, self._parts.reward_metric, before, after, self._parts.part_weights)
@@ -261,7 +280,6 @@ class BaseComparison:
             summary.warnings += [warning] if warning is not None else []
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
-        summary.checkpoint = best.checkpoint
         context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
         if verdict.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)

@@ -45,6 +45,7 @@ from reinforge.trainer.refusals import (
     explain_empty_selection,
     find_episode_command,
     refuse_identical,
+    refuse_unhealthy,
     refuse_unscored,
     refuse_untrainable,
 )
@@ -100,8 +101,8 @@ class EpochTrainer(Trainer):
         self.context = self.context or RunContext.stand_in(run_config.output_dir)
         self._example_filter = ExampleFilter(run_config.curriculum_learning)
         self._collector = EpochCollector(self, self._example_filter, self.context)
-        if not await self.trainer_adapter.is_healthy():
-            raise JobFailed(f"{type(self.trainer_adapter).__name__} is not healthy, so training did not start")
+        if not self.context.is_run:  # a run asks around every trainer
+            await refuse_unhealthy(self.trainer_adapter)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Runs all epochs; a failed job stops the run.
@@ -129,7 +130,7 @@ class EpochTrainer(Trainer):
         ref = await self.run_epoch(epoch, run_id)
         status = await self._await(epoch, ref) if ref is not None else None
         if status is None:
-            self._count_empty(epoch)
+            self._count_empty(epoch, is_last=epoch + 1 == num_epochs)
         else:
             self._num_empty = 0
             self._statuses.append(status)
@@ -287,10 +288,17 @@ class EpochTrainer(Trainer):
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
-        """Drops groups without signal, then takes the curriculum's share, then subsamples each group."""
+        """Drops groups without signal, then takes the curriculum's share, then subsamples each group.
+
+        Outside a run, groups of plain messages, which no run has recorded, are judged by their rewards alone.
+        """
         config, groups = self.curriculum_config, trajectory_collection.groups
         compares, has_signal = self._compares_siblings(epoch, groups), self.algorithm.for_epoch(epoch).has_signal
-        selection = split_by_signal(groups, config.min_reward_diff, compares, has_signal)
+        is_run = self.context is not None and self.context.is_run
+        is_recorded = any(each.is_trainable for group in groups for each in group.trajectories)
+        selection = split_by_signal(
+            groups, config.min_reward_diff, compares, has_signal, needs_tokens=is_run or is_recorded
+        )
         kept = selection.kept
         tells_difficulty = self._tells_difficulty(groups, epoch)
         if tells_difficulty:
@@ -366,15 +374,19 @@ class EpochTrainer(Trainer):
             self._validation_history.append(await versions.validate(self, self.context, epoch))
             refuse_unscored(self._validation_history[-1], self.run_config.outcomes.max_missing)
 
-    def _count_empty(self, epoch: int) -> None:
+    def _count_empty(self, epoch: int, *, is_last: bool) -> None:
         self._num_empty += 1
         reasons = explain_empty_selection(self._selection)
         logger.warning("epoch %d trained nothing: %s", epoch, reasons)
         where = f"epoch {epoch} trains nothing"
         found = self.context.report_constant_reward(where)
-        if self._num_empty >= self.run_config.limits.max_empty_updates:
+        limits = self.run_config.limits
+        setting = "max_empty_updates" if self._num_empty >= limits.max_empty_updates else ""
+        if is_last and not self._statuses and not limits.allow_no_training:
+            setting = setting or "allow_no_training"
+        if setting:
             command = find_episode_command(self._selection, str(self.context.folder), epoch)
-            raise build_empty_epochs_error(self._num_empty, reasons, found, command)
+            raise build_empty_epochs_error(self._num_empty, setting, reasons, found, command)
 
     def _epoch_metrics(
         self, epoch: int, groups: Sequence[TrajectoryGroup], kept: Sequence[TrajectoryGroup]

@@ -10,9 +10,10 @@ from reinforge.algorithms.curriculum import Selection
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EvaluationError, JobFailed
 from reinforge.evaluation.run import choose_error_type, describe_too_many
-from reinforge.interfaces import TrajectoryBuilder
+from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.episode import WORKFLOW
 from reinforge.runs.rows import BASELINE, ValidationRow
+from reinforge.types.job import TrainingJobStatus
 from reinforge.types.trajectory import Outcome, TrajectoryGroup
 
 IDENTICAL_SHARE = 0.98
@@ -26,13 +27,20 @@ def _build_refusal(message: str) -> EvaluationError:
     return error
 
 
-def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, episode: str) -> JobFailed:
-    """Returns the error to raise after too many epochs in a row without anything to train on.
+async def refuse_unhealthy(adapter: TrainerAdapter) -> None:
+    if not await adapter.is_healthy():
+        raise JobFailed(f"{type(adapter).__name__} is not healthy, so training did not start")
+
+
+def build_empty_epochs_error(num_epochs: int, setting: str, reasons: str, found: str | None, episode: str) -> JobFailed:
+    """Returns the error to raise after epochs in a row without anything to train on.
 
     Args:
+        setting: Of `finetuning.limits`, what makes it an error.
         found: What all its episodes have in common; None: nothing.
     """
-    head = f"{num_epochs} epochs in a row had nothing to train on (limits.max_empty_updates); in the last one"
+    count = "1 epoch" if num_epochs == 1 else f"{num_epochs} epochs in a row"
+    head = f"{count} had nothing to train on (limits.{setting}); in the last one"
     why = found or (
         "The task may be too hard or too easy for this model, or the reward may not distinguish its answers: use "
         "easier or harder examples, a finer reward, or a larger num_generations"
@@ -44,14 +52,22 @@ def build_empty_epochs_error(num_epochs: int, reasons: str, found: str | None, e
 
 
 def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> JobFailed:
-    """Returns the error to raise after several epochs in which a user's trainer submitted no job."""
+    """Returns the error to raise after a run in which a user's trainer submitted no job."""
     error = JobFailed(
         f"nothing was trained: {trainer} collected {num_collections} times and submitted no job in {num_epochs} "
-        "epochs. Its run() must call "
+        f"epoch{'s' * (num_epochs != 1)} (limits.allow_no_training: true accepts that). Its run() must call "
         "self.trainer_adapter.submit(...) with the groups to train on, and return the status of each job"
     )
     error.can_resume = False
     return error
+
+
+def refuse_untrained(statuses: Sequence[TrainingJobStatus]) -> None:
+    """Refuses jobs that say that they have made no optimizer step."""
+    if statuses and all(status.num_updates == 0 for status in statuses):
+        error = JobFailed("nothing was trained: no job made an optimizer step (limits.allow_no_training accepts that)")
+        error.can_resume = False
+        raise error
 
 
 def find_episode_command(selection: Selection, run: str, epoch: int) -> str:

@@ -19,13 +19,14 @@ from reinforge.errors import (
     BudgetReached,
     ConfigError,
     EvaluationError,
+    GuardHalted,
     JobFailed,
     Problem,
     ReinforgeError,
     describe_error,
 )
 from reinforge.files import remove_folder, replace_file
-from reinforge.port_bases import PreparesTraining
+from reinforge.port_bases import PreparesTraining, SavesWeights
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
@@ -44,7 +45,7 @@ from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.provenance import Provenance, collect_provenance, identify_evaluators, seal_run
-from reinforge.trainer.refusals import build_no_job_error, refuse_unscored
+from reinforge.trainer.refusals import build_no_job_error, refuse_unhealthy, refuse_unscored, refuse_untrained
 from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
 from reinforge.trainer.setup.compatibility import require_policy_llm
@@ -104,7 +105,7 @@ def _write_page(context: RunContext, summary: RunSummary) -> None:
 
 
 CLEANUP_S = 5.0
-"""Seconds that the cleanup may take after a run was stopped."""
+"""Seconds that the cleanup may take after a run that was stopped or failed; a completed one waits for it."""
 
 
 def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry: Registry | None = None) -> RunSummary:
@@ -197,7 +198,8 @@ class _Run:
             await self._run_stages()
             self.summary.status = "completed"
         except BudgetReached as reached:
-            self.summary.status, self.summary.reason = "stopped", str(reached)
+            self.summary.status, self.summary.policy_versions = "stopped", self.context.policy_versions
+            self.summary.reason = f"{self.summary.reason}; {reached}" if self.summary.reason else str(reached)
             self._comparison.record_best_so_far()
             reached.add_note(describe_kept_work(self.context.folder, self.summary))
             raise
@@ -219,8 +221,9 @@ class _Run:
             raise
         finally:
             try:
-                if self._started:
+                if self._started and self.summary.status == "stopped":
                     await self._commit_pending()
+                if self._started:
                     write_run_files(self.context, self.summary, getattr(self.trainer, "_reward_history", []))
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
@@ -244,6 +247,7 @@ class _Run:
         runner = await bind_parts(self.loaded, self.parts, self.context)
         context.begin_stage("LOAD")
         await trainer.initialize(config)
+        await refuse_unhealthy(self.parts.adapter)
         if isinstance(adapter := self.parts.adapter, PreparesTraining):
             await adapter.prepare_training()
         context.policy = self.parts.adapter.policy()
@@ -260,34 +264,66 @@ class _Run:
                 context.report_constant_reward("note: before training")
                 refuse_unscored(baseline, config.outcomes.max_missing)
                 self._record_late_provenance()
-                statuses = await self._train()
-                await versions.adopt_unpublished(context, self.parts.adapter, statuses)
-                final = await self._final_validation()
-                self.summary.final = self._comparison.get_summary(final)
-                refuse_unscored(final, config.outcomes.max_missing)
-                await self._comparison.decide()
-                if not self.summary.promoted and (context.folder / MODEL).exists():  # of the verdict after fewer epochs
-                    remove_folder(context.folder / MODEL)
+                self._reserve_verdict()
+                try:
+                    await self._judge(await self._train())
+                except BudgetReached as reached:
+                    await self._judge_early(reached)
+                    raise
+
+    def _reserve_verdict(self) -> None:
+        """Lets the limits keep what the verdict needs; that of a pipeline is about its last stage, so it needs all."""
+        evaluation = self.trainer.trajectory_builder.evaluation
+        assert evaluation is not None
+        if isinstance(self.parts.adapter, SavesWeights) and not self.config.pipeline:
+            confirm = 2 * len(evaluation.example_ids("confirm")) * self.config.gate.num_samples
+            self.context.verdict_size = 1 + confirm / len(evaluation.example_ids("select"))
+
+    async def _judge_early(self, reached: BudgetReached) -> None:
+        """Takes the verdict of a run that reached a limit while it trained, with what the limits keep for it."""
+        if isinstance(reached, GuardHalted) or not self.context.verdict_size or not self.summary.num_jobs:
+            return
+        await self._commit_pending()
+        if self.context.pending is None:  # otherwise the adapter alone holds the last weights
+            await self._judge([], early=True)
+
+    async def _judge(self, statuses: list[TrainingJobStatus], *, early: bool = False) -> None:
+        """Validates the last weights and takes the verdict."""
+        context = self.context
+        context.verdict_size = 0.0
+        await versions.adopt_unpublished(context, self.parts.adapter, statuses)
+        final = await self._final_validation(early=early)
+        self.summary.final = self._comparison.get_summary(final)
+        refuse_unscored(final, self.config.outcomes.max_missing)
+        await self._comparison.decide()
+        if not self.summary.promoted and (context.folder / MODEL).exists():  # of the verdict after fewer epochs
+            remove_folder(context.folder / MODEL)
 
     async def _train(self) -> list[TrainingJobStatus]:
         """Raises:
-        JobFailed: A job failed, or a user's trainer submitted none in more epochs than may train nothing.
+        JobFailed: A job failed, or nothing was trained.
         """
-        num_epochs = self.config.num_epochs
+        num_epochs, may_train_nothing = self.config.num_epochs, self.config.limits.allow_no_training
         if isinstance(self.trainer, EpochTrainer):
-            statuses = await self.trainer.run(num_epochs)
-            self.summary.num_jobs = len(statuses)
-            return statuses
-        from reinforge.trainer.observer import TrainerObserver  # of a user's trainer
+            try:
+                statuses = await self.trainer.run(num_epochs)
+            finally:
+                self.summary.num_jobs = len(self.trainer._statuses)
+        else:
+            from reinforge.trainer.observer import TrainerObserver  # of a user's trainer
 
-        observer = TrainerObserver(self.trainer, self.context)
-        observer.begin()
-        statuses = await self.trainer.run(num_epochs) or []
-        versions.refuse_failed(statuses)
-        self.summary.num_jobs = max(len(statuses), observer.num_jobs)
-        num_empty = max(observer.num_collections, num_epochs)
-        if not self.summary.num_jobs and num_empty >= self.config.limits.max_empty_updates and not self.summary.smoke:
-            raise build_no_job_error(type(self.trainer).__name__, observer.num_collections, num_epochs)
+            observer = TrainerObserver(self.trainer, self.context)
+            observer.begin()
+            try:
+                statuses = await self.trainer.run(num_epochs) or []
+            finally:
+                self.summary.num_jobs = observer.num_jobs
+            versions.refuse_failed(statuses)
+            self.summary.num_jobs = max(len(statuses), observer.num_jobs)
+            if not self.summary.num_jobs and not may_train_nothing and not self.summary.smoke:
+                raise build_no_job_error(type(self.trainer).__name__, observer.num_collections, num_epochs)
+        if not may_train_nothing:
+            refuse_untrained(statuses)
         return statuses
 
     def _record_settings(self) -> None:
@@ -360,7 +396,7 @@ class _Run:
 
     async def _commit_pending(self) -> None:
         """Makes the last adopted weights durable when the run stops between two checkpoints."""
-        if self.context.pending is not None and self.summary.status == "stopped":
+        if self.context.pending is not None:
             live = self.options.live
             live.is_saving = True
             try:
@@ -403,13 +439,16 @@ class _Run:
     async def _clean_up(self) -> None:
         """Frees the trainer's resources; an error here never hides how the run ended."""
         try:
-            async with asyncio.timeout(CLEANUP_S):
+            async with asyncio.timeout(CLEANUP_S if self.summary.is_incomplete else None):
                 await self.trainer.cleanup()
         except Exception:  # a user's cleanup may raise anything
             logging.getLogger("reinforge").exception("cleanup failed")
 
-    async def _final_validation(self) -> ValidationRow:
+    async def _final_validation(self, *, early: bool) -> ValidationRow:
         context, policy = self.context, self.parts.adapter.policy()
         if policy is not None and not context.checkpoints.has(policy.version):
             await context.checkpoints.write(self.parts.adapter, policy.version)
-        return await versions.validate(self.trainer, context, self.config.num_epochs - 1)
+        if not early or not isinstance(self.trainer, EpochTrainer):
+            return await versions.validate(self.trainer, context, self.config.num_epochs - 1)
+        last, epoch = context.validations[-1], len(self.trainer._reward_history) - 1
+        return last if last.epoch == epoch else await versions.validate(self.trainer, context, epoch)

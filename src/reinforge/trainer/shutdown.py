@@ -216,6 +216,12 @@ def describe_kept_work(folder: Path, summary: RunSummary | None = None) -> str:
     lines = [f"saved in {folder}: episodes, metrics and checkpoints so far, report.md, run.log"]
     if summary is not None and summary.best is not None and (summary.checkpoint or summary.status == "stopped"):
         lines.append(f"best so far: {summary.describe_best()}")
+    if summary is not None and summary.promoted is not None:
+        lines += [f"{name}: {text}" for name, text in summary.facts() if name in ("reward", "improvement", "promoted")]
+    elif summary is not None and (command := summary.find_verdict_command()) is not None:
+        lines.append(f"there is no verdict yet; take it with: {command}")
+    elif summary is not None and summary.status == "stopped" and not summary.num_jobs:
+        lines.append("there is no verdict: nothing is trained yet")
     if summary is None or summary.can_resume:
         lines.append(f"resume with: {describe_resume(folder)}")
     return "\n".join(lines)

@@ -66,6 +66,7 @@ def scored(offline):
         for text, score in (("yes", 0.75), ("no", 0.25))
         for n, split in enumerate(splits)
     ]
+    offline.set("finetuning.gate.allow_no_verdict", True)  # it has four prompts
     return offline.set("finetuning.num_epochs", 2).set("finetuning.splits", {"key": "split"})
 
 
@@ -100,7 +101,7 @@ def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
 
 
 def test_rows_that_all_exceed_the_context_are_an_error(offline):
-    offline.rows = [conversation(n, f"{n} " * 400) for n in range(12)]
+    offline.rows = [conversation(n, f"{n} " * 400) for n in range(32)]
     result = offline.finetune()
     assert (result.exit_code, "rows fits the model's context" in result.output) == (2, True), result.output
 

@@ -3,11 +3,14 @@
 import pytest
 
 from reinforge.config.loader import load_config
+from reinforge.errors import JobFailed
 from reinforge.finetuning import Trainer, TrainerConfig, register_trainer
 from reinforge.runs.progress import SilentProgress
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 from tests.core.e2e.test_own_adapters import remote, use_remote  # noqa: F401  the fixture
+from tests.project import call
+from tests.scripted_run import ScriptedRun
 
 
 class PlainTrainerConfig(TrainerConfig, name="test_plain_trainer"):
@@ -89,13 +92,24 @@ async def idle_trainer(config, builder):
 def test_a_trainer_that_neither_collects_nor_submits_does_not_end_well(project, remote):  # noqa: F811
     use_remote(project, remote).set("trainers.trainer", {"_type": "test_idle_trainer"})
     result = project.set("finetuning.num_epochs", 20).finetune(code=3)
-    assert "IdleTrainer collected 0 times and submitted no job in 20 epochs. Its run() must call" in result.output
+    assert "IdleTrainer collected 0 times and submitted no job in 20 epochs (limits" in result.output
     assert project.summary["status"] == "failed"
 
 
-def test_one_epoch_without_a_job_may_happen_but_is_no_verdict(project, remote):  # noqa: F811
-    result = use_trainer(project, remote, 1, submits=False).finetune(code=0)
-    assert "r trained nothing: no training job was submitted" in result.output
+async def test_an_unhealthy_backend_is_noticed_around_any_trainer(tmp_path):
+    run = ScriptedRun(tmp_path)
+    run.settings["trainers"] = {"trainer": {"_type": "test_idle_trainer"}}
+    run.adapter.healthy = False
+    with pytest.raises(JobFailed, match="not healthy"):
+        await run.run()
+
+
+def test_a_run_without_a_job_may_end_well_if_it_is_asked_to(project, remote):  # noqa: F811
+    assert "submitted no job in 1 epoch (" in use_trainer(project, remote, 1, submits=False).finetune(code=3).output
+    project.save()
+    allowed = ("-o", "finetuning.limits.allow_no_training", "true")
+    result = call("finetune", "run.yml", "--run_name", "r2", *allowed, code=0)
+    assert "r2 trained nothing: no training job was submitted" in result.output
     assert "promoted    no: no training job was submitted, so the base model stays" in result.output
 
 

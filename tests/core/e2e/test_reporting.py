@@ -153,13 +153,14 @@ async def test_a_stopped_run_tells_its_best_checkpoint_how_to_use_it_and_how_to_
     assert best["epoch"] > 0
     assert (summary["status"], summary["checkpoint"]) == ("stopped", best["checkpoint"])
     assert summary["best"]["mean"] == best["avg_reward"] > summary["baseline"]["mean"]
-    saved, told, resume = "\n".join(caught.value.__notes__).splitlines()
+    saved, told, *verdict, resume = "\n".join(caught.value.__notes__).splitlines()
     assert saved.startswith(f"saved in {tmp_path / 'r'}")
     assert told.startswith(f"best so far: {best['checkpoint']}, {best['avg_reward']:.3f} [")
     assert f"reinforge chat {tmp_path / 'r'}" in told
+    assert [line.split(":")[0] for line in verdict] == ["reward", "improvement", "promoted"]
     assert resume.startswith("resume with: reinforge.finetune(..., resume=")
     report = (tmp_path / "r" / "report.md").read_text()
-    assert "the best validation so far" in report
+    assert "confirm examples" in report
     assert "-> unknown" not in report
 
 

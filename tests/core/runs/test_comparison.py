@@ -217,7 +217,7 @@ def test_examples_of_one_conversation_are_not_independent(made, copied):
 
 
 async def test_a_run_records_the_conversations_of_its_held_out_examples(tmp_path):
-    run = LearningRun(tmp_path, count=24)
+    run = LearningRun(tmp_path, count=48)
     rows = run.settings["eval"]["general"]["dataset"]["rows"]
     run.settings["eval"]["general"]["dataset"]["rows"] = [row | {"conversation": row["id"] // 2} for row in rows]
     await run.run()

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from reinforge.config.schema import GateConfig
-from reinforge.trainer.gate import decide, describe_power
-from reinforge.types.evaluation import EvaluationReport, MetricSummary
+from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.trainer.gate import decide, describe_power, refuse_no_verdict
+from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSummary
 
 
 def report(scores, num_examples=None, error=None, **more):
@@ -40,6 +40,28 @@ def test_power_is_told_with_its_assumption():
     assert of_few.startswith("100 confirm examples of 20 prompts cannot show less than ±0.24 (")
     few = "100 confirm examples of 5 prompts: fewer than 6 can never show an improvement"
     assert describe_power(GateConfig(), names(100, 5)) == few
+
+
+@pytest.mark.parametrize(
+    ("num_confirm", "settings", "said"),
+    [
+        (6, {}, None),
+        (5, {"gate": {"allow_no_verdict": True}}, None),
+        (5, {}, "5 confirm examples: fewer than 6 can never show an improvement, so the run does not start"),
+        (5, {}, "fix: set finetuning.splits.confirm: 6 or more; or train without a verdict: finetuning.gate.allow_no"),
+        (1, {}, "fix: add examples, 8 with different prompts at least, and set finetuning.splits.confirm: 6"),
+        (5, {"splits": {"key": "split"}}, "fix: give 6 or more with different prompts to confirm (split)"),
+    ],
+)
+def test_a_run_that_can_never_show_an_improvement_is_refused_unless_asked(num_confirm, settings, said):
+    sizes = {"train": 3, "select": 2, "confirm": num_confirm}
+    row = {"input_obj": "q", "expected_output_obj": None, "full_dataset_entry": {}}
+    splits = {name: [EvalInputItem(id=f"{name}{n}", **row) for n in range(sizes[name])] for name in sizes}
+    problems = refuse_no_verdict(FinetuneConfig(**settings), splits, {})
+    assert (said is None) == (not problems)
+    assert said is None or said in str(problems[0])
+    few = dict.fromkeys((item.id for item in splits["confirm"]), "one prompt")
+    assert refuse_no_verdict(FinetuneConfig(), splits, few) != []
 
 
 def test_missing_examples_are_told_with_the_commonest_reason():

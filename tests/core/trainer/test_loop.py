@@ -255,14 +255,6 @@ async def test_a_job_that_does_not_complete_and_weights_that_are_not_served_stop
         await loop(adapter=RecordingAdapter(policy(seeded), **settings)).run()
 
 
-async def test_an_unhealthy_backend_is_noticed_before_anything_runs(loop):
-    it = loop()
-    it.adapter.healthy = False
-    with pytest.raises(JobFailed, match="not healthy"):
-        await it.run()
-    assert not it.context.episodes
-
-
 async def test_without_a_policy_server_the_version_is_unknown_and_the_run_goes_on(loop):
     it = loop(adapter=RecordingAdapter(None))
     await it.run()

@@ -101,10 +101,12 @@ class ARTTrajectoryBuilder(GroupTrajectoryBuilder):
             trajectory.group_id = trajectory.model_group or "all"
         return TrajectoryCollection(trajectories=group_siblings(flat), run_id=run_id, epoch=collection.epoch)
 
-    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[float]:
+    def example_rewards(self, groups: Sequence[TrajectoryGroup]) -> list[tuple[str, float]]:
         if self.num_generations > 1:
             return super().example_rewards(groups)
-        return [reward for group in groups for reward in group.rewards]
+        flat = [trajectory for group in groups for trajectory in group.trajectories]
+        alone = [TrajectoryGroup(group_id=str(each.group_id), trajectories=[each]) for each in flat]
+        return [(group.example_id, group.mean_reward) for group in alone]
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Adds a line to `trajectory_builder_RUN.jsonl`, in `output_dir` or that of the run's configuration."""

@@ -266,10 +266,10 @@ def check_same_tokens(baseline: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def check_values(values: Any, logprobs: Tensor) -> Tensor:
-    """Returns a system's values as `[B, T]`, the shape of the log-probs; `[B, T, 1]` loses its last axis."""
+    """Returns a system's values as `[B, T]`, as the log-probs are and on their device; `[B, T, 1]` loses an axis."""
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
     if values.shape != logprobs.shape:
         message = f"value: expected {list(logprobs.shape)}, one number per token of the continuation"
         raise EngineError(f"{message}, found {list(values.shape)}")
-    return values
+    return values.to(logprobs.device)

@@ -109,6 +109,8 @@ class TrainerState:
     best: float | None = None
     """Score of the best evaluation."""
     since_best: int = 0
+    earlier: int = 0
+    """Experiences of earlier calls of `train`, each of which was finished."""
 
 
 def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], Any]) -> None:
@@ -180,7 +182,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         self.stopped: str | None = None
         self._global_step_counter = 0
         self._state = TrainerState()
-        self._num_pending = 0
+        self._num_pending, self._is_finished = 0, False
         self._hooked: Optimizer | None = None
         self._ends_at = float("inf")
         if config.resume:
@@ -221,24 +223,33 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
     def train(self) -> None:
         """Trains until `training_steps` experiences are done or a limit is reached, which `stopped` then names.
 
+        Called again, it finishes what a limit stopped, or else trains for as many experiences once more.
+
         Raises:
             JobFailed: `max_empty` experiences in a row had no training signal before any optimizer step was made, or
                 non-finite losses.
         """
         config, state = self.config, self._state
         self.stopped = None
+        if self._is_finished:
+            state.earlier, self._is_finished = state.experience, False
         self._ends_at = time.monotonic() + 60 * config.max_minutes if config.max_minutes else float("inf")
         if config.eval_every is not None and state.experience == 0:
             self._evaluate()
-        while state.experience < config.training_steps and self.stopped is None:
+        while self._num_trained < config.training_steps and self.stopped is None:
             self._run_experience()
             self._after_experience()
         if self._num_pending:
             with self.system.updating():
                 self.system.compute(self._take_step)
         self._save_checkpoint()
+        self._is_finished = self._num_trained >= config.training_steps
         if self.stopped is not None:
             logger.info("stopped after %d experiences: %s", state.experience, self.stopped)
+
+    @property
+    def _num_trained(self) -> int:
+        return self._state.experience - self._state.earlier
 
     def _after_experience(self) -> None:
         config, done = self.config, self._state.experience
@@ -310,7 +321,7 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         config = self.config
         if self._num_pending < config.gradient_accumulation_steps:
             self._scheduled_optimizer.scale_gradients(config.gradient_accumulation_steps / self._num_pending)
-        metrics = self._scheduled_optimizer.optimizer_step(self._state.experience / config.training_steps)
+        metrics = self._scheduled_optimizer.optimizer_step(self._num_trained / config.training_steps)
         self._scheduled_optimizer.clear_gradients()
         self._num_pending, self._state.num_steps = 0, self._scheduled_optimizer.num_steps
         return {"skipped": "the gradient is not finite"} if metrics is None else metrics

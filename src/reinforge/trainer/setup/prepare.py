@@ -13,9 +13,11 @@ from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.splits import split_examples, split_with_validation
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
+from reinforge.port_bases import SavesWeights
 from reinforge.rollout.runner import choose_llm
 from reinforge.runs.run_folder import read_config
 from reinforge.trainer.epoch_collection import check_overlap
+from reinforge.trainer.gate import refuse_no_verdict
 from reinforge.trainer.guards import refuse_repetitions
 from reinforge.trainer.setup.compatibility import (
     can_serve_policy,
@@ -104,7 +106,7 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     llms = await build_llms(builder, workflow, attempt)
     shape = getattr(dataset, "shape", None)
     trackers = {name: await attempt(partial(builder.get_tracker, name)) for name in config.trackers}
-    return Parts(
+    parts = Parts(
         config,
         workflow,
         splits,
@@ -118,6 +120,9 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
         shape,
         trackers,
     )
+    if splits and isinstance(adapter, SavesWeights):  # without saved weights no run compares two models
+        attempt.add(refuse_no_verdict(config, splits, parts.clusters))
+    return parts
 
 
 async def _get_trajectory_builder(

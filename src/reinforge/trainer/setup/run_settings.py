@@ -44,7 +44,7 @@ def shrink_for_smoke(config: Config) -> None:
             stage.policy.batch.steps_per_job = stage.policy.batch.num_iterations = 1
     finetuning.num_epochs = max(1, len(finetuning.pipeline))
     finetuning.policy.batch.steps_per_job = finetuning.policy.batch.num_iterations = 1
-    finetuning.gate.num_samples = 1
+    finetuning.gate.num_samples, finetuning.gate.allow_no_verdict = 1, True
     finetuning.limits.max_refills, finetuning.limits.min_groups = MAX_REFILLS, 1 / NUM_EXAMPLES
     finetuning.limits.max_empty_updates = 1
     own = (each.trajectory_builder for each in finetuning.pipeline.values())

@@ -182,7 +182,11 @@ def _build_offline(given: JobInput, hyperparameters: Mapping[str, Any]) -> dict[
         },
         "builder": {"_type": "dataset"},
         "adapter": {"_type": "local"},
-        "finetuning": {"num_epochs": hyperparameters["n_epochs"], "algorithm": algorithm},
+        "finetuning": {
+            "num_epochs": hyperparameters["n_epochs"],
+            "algorithm": algorithm,
+            "gate": {"allow_no_verdict": True},
+        },
     }
 
 
@@ -219,7 +223,7 @@ def _build_reinforcement(given: JobInput, hyperparameters: Mapping[str, Any]) ->
             "num_epochs": math.ceil(given.num_rows / batch_size) * hyperparameters["n_epochs"],
             "algorithm": {"_type": "grpo"},
             "curriculum_learning": {"min_reward_diff": 1e-6},
-            "gate": {"num_samples": hyperparameters["eval_samples"]},
+            "gate": {"num_samples": hyperparameters["eval_samples"], "allow_no_verdict": True},
         },
     }
 
