@@ -74,13 +74,17 @@ def refuse_unwritable() -> Iterator[None]:
         raise RecordError(_describe_refusal(cause)) from cause
 
 
-def find_unwritable(value: Any, *, finite: bool = False) -> str | None:
+def find_unwritable(value: Any, *, finite: bool = False, max_chars: int | None = None) -> str | None:
     """Returns why a value from an agent, a model or an evaluator cannot be recorded; None: it can."""
-    if value is None or type(value) in (str, bool) or (type(value) is float and not finite):
+    if value is None or type(value) is bool or (type(value) is float and not finite):
         return None
     most = get_limits().value_depth
     try:
-        check_depth(to_json(value, finite=finite), 0, most)
+        text = value if type(value) is str else to_json(value, finite=finite)
+        if max_chars is not None and len(text) > max_chars:
+            return f"it has {len(text):,} characters, and at most {max_chars:,} can be recorded"
+        if text is not value:
+            check_depth(text, 0, most)
     except RecordError as error:
         return str(error)
     except TooDeepError:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +86,7 @@ UNWRITABLE = {
     "an integer has more than 4,300 digits": lambda: 10**10_000,
     "RuntimeError: no text": Mute,
     "SystemExit: 3": Leaves,
+    "it has 50,000,000 characters, and at most 4,194,304 can be recorded": lambda: "x" * 50_000_000,
 }
 KINDS = pytest.mark.parametrize("why", UNWRITABLE)
 
@@ -127,6 +129,14 @@ def test_an_output_that_cannot_be_written_costs_its_episodes(tmp_path, why):
     assert outcomes_of(tmp_path) == [("tool_error", f"the agent's output cannot be recorded: {why}")]
     assert {outcome for outcome, _ in outcomes_of(tmp_path, 0)} == {"ok"}
     assert done.episodes.keys() == {"tool_error", "ok"}
+
+
+def test_outputs_that_are_too_large_take_neither_time_nor_memory(tmp_path):
+    """Without the limit, 12 outputs of 50 MB take more than half a minute."""
+    started = time.monotonic()
+    asyncio.run(run_of(tmp_path, failing(lambda context: [["x" * 1_000] * 50_000])).run())
+    assert time.monotonic() - started < 20
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**20
 
 
 @pytest.mark.parametrize("text", ["[" * 300 + "]" * 300, "9" * 5000], ids=["deep", "digits"])
@@ -283,7 +293,8 @@ def test_a_reasoning_that_cannot_be_written_is_a_missing_score():
     for why, make in UNWRITABLE.items():
         found = asyncio.run(score({"because": make()}))
         assert found.score is None
-        assert found.error == "the evaluator's reasoning cannot be recorded: " + why.replace("201", "202")
+        why = why.replace("201", "202").replace("50,000,000", "50,000,014")
+        assert found.error == f"the evaluator's reasoning cannot be recorded: {why}"
     assert asyncio.run(score(SURROGATE)).score == 0.5
 
 

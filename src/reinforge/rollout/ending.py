@@ -159,7 +159,7 @@ def _find_problem(call: ModelCall, *, is_policy: bool) -> tuple[Outcome, str] | 
 
 
 def _drop_output(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tuple[Outcome, str] | None:
-    why = find_unwritable(record.item.output_obj)
+    why = find_unwritable(record.item.output_obj, max_chars=get_limits().output_chars)
     if why is None:
         return None
     record.item = record.item.copy_with_updates(output_obj=None)
@@ -178,7 +178,8 @@ def _holds_extreme_json(text: str) -> bool:
 def _drop_marks(record: EpisodeRecord) -> tuple[Outcome, str] | None:
     problem = None
     for mark in record.marks:
-        why = find_unwritable(mark.data) or find_unwritable(mark.step_reward) or find_unwritable(mark.call_id)
+        why = find_unwritable(mark.data, max_chars=get_limits().output_chars)
+        why = why or find_unwritable(mark.step_reward) or find_unwritable(mark.call_id)
         if why is not None:
             mark.data = mark.step_reward = mark.call_id = None
             problem = problem or (Outcome.TOOL_ERROR, f"a mark of the agent cannot be recorded: {why}")

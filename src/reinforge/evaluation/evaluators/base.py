@@ -16,6 +16,7 @@ from reinforge.errors import EvaluationError, describe_error, show
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.files import find_unwritable
 from reinforge.interfaces import Evaluator, GroupEvaluator
+from reinforge.limits import get_limits
 from reinforge.rollout.isolation.containment import TimedOut, run_contained
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.evaluation import MAX_SCORE, EvalInput, EvalInputItem, EvalOutput, EvalOutputItem
@@ -91,7 +92,7 @@ async def call_contained(evaluate: Callable[[], Awaitable[T]], timeout_s: float 
 def _check_result(item: EvalInputItem, result: Any) -> EvalOutputItem:
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
-    if (why := find_unwritable(result.reasoning)) is not None:
+    if (why := find_unwritable(result.reasoning, max_chars=get_limits().output_chars)) is not None:
         return missing_score(item, f"the evaluator's reasoning cannot be recorded: {why}")
     if result.error is not None:
         return missing_score(item, result.error, result.reasoning)
