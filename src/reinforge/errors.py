@@ -24,9 +24,10 @@ failed *episode* is data and never raises; a failed *job* stops the run.
 from __future__ import annotations
 
 import difflib
+import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,24 +162,40 @@ def boundary(error: type[ReinforgeError], what: str) -> Iterator[None]:
     except ReinforgeError:
         raise
     except Exception as cause:
-        raise error(redact_secrets(f"{what}: {type(cause).__name__}: {cause}")) from cause
+        raise error(redact_secrets(f"{what}: {type(cause).__name__}: {show(cause)}")) from cause
+
+
+def show(value: object, convert: Callable[[object], str] = str) -> str:
+    """Returns the text of an object that an agent or an evaluator made, whatever its `__str__` or `__repr__` raises."""
+    try:
+        return convert(value)
+    except BaseException as error:  # noqa: BLE001  SystemExit in the `__str__` of an output must not end the run
+        return f"an object of type {type(value).__name__}, whose {convert.__name__}() raised {type(error).__name__}"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Returns True for a Ctrl-C; a run has handlers of its own, so that there a KeyboardInterrupt is an agent's."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 _NOT_USER_CODE = (str(Path(__file__).parent), *_INSTALLED, "<")
 """Prefixes of the file names of reinforge, of Python and of installed packages."""
+TRACE_LINES = 3
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an error as text without secrets, with the last line of the user's own code in its traceback.
+    """Returns an error as text without secrets, with the last lines of the user's own code in its traceback.
 
-    Example: `1 / 0` in the fourth line of task.py gives `"ZeroDivisionError: division by zero (task.py:4)"`.
+    Example: `1 / 0` in the fourth line of task.py gives `"ZeroDivisionError: division by zero (task.py:4)"`; called
+    from its ninth line, `(task.py:9 > task.py:4)`.
     """
-    if isinstance(error, ReinforgeError):
-        return redact_secrets(f"{type(error).__name__}: {error}")
+    if issubclass(type(error), ReinforgeError):
+        return redact_secrets(f"{type(error).__name__}: {show(error)}")
     steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    user_lines = [f" ({Path(file).name}:{line})" for file, line in steps if not file.startswith(_NOT_USER_CODE)]
-    return redact_secrets(f"{type(error).__name__}: {error}{user_lines[-1] if user_lines else ''}")
+    lines = [f"{Path(file).name}:{line}" for file, line in steps if not file.startswith(_NOT_USER_CODE)]
+    trace = f" ({' > '.join([*dict.fromkeys(lines)][-TRACE_LINES:])})" if lines else ""
+    return redact_secrets(f"{type(error).__name__}: {show(error)}{trace}")
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

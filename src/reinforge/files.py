@@ -31,7 +31,7 @@ from pydantic import BaseModel
 
 from reinforge.bounded import TooDeepError, check_depth, dump_json, escape_surrogates, load_json
 from reinforge.crash import crash_point
-from reinforge.errors import RecordError, ReinforgeError, StorageError
+from reinforge.errors import RecordError, ReinforgeError, StorageError, is_interrupt, show
 from reinforge.limits import get_limits
 
 MANIFEST = "manifest.json"
@@ -55,23 +55,36 @@ def to_json(value: Any, *, finite: bool = False) -> str:
             an integer with too many digits, or, where it has to be `finite`, a float that is not; or converting one of
             its parts failed.
     """
-    try:
+    with refuse_unwritable():
         text = _encode(value, finite)
-    except MemoryError:
-        raise
-    except Exception as cause:  # a user's type may raise anything
-        raise RecordError(_describe_refusal(cause)) from cause
     # JSON has lone surrogates only in its strings, where the replacement is their escape
     return escape_surrogates(text)
 
 
-def find_unwritable(value: Any, *, finite: bool = False) -> str | None:
+@contextmanager
+def refuse_unwritable() -> Iterator[None]:
+    """Turns whatever the conversion of an agent's value raises into a `RecordError`: SystemExit, too, is its own."""
+    try:
+        yield
+    except (MemoryError, RecordError):
+        raise
+    except BaseException as cause:
+        if is_interrupt(cause):
+            raise
+        raise RecordError(_describe_refusal(cause)) from cause
+
+
+def find_unwritable(value: Any, *, finite: bool = False, max_chars: int | None = None) -> str | None:
     """Returns why a value from an agent, a model or an evaluator cannot be recorded; None: it can."""
-    if value is None or isinstance(value, str | bool) or (isinstance(value, float) and not finite):
+    if value is None or type(value) is bool or (type(value) is float and not finite):
         return None
     most = get_limits().value_depth
     try:
-        check_depth(to_json(value, finite=finite), 0, most)
+        text = value if type(value) is str else to_json(value, finite=finite)
+        if max_chars is not None and len(text) > max_chars:
+            return f"it has {len(text):,} characters, and at most {max_chars:,} can be recorded"
+        if text is not value:
+            check_depth(text, 0, most)
     except RecordError as error:
         return str(error)
     except TooDeepError:
@@ -89,11 +102,8 @@ def _encode(value: Any, finite: bool) -> str:
     return dump_json(plain, ensure_ascii=False, separators=(",", ":"))
 
 
-def _describe_refusal(cause: Exception) -> str:
-    try:
-        text = str(cause)
-    except Exception:  # noqa: BLE001  a user's exception may fail even at this
-        text = ""
+def _describe_refusal(cause: BaseException) -> str:
+    text = show(cause)
     if isinstance(cause, TooDeepError):
         return text
     if text.startswith("Circular reference"):

@@ -26,6 +26,7 @@ class Limits:
     response_bytes: int = _limit(1 << 25, "bytes of a response of a model, a training service or a deployed agent")
     message_bytes: int = _limit(1 << 26, "bytes of a message between the run and a worker process")
     episode_chars: int = _limit(1 << 27, "characters of a recorded episode; SQLite holds 1,000,000,000 bytes in a row")
+    output_chars: int = _limit(1 << 22, "characters of an agent's output, a mark or an evaluator's reasoning, as JSON")
     config_bytes: int = _limit(1 << 20, "bytes of a configuration")
     config_depth: int = _limit(64, "levels of a configuration")
     config_aliases: int = _limit(100, "aliases (`*name`) of a configuration")

@@ -9,12 +9,14 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import torch
 
+from reinforge import errors
 from reinforge.adapters import local
 from reinforge.cli import process
 from reinforge.crash import crash_point
@@ -215,6 +217,19 @@ def hang_at_a_stop():
     run._Run._commit_pending = forever
 
 
+def hang_in_the_cleanup():
+    async def forever(run):
+        await asyncio.sleep(3600)
+
+    run._Run._clean_up = forever
+
+
+def hang_at_the_end():
+    """Nothing can be recorded: the disk hangs."""
+    hang_at_a_stop()
+    run._Run._record_forced_end = lambda run, why: time.sleep(3600)
+
+
 def keep_settings_of_the_last_call():
     run.keep_settings_of_one_call = lambda folder, text: text
 
@@ -227,6 +242,17 @@ def stop_soon():
 def wait_for_the_stop():
     stop_soon()
     shutdown.ShutdownThread._check_deadline = lambda guard: None
+
+
+def start_no_observer():
+    stop_soon()
+    shutdown.ShutdownThread._start_observer = lambda guard, folder: None
+
+
+def leave_the_handlers():
+    stop_soon()
+    shutdown.ShutdownThread._beat = lambda guard: None
+    shutdown.ShutdownThread._check_loop = lambda guard: None
 
 
 def leave_the_loop_stopped():
@@ -243,6 +269,10 @@ def contain_nothing():
 
     containment.ContainedTask._settle = settle
     containment.ContainedTask.abandon = lambda task: None
+
+
+def read_what_raises():
+    errors.show = lambda value, convert=str: convert(value)
 
 
 def interrupt_nobody():

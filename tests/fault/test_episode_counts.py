@@ -39,7 +39,7 @@ FAULTS = {
     "the policy": PolicyFailure("illegal move"),
     "the context": ContextOverflow("300 > 256"),
 }
-MISSING = {"tool_error", "backend_error", "timeout", "judge_error", "cancelled"}
+MISSING = {"tool_error", "backend_error", "timeout", "judge_error", "reward_error", "cancelled"}
 
 
 def fault_of(example_id, generation, kinds, rate, seed):

@@ -14,11 +14,19 @@ from tests.fault.kit import PATIENCE_S
 from tests.fault.test_kill_anywhere import SPARSE
 
 ATTACK = """
-import asyncio, os, subprocess, sys, threading, time
+import asyncio, itertools, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 
 class Odd(BaseException):
     pass
+
+class Leaves(Exception):
+    def __str__(self):
+        sys.exit(3)
+
+class Hangs(Exception):
+    def __str__(self):
+        time.sleep(3600)
 
 async def ignore():
     Path("attacked").write_text("")
@@ -39,6 +47,10 @@ async def attack(kind, scope={}):
         raise KeyboardInterrupt
     if kind == "odd":
         raise Odd("strange")
+    if kind == "leave where it is read":
+        raise Leaves
+    if kind == "hang where it is read":
+        raise Hangs
     if kind == "stop":
         loop.stop()
         await asyncio.sleep(0)
@@ -78,6 +90,15 @@ async def attack(kind, scope={}):
                 time.sleep(0.01)
             except BaseException:
                 pass
+    if kind == "hold the lock":
+        Path("attacked").write_text("")
+        sum(itertools.repeat(1))
+    if kind == "ignore signals":
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGURG):
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        await asyncio.sleep(1)
+        await ignore()
     if kind == "leak a thread":
         threading.Thread(target=time.sleep, args=(3600,)).start()
         raise ValueError("after the thread")
@@ -115,6 +136,8 @@ REASONS = {
     "generator exit": "tool_error: RuntimeError: GeneratorExit()",
     "keyboard interrupt": "tool_error: RuntimeError: KeyboardInterrupt()",
     "odd": "tool_error: RuntimeError: Odd('strange')",
+    "leave where it is read": "tool_error: Leaves: an object of type Leaves, whose str() raised SystemExit",
+    "hang where it is read": "tool_error: Hangs: an object of type Hangs, whose str() raised LoopBlocked",
     "stop": "tool_error: ValueError: after the stop",
     "cancel all": "cancelled: the agent raised CancelledError",
     "leave": "tool_error: ValueError: after the exit",
@@ -136,7 +159,7 @@ def by_length(kinds, quick=QUICK):
     return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.fault) for kind in kinds]
 
 
-STUCK = ("ignore", "block", "spin", "hold")
+STUCK = ("ignore", "ignore signals", "block", "spin", "hold")
 """Attacks that never end; only the last cannot be interrupted."""
 
 
@@ -169,7 +192,7 @@ def test_an_evaluator_that_attacks_loses_its_score_and_the_run_ends(make_toy, ki
     toy = attacked(make_toy, kind, EVALUATOR)
     child = toy.start()
     assert (child.wait(PATIENCE_S), child.left_behind()) == (0, []), child.said
-    assert toy.summary["episodes"]["judge_error"] == 1
+    assert toy.summary["episodes"]["reward_error"] == 1
 
 
 @pytest.mark.parametrize("where", [AGENT, pytest.param(EVALUATOR, marks=pytest.mark.fault)], ids=["agent", "evaluator"])
@@ -225,11 +248,30 @@ def test_closed_descriptors_end_the_run_with_the_reason(make_toy):
     assert "Traceback" not in child.said
 
 
+def hold_the_lock(make_toy, *, times, mutation=None):
+    """Returns a run that was sent a signal so many times while no thread of it can move."""
+    toy = attacked(make_toy, "hold the lock", timeout_s=3600)
+    child = toy.start(mutation=mutation)
+    child.wait_for(toy.folder / "attacked")
+    for _ in range(times):
+        child.send(signal.SIGTERM, 0.5)
+    return toy, child
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(1, marks=pytest.mark.fault)])
+def test_signals_end_a_run_in_which_no_thread_can_move(make_toy, whole, times):
+    toy, child = hold_the_lock(make_toy, times=times)
+    assert (child.wait(seconds=20), child.left_behind()) == (-signal.SIGKILL, []), child.said
+    assert "holds Python's interpreter lock, so the process was killed" in child.said
+    assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
+
+
 SAFETIES = {
     "stop": (mutations.leave_the_loop_stopped, 1, "Event loop stopped before Future completed"),
     "leave": (mutations.leave_the_loop_stopped, 7, ""),
     "cancel all": (mutations.let_anyone_cancel, 1, "CancelledError"),
     "generator exit": (mutations.contain_nothing, 1, "GeneratorExit"),
+    "leave where it is read": (mutations.read_what_raises, 3, ""),
 }
 """Attack -> a mutation that removes the safety against it, and then the exit code and a part of what is printed."""
 
@@ -262,11 +304,19 @@ def test_an_attack_without_its_safety_hangs_the_run(make_toy, kind):
     child.send(signal.SIGKILL)
 
 
+DEAF = {
+    "hold": mutations.wait_for_the_stop,
+    "hold the lock": mutations.start_no_observer,
+    "ignore signals": mutations.leave_the_handlers,
+}
+
+
 @pytest.mark.fault
-def test_a_stop_without_its_deadline_hangs(make_toy):
+@pytest.mark.parametrize("kind", DEAF)
+def test_a_stop_without_its_safety_hangs(make_toy, kind):
     """Mutation check."""
-    toy = attacked(make_toy, "hold", timeout_s=3600)
-    child = toy.start(mutation=mutations.wait_for_the_stop)
+    toy = attacked(make_toy, kind, timeout_s=3600)
+    child = toy.start(mutation=DEAF[kind])
     child.wait_for(toy.folder / "attacked")
     child.send(signal.SIGTERM)
     child.process.join(6)

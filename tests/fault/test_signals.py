@@ -87,12 +87,14 @@ def test_a_stop_without_a_checkpoint_makes_a_difference(make_toy):
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
 
-def test_a_second_signal_ends_a_stop_that_hangs(toy, whole):
-    child = toy.start(mutation=mutations.hang_at_a_stop)
+@pytest.mark.parametrize("hang", [mutations.hang_at_a_stop, mutations.hang_in_the_cleanup, mutations.hang_at_the_end])
+def test_a_second_signal_ends_a_stop_that_hangs(toy, whole, hang):
+    child = toy.start(mutation=hang)
     child.wait_for(toy.run / "config.yml")
     child.send(signal.SIGTERM, 0.3)
     child.send(signal.SIGTERM, 0.3)
     assert (child.wait(seconds=10), child.left_behind()) == (143, [])
+    assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
     assert toy.resume().wait() == 0
     assert differences(toy.run, whole.run) == []
 

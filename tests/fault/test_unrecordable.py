@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import zstandard
 
+from reinforge import files
 from reinforge.errors import RecordError, StorageError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.rollout import runner as runner_module
@@ -35,6 +38,33 @@ class Mute:
         raise RuntimeError("no text")
 
 
+class Leaves:
+    def __str__(self):
+        raise SystemExit(3)
+
+
+class Exits:
+    """Raises SystemExit wherever it is read."""
+
+    def __getattribute__(self, name):
+        raise SystemExit(3)
+
+    __str__ = __repr__ = __len__ = __iter__ = __float__ = __bool__ = Leaves.__str__
+
+
+class Interrupts(Exits):
+    @property
+    def __class__(self):
+        raise KeyboardInterrupt
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+
+class Unspeakable(Exception):
+    __str__ = __repr__ = Exits.__str__
+
+
 def cyclic():
     found = []
     found.append(found)
@@ -55,6 +85,8 @@ UNWRITABLE = {
     "a key is a tuple; keys must be strings, numbers or None": lambda: {(1, 2): 3},
     "an integer has more than 4,300 digits": lambda: 10**10_000,
     "RuntimeError: no text": Mute,
+    "SystemExit: 3": Leaves,
+    "it has 50,000,000 characters, and at most 4,194,304 can be recorded": lambda: "x" * 50_000_000,
 }
 KINDS = pytest.mark.parametrize("why", UNWRITABLE)
 
@@ -97,6 +129,14 @@ def test_an_output_that_cannot_be_written_costs_its_episodes(tmp_path, why):
     assert outcomes_of(tmp_path) == [("tool_error", f"the agent's output cannot be recorded: {why}")]
     assert {outcome for outcome, _ in outcomes_of(tmp_path, 0)} == {"ok"}
     assert done.episodes.keys() == {"tool_error", "ok"}
+
+
+def test_outputs_that_are_too_large_take_neither_time_nor_memory(tmp_path):
+    """Without the limit, 12 outputs of 50 MB take more than half a minute."""
+    started = time.monotonic()
+    asyncio.run(run_of(tmp_path, failing(lambda context: [["x" * 1_000] * 50_000])).run())
+    assert time.monotonic() - started < 20
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**20
 
 
 @pytest.mark.parametrize("text", ["[" * 300 + "]" * 300, "9" * 5000], ids=["deep", "digits"])
@@ -157,6 +197,45 @@ def test_an_output_that_changes_while_it_is_recorded_costs_its_episode(tmp_path)
     assert {outcome for outcome, _ in outcomes_of(tmp_path, 0)} == {"ok"}
 
 
+def raising(error):
+    raise error
+
+
+HOSTILE = {
+    "exits": (lambda context: Exits(), "SystemExit: 3"),
+    "interrupts": (lambda context: Interrupts(), "KeyboardInterrupt: "),
+    "raises": (lambda context: raising(Unspeakable()), "Unspeakable: an object of type Unspeakable, whose str()"),
+    "fails": (lambda context: raising(PolicyFailure(Exits())), "an object of type PolicyFailure, whose str() raised"),
+    "marks": (
+        lambda context: context.mark(threading.Lock()),
+        "the episode cannot be recorded: TypeError: cannot pickle",
+    ),
+}
+"""What an agent does, and a part of the reason why its episode has failed."""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_objects_that_raise_where_they_are_read_cost_their_episodes(tmp_path, kind):
+    fail, why = HOSTILE[kind]
+    done = asyncio.run(run_of(tmp_path, failing(fail)).run())
+    assert done.status == "completed"
+    assert all(why in reason for _, reason in outcomes_of(tmp_path)), outcomes_of(tmp_path)
+    assert {outcome for outcome, _ in outcomes_of(tmp_path, 0)} == {"ok"}
+
+
+def test_a_ctrl_c_while_an_output_is_read_is_not_taken_for_the_agents():
+    """Outside a run, whose own handler of SIGINT never raises, a KeyboardInterrupt may be the user's."""
+    with pytest.raises(KeyboardInterrupt):
+        files.to_json(Interrupts())
+
+
+@pytest.mark.parametrize("score", [Exits, Interrupts, lambda: EvalOutputItem.model_construct(id="0", score=Exits())])
+def test_a_score_that_raises_where_it_is_read_is_missing(score):
+    found = asyncio.run(score_item(SimpleNamespace(evaluate=lambda item: asyncio.sleep(0, score())), examples(1)[0]))
+    assert found.score is None
+    assert found.error is not None
+
+
 @KINDS
 def test_a_failure_of_the_policy_stays_one(tmp_path, why):
     """An output for the other evaluators that cannot be written must not turn a bad answer into a missing one."""
@@ -214,7 +293,8 @@ def test_a_reasoning_that_cannot_be_written_is_a_missing_score():
     for why, make in UNWRITABLE.items():
         found = asyncio.run(score({"because": make()}))
         assert found.score is None
-        assert found.error == "the evaluator's reasoning cannot be recorded: " + why.replace("201", "202")
+        why = why.replace("201", "202").replace("50,000,000", "50,000,014")
+        assert found.error == f"the evaluator's reasoning cannot be recorded: {why}"
     assert asyncio.run(score(SURROGATE)).score == 0.5
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,6 +72,10 @@ async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_m
         assert len(list(folder.glob("reinforge-*"))) == 1, "older weights are removed"
         command = processes[1].cmdline()
         assert command[command.index("--kv-cache-memory-bytes") + 1] == str(2048 * 2**20)
+        assert "--no-enable-chunked-prefill" in command, "a seeded prompt is never split on a CPU"
+        assert int(command[command.index("--max-num-batched-tokens") + 1]) >= int(
+            command[command.index("--max-model-len") + 1]
+        )
         assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
     finally:
         await adapter.cleanup()
@@ -80,9 +85,39 @@ async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_m
 
 async def test_a_server_that_cannot_start_is_an_error_with_its_log(python, tiny_model_dir):
     adapter = build_adapter(python, STANDIN_FAILS="ValueError: no such head size: 8")
-    with pytest.raises(BackendUnavailable, match=r"the vLLM server exited with code 1; .*\nValueError: no such head"):
+    with pytest.raises(
+        BackendUnavailable, match=r"the vLLM server exited with code 1; .*\nValueError: no such"
+    ) as told:
         await adapter.initialize(build_run_config(tiny_model_dir))
     assert adapter.engine is None
+    log = Path(re.search(r"its log \((.+?)\)", str(told.value))[1])
+    assert [path.name for path in log.parent.iterdir()] == ["server.log"], "it is kept, and the weights are not"
+    shutil.rmtree(log.parent)
+
+
+HEAD = "(EngineCore pid=7) ERROR 11-24 10:00:00 [core.py:1] "
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (
+            [
+                "INFO: started",
+                f"{HEAD}Traceback (most recent call last):",
+                f'{HEAD}  File "sampler.py", line 3',
+                f"{HEAD}RuntimeError: CPU Generator does not use offset",
+                f"{HEAD}The above exception was the cause of:",
+                "Traceback (most recent call last):",
+                "EngineDeadError: see the stack trace above",
+            ],
+            (True, slice(1, 4)),
+        ),
+        (["INFO: started", "", "Killed"], (False, slice(0, 3, 2))),
+    ],
+)
+def test_the_first_traceback_of_a_log_is_shown(log, shown):
+    assert vllm_process.read_traceback(line + "\n" for line in log) == (shown[0], log[shown[1]])
 
 
 @pytest.mark.slow
@@ -93,7 +128,7 @@ async def test_a_server_that_dies_takes_its_processes_along_and_is_an_error(pyth
         watcher, server, engine = find_processes(adapter)
         server.kill()
         assert not wait_until_gone([watcher, engine])
-        with pytest.raises(BackendUnavailable, match="the vLLM server exited with code 137; the end of its"):
+        with pytest.raises(BackendUnavailable, match="the vLLM server exited with code 137; the end of its log"):
             await sample_group(adapter.policy(), 1)
     finally:
         await adapter.cleanup()

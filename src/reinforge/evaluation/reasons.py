@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from reinforge.errors import show
 from reinforge.safe_text import to_one_line
 from reinforge.types.episode import EpisodeRecord
 
@@ -86,7 +87,7 @@ def find_unscored_reason(records: Sequence[EpisodeRecord], metric: str) -> str |
 
 def shorten_line(text: object, limit: int = MAX_REASON_CHARACTERS) -> str:
     """Returns a string in one line of at most `limit` characters, without control characters and secrets."""
-    line = to_one_line(str(text)[: 4 * limit])
+    line = to_one_line(show(text)[: 4 * limit])
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 

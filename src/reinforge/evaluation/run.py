@@ -12,8 +12,15 @@ from typing import Any
 
 from reinforge.config.blocks import OutcomesConfig
 from reinforge.crash import crash_point
-from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, describe_error
-from reinforge.evaluation.evaluators.base import describe_refusal, missing_score, score_item
+from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, show
+from reinforge.evaluation.answers import UnusableOutputError
+from reinforge.evaluation.evaluators.base import (
+    EvaluatorFailed,
+    call_contained,
+    describe_refusal,
+    missing_score,
+    score_item,
+)
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.opponents import BASELINE, BaseAnswers, Referee, SiblingGroups
 from reinforge.evaluation.reasons import ScoreFailures, find_missing_reason, find_unscored_reason
@@ -156,7 +163,7 @@ class DatasetEvaluation(EvaluationRunner):
     async def _score_fully(self, record: EpisodeRecord) -> None:
         for attempt in range(self.outcomes.retries + 1):
             await self._score_once(record)
-            if record.outcome is not Outcome.JUDGE_ERROR or attempt == self.outcomes.retries:
+            if not record.outcome.is_missing or attempt == self.outcomes.retries:
                 return
             record.outcome, record.reason = Outcome.OK, None
 
@@ -169,7 +176,9 @@ class DatasetEvaluation(EvaluationRunner):
         record.scores = {name: known[name] for name in evaluators}
         reward = record.scores[self.reward_metric]
         if reward.error is not None:
-            record.outcome, record.reason = Outcome.JUDGE_ERROR, reward.error
+            is_function = getattr(self._get_evaluators(record.key.example_id)[self.reward_metric], "is_function", False)
+            record.outcome = Outcome.REWARD_ERROR if is_function else Outcome.JUDGE_ERROR
+            record.reason = reward.error
         else:
             await self._set_reward(record, reward)
         crash_point("reward.after")
@@ -179,14 +188,19 @@ class DatasetEvaluation(EvaluationRunner):
         if self.compute_reward is None or record.key.phase != "collect":
             record.reward = score.as_reward()
             return
+        compute_reward, meta = self.compute_reward, {"epoch": record.key.epoch, "round": record.key.round}
+
+        async def compute() -> float | None:
+            reward = await compute_reward(score, meta)
+            return None if reward is None else float(reward)
+
         try:
-            reward = await self.compute_reward(score, {"epoch": record.key.epoch, "round": record.key.round})
-            record.reward = None if reward is None else float(reward)
+            record.reward = await call_contained(compute, None)
             if record.reward is not None and MAX_SCORE < abs(record.reward) < math.inf:
                 why = f"compute_reward returned {describe_refusal(record.reward)}"
-                record.outcome, record.reason, record.reward = Outcome.JUDGE_ERROR, why, None
-        except Exception as error:  # noqa: BLE001  a user's builder may raise anything; the score is then missing
-            record.outcome, record.reason = Outcome.JUDGE_ERROR, f"compute_reward: {describe_error(error)}"
+                record.outcome, record.reason, record.reward = Outcome.REWARD_ERROR, why, None
+        except (EvaluatorFailed, UnusableOutputError) as error:
+            record.outcome, record.reason = Outcome.REWARD_ERROR, f"compute_reward: {show(error)}"
 
     async def _score_with(
         self, name: str, evaluators: dict[str, Evaluator], record: EpisodeRecord, known: dict[str, EvalOutputItem]

@@ -16,7 +16,15 @@ import re
 import sys
 from collections.abc import Callable
 
-from reinforge.errors import BackendError, ContextOverflow, EngineError, MessagesRejected, describe_error
+from reinforge.errors import (
+    BackendError,
+    ContextOverflow,
+    EngineError,
+    MessagesRejected,
+    describe_error,
+    is_interrupt,
+    show,
+)
 from reinforge.files import find_unwritable
 from reinforge.limits import get_limits
 from reinforge.rollout.capture import Capture
@@ -28,6 +36,24 @@ from reinforge.types.workflow import BoundWorkflow
 
 
 def record_ending(
+    record: EpisodeRecord,
+    capture: Capture,
+    get_output: Callable[[], object],
+    workflow: BoundWorkflow,
+    timeout_s: float,
+) -> None:
+    """Records the output, or why there is none; an agent's output and its exceptions may themselves raise anything."""
+    try:
+        _record_ending(record, capture, get_output, workflow, timeout_s)
+    except BaseException as error:  # fails only this episode
+        if is_interrupt(error):
+            raise
+        record.outcome, cause = _find_cause(capture)
+        described = describe_error(error)
+        record.reason = described if cause is None else f"{cause}; the agent then failed: {described}"
+
+
+def _record_ending(
     record: EpisodeRecord,
     capture: Capture,
     get_output: Callable[[], object],
@@ -47,20 +73,16 @@ def record_ending(
         capture.match_output(failure.output)
         is_cut = bool(capture.calls) and capture.calls[-1].reply.finish_reason == "length"
         record.outcome = Outcome.OVERLONG if is_cut else Outcome.POLICY_ERROR
-        record.reason = str(failure)
+        record.reason = show(failure)
         record.item = item.copy_with_updates(output_obj=failure.output)
     except ContextOverflow as overflow:
-        record.outcome, record.reason = Outcome.CONTEXT_OVERFLOW, str(overflow)
+        record.outcome, record.reason = Outcome.CONTEXT_OVERFLOW, show(overflow)
     except (BackendError, EngineError, ConnectionError) as error:
         is_own = isinstance(error, MessagesRejected)  # the agent's doing
         record.outcome = Outcome.TOOL_ERROR if is_own else Outcome.BACKEND_ERROR
-        record.reason = f"{type(error).__name__}: {error}"
+        record.reason = f"{type(error).__name__}: {show(error)}"
     except asyncio.CancelledError:
         record.outcome, record.reason = Outcome.CANCELLED, "the agent raised CancelledError"
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a user's agent may raise anything; it fails only this episode
-        record.outcome, cause = _find_cause(capture)
-        described = describe_error(error)
-        record.reason = described if cause is None else f"{cause}; the agent then failed: {described}"
 
 
 def _classify_timeout(capture: Capture, limit_s: float) -> tuple[Outcome, str]:
@@ -137,7 +159,7 @@ def _find_problem(call: ModelCall, *, is_policy: bool) -> tuple[Outcome, str] | 
 
 
 def _drop_output(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tuple[Outcome, str] | None:
-    why = find_unwritable(record.item.output_obj)
+    why = find_unwritable(record.item.output_obj, max_chars=get_limits().output_chars)
     if why is None:
         return None
     record.item = record.item.copy_with_updates(output_obj=None)
@@ -156,7 +178,8 @@ def _holds_extreme_json(text: str) -> bool:
 def _drop_marks(record: EpisodeRecord) -> tuple[Outcome, str] | None:
     problem = None
     for mark in record.marks:
-        why = find_unwritable(mark.data) or find_unwritable(mark.step_reward) or find_unwritable(mark.call_id)
+        why = find_unwritable(mark.data, max_chars=get_limits().output_chars)
+        why = why or find_unwritable(mark.step_reward) or find_unwritable(mark.call_id)
         if why is not None:
             mark.data = mark.step_reward = mark.call_id = None
             problem = problem or (Outcome.TOOL_ERROR, f"a mark of the agent cannot be recorded: {why}")

@@ -20,7 +20,14 @@ from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.ending import drop_unrecordable, fail_unrecordable, record_ending
-from reinforge.rollout.isolation.containment import Abandoned, ContainedTask, Settled, SharedWorkerEnded, TimeLimit
+from reinforge.rollout.isolation.containment import (
+    SCOPE,
+    Abandoned,
+    ContainedTask,
+    Settled,
+    SharedWorkerEnded,
+    TimeLimit,
+)
 from reinforge.rollout.slots import EpisodeSlots
 from reinforge.rollout.workflow import call_agent, enter_agent
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -134,7 +141,7 @@ class EpisodeRunner:
         """Runs and scores episodes and returns them in the given order.
 
         Args:
-            score: Sets the record's scores and reward; may change the outcome to `judge_error`.
+            score: Sets the record's scores and reward; may change the outcome to `judge_error` or `reward_error`.
             done: Called once for each finished episode, in the order they finish.
             complete: Completes the scores of an episode, missing ones too, once it no longer counts as in flight: it
                 may wait for other episodes of this call.
@@ -371,9 +378,11 @@ class Attempt(ContainedTask[Any]):
                 runner.status.num_abandoned += 1
                 raise
 
+        within = SCOPE.set(self)  # an output that blocks where it is read can be interrupted as the agent can
         record_ending(record, capture, get_output, runner.workflow, runner.limits.episode_timeout_s)
         capture.closed = True
         record.calls, record.marks, record.overflow = capture.calls, capture.marks, capture.overflow
         record.wall_s = time.monotonic() - self.started_s
         drop_unrecordable(record, lambda name: runner.llms[name].is_policy)
+        SCOPE.reset(within)
         return record

@@ -247,7 +247,10 @@ def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry |
     except KeyboardInterrupt:
         loop, task = started.result(START_S)
         loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+        try:
+            thread.join()
+        except KeyboardInterrupt:  # a second one: the run stops without its caller
+            raise build_interruption(signal.SIGINT, options) from None
         if isinstance(ended.exception(), asyncio.CancelledError):
             raise build_interruption(signal.SIGINT, options) from None
     return ended.result()

@@ -78,7 +78,7 @@ class EpisodeTally:
                 self.failures.add(describe_failure(record))
             elif self._first is None:
                 self._first = record
-        if record.outcome in (Outcome.OK, Outcome.JUDGE_ERROR):
+        if record.outcome in (Outcome.OK, Outcome.JUDGE_ERROR, Outcome.REWARD_ERROR):
             self.num_finished += 1
             self.num_none += record.item.output_obj is None
 

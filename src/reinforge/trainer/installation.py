@@ -19,7 +19,7 @@ from reinforge.errors import ReinforgeError
 from reinforge.files import home
 from reinforge.registry import REGISTRY, Registry
 from reinforge.runs.removal import find_obstacle
-from reinforge.trainer.setup.check import free_disk_bytes
+from reinforge.trainer.setup.disk_space import free_disk_bytes
 from reinforge.version import __version__
 
 State = Literal["ok", "absent", "warning", "broken"]

@@ -19,6 +19,7 @@ class LiveRun:
 
     blocked_s: float = 120.0  # seconds for which an agent may block the event loop
     is_saving: bool = False
+    folder: Path | None = None  # of the run; None: no agent has been called yet
     record_end: Callable[[str], str] = lambda reason: reason
     """Records in the run folder that the process exits now, and returns the message for the user."""
 

@@ -236,6 +236,7 @@ class _Run:
         config, context, trainer = self.config, self.context, self.trainer
         self._record_settings()
         self.options.live.blocked_s = config.limits.episode_timeout_s
+        self.options.live.folder = context.folder
         self.options.live.record_end = self._record_forced_end
         context.journal.start_session()
         settings = [*effective_settings(self.parts), *list_reach(self.loaded).format_sent_variables()]
@@ -411,7 +412,9 @@ class _Run:
         """Records, from another thread, that the process exits now; returns the message for the user."""
         context, summary = self.context, self.summary
         if context.stage_name == END:  # cleaning up hangs: the files say how the run itself ended
-            return f"{why}; the run itself was over, and its files are in {context.folder}"
+            if summary.status == "completed":
+                return f"{why}; the run itself was over, and its files are in {context.folder}"
+            return f"{why}\n{describe_kept_work(context.folder, summary)}"
         epoch = "" if context.stage_epoch is None else f" of epoch {context.stage_epoch}"
         summary.status, summary.reason = "stopped", f"{why} in stage {context.stage_name}{epoch}"
         self._comparison.record_best_so_far()

@@ -4,6 +4,8 @@
     `STOP_S` later                the process exits, whatever an agent does; its last checkpoint is on disk already
     second signal                 the process exits at once
     an agent blocks the loop      it is interrupted after the time limit of an episode, which then has timed out
+    it ignores signals            the run's own handlers are put back within a tick
+    it holds Python's lock        `signal_observer.py`, a process of its own, kills the run in place of this thread
 
 A Python signal handler runs on the main thread, between two steps of the interpreter, so code that blocks there would
 delay it. This thread is told by `signal.set_wakeup_fd`.
@@ -18,6 +20,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Coroutine
@@ -26,6 +30,7 @@ from types import FrameType
 from typing import Any, Self, TypeVar
 
 from reinforge.errors import Interrupted, StorageError
+from reinforge.rollout.isolation import processes
 from reinforge.rollout.isolation.containment import SCOPE, BlockedTime, LoopBlocked, close_loop, create_loop, run_loop
 from reinforge.rollout.isolation.processes import kill_descendants
 from reinforge.runs.summary import RunSummary, describe_resume, load_summary
@@ -37,6 +42,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 INTERRUPT = getattr(signal, "SIGURG", None)
 """Sent to the main thread to interrupt an agent that blocks it; ignored by default, and rarely used."""
 
+OBSERVER = Path(processes.__file__).with_name("signal_observer.py")
 TICK_S = 0.25
 STOP_S = 7.0
 """Seconds that a run has to stop; with `RECORD_S` it stays below the 10 s that are promised."""
@@ -60,6 +66,7 @@ class ShutdownThread:
         self._beat_s = self._seen_beat_s = time.monotonic()
         self._num_silent_ticks = 0
         self._handlers: dict[int, Any] = {}
+        self._observer: subprocess.Popen[bytes] | None = None
         self._reader, self._writer = socket.socketpair()
         self._ended = threading.Event()
 
@@ -70,16 +77,25 @@ class ShutdownThread:
             end.setblocking(False)
         for number in SIGNALS:
             if number is signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                self._handlers[number] = signal.signal(number, self._handle)
+                self._handlers[number] = signal.getsignal(number)
         if INTERRUPT is not None:
-            self._handlers[INTERRUPT] = signal.signal(INTERRUPT, self._interrupt)
+            self._handlers[INTERRUPT] = signal.getsignal(INTERRUPT)
+        self._set_handlers()
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self.loop.call_soon(self._beat, context=contextvars.Context())
         threading.Thread(target=self._watch, name="reinforge-guard", daemon=True).start()
         return self
 
+    def _set_handlers(self) -> None:
+        """Also in place of those that an agent, or a library in it, has set since."""
+        for number in self._handlers:
+            signal.signal(number, self._interrupt if number == INTERRUPT else self._handle)
+
     def __exit__(self, *exc_info: Any) -> None:
         self._ended.set()
+        if self._observer is not None:
+            self._observer.kill()
+            self._observer.wait()
         if self._handlers:
             with contextlib.suppress(ValueError, OSError):  # an agent may have closed the descriptor of the earlier one
                 signal.set_wakeup_fd(self._wakeup)
@@ -108,6 +124,7 @@ class ShutdownThread:
 
     def _beat(self) -> None:
         self._beat_s = time.monotonic()
+        self._set_handlers()
         self.loop.call_later(TICK_S, self._beat)
 
     def _watch(self) -> None:
@@ -116,6 +133,26 @@ class ShutdownThread:
                 self._receive(number)
             self._check_loop()
             self._check_deadline()
+            if self._observer is None and self.live.folder is not None and os.name != "nt":
+                with contextlib.suppress(OSError):  # too many processes: this thread watches alone
+                    self._observer = self._start_observer(self.live.folder)
+
+    def _start_observer(self, folder: Path) -> subprocess.Popen[bytes]:
+        numbers = ",".join(str(int(number)) for number in self._handlers if number != INTERRUPT)
+        message = (
+            f"a signal did not stop the run within {STOP_S:g} s, since an agent or a library holds Python's "
+            f"interpreter lock, so the process was killed (`isolation: process` prevents that)\n"
+            f"resume with: {describe_resume(folder)}"
+        )
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", str(OBSERVER)),
+                *(str(processes.__file__), str(os.getpid()), numbers, str(STOP_S), message),
+            ],
+            stdin=self._reader.fileno(),
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def _read(self) -> bytes:
         """Returns the signals that have arrived, after a tick at the latest."""
@@ -156,16 +193,18 @@ class ShutdownThread:
         """Exits with the exit code of the first signal."""
         received = self.received or signal.SIGTERM
         told = [f"stopped by {received.name}; {why}, so the process exits"]
+        if self.live.folder is not None:
+            told.append(f"resume with: {describe_resume(self.live.folder)}")
 
         def record() -> None:
             with contextlib.suppress(Exception):  # such as a full disk: the process exits all the same
-                told[0] = self.live.record_end(told[0])
+                told[:] = [self.live.record_end(told[0])]
 
         recorder = threading.Thread(target=record, name="reinforge-last-words", daemon=True)
         recorder.start()
         recorder.join(RECORD_S)
         with contextlib.suppress(OSError):
-            os.write(2, f"\nerror: {told[0]}\n".encode(errors="backslashreplace"))
+            os.write(2, "\n".join(["", f"error: {told[0]}", *told[1:], ""]).encode(errors="backslashreplace"))
         kill_descendants()
         os._exit(128 + received)
 

@@ -34,6 +34,7 @@ class Outcome(StrEnum):
     POLICY_TIMEOUT = "policy_timeout"
     TOOL_ERROR = "tool_error"
     JUDGE_ERROR = "judge_error"
+    REWARD_ERROR = "reward_error"
     BACKEND_ERROR = "backend_error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
@@ -50,7 +51,14 @@ class Outcome(StrEnum):
 
 
 _MISSING = frozenset(
-    {Outcome.TOOL_ERROR, Outcome.JUDGE_ERROR, Outcome.BACKEND_ERROR, Outcome.TIMEOUT, Outcome.CANCELLED}
+    {
+        Outcome.TOOL_ERROR,
+        Outcome.JUDGE_ERROR,
+        Outcome.REWARD_ERROR,
+        Outcome.BACKEND_ERROR,
+        Outcome.TIMEOUT,
+        Outcome.CANCELLED,
+    }
 )
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import threading
 import traceback
 import types
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +57,13 @@ def test_a_limit_ends_in_a_summary_that_says_how_to_resume_from_python(run, tmp_
     assert resume in shown
     assert "reinforge finetune --resume" not in shown
     assert run(epochs=3, run_name=None, resume="last").status == "completed"
+
+
+def test_a_disk_that_is_too_small_is_found_before_the_run(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
+    with pytest.raises(ConfigError, match=r"has 0.0 GiB free, but the checkpoints need"):
+        run()
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_command_line_says_how_a_run_from_python_is_resumed(run, tmp_path):

@@ -187,10 +187,18 @@ if os.fork() == 0:  # a daemon: its parent ends, and it leads a session of its o
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     open("daemon", "w").write(str(os.getpid()))
     time.sleep(300)
-os.wait()
-while not os.path.exists("daemon") or not open("daemon").read():
+if os.fork() == 0:  # env -i setsid: without our environment, too
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    open("clean", "w").write(str(os.getpid()))
+    os.execve("/bin/sleep", ["sleep", "300"], {})
+os.wait(), os.wait()
+while not all(os.path.exists(name) and open(name).read() for name in ("daemon", "clean")):
     time.sleep(0.01)
-open("pids", "w").write(json.dumps([os.getpid(), same.pid, other.pid, int(open("daemon").read())]))
+daemons = [int(open(name).read()) for name in ("daemon", "clean")]
+open("pids", "w").write(json.dumps([os.getpid(), same.pid, other.pid, *daemons]))
 """
 
 
@@ -198,7 +206,7 @@ async def find_survivors(agent, folder, end, **options):
     """Returns the record, and which of program, child, child in another session and daemon still run."""
     (record,) = await agent(CHILDREN + end, **options)
     pids = json.loads((folder / "pids").read_text())
-    names = dict(zip(pids, ("program", "child", "session", "daemon"), strict=True))
+    names = dict(zip(pids, ("program", "child", "session", "daemon", "clean"), strict=True))
     running = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(running, timeout=2)  # a busy machine takes its time to take a killed process down
     alive = [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
@@ -224,21 +232,36 @@ async def test_nothing_that_a_program_started_outlives_its_episode(agent, tmp_pa
     assert record.wall_s < 60
 
 
-@pytest.mark.fault
-async def test_without_killing_the_group_its_processes_stay(agent, tmp_path, monkeypatch):
-    """Mutation check: only the program itself is ended, by its transport."""
-    monkeypatch.setattr(program, "kill_members", lambda group: None)
-    monkeypatch.setattr(program, "end_program", lambda pid, mark, *, runs: None)
-    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
-    assert survivors == ["child", "session", "daemon"]
+async def do_nothing(*arguments):
+    pass
 
 
 @pytest.mark.fault
-async def test_without_the_mark_a_daemon_stays(agent, tmp_path, monkeypatch):
+async def test_without_ending_the_supervisor_its_processes_stay(agent, tmp_path, monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(program, "kill_marked", lambda mark: None)
+    monkeypatch.setattr(program, "end_program", do_nothing)
     _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
-    assert survivors == ["daemon"]
+    assert survivors == ["program", "child", "session", "daemon", "clean"]
+
+
+@pytest.mark.fault
+async def test_without_adoption_a_process_with_a_clean_environment_stays(agent, tmp_path, monkeypatch):
+    """Mutation check."""
+    code = program.SUPERVISOR.read_text().replace("SET_CHILD_SUBREAPER, 1", "SET_CHILD_SUBREAPER, 0")
+    (tmp_path / "supervisor.py").write_text(code)
+    monkeypatch.setattr(program, "SUPERVISOR", tmp_path / "supervisor.py")
+    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
+    assert survivors == ["clean"]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "mutation"])
+async def test_a_program_that_kills_its_supervisor_leaves_what_has_no_mark(agent, tmp_path, monkeypatch, marked):
+    """The mutation: marked processes are not looked for."""
+    if not marked:
+        monkeypatch.setattr(program, "kill_marked", lambda mark: None)
+    _, survivors = await find_survivors(agent, tmp_path, "os.kill(os.getppid(), 9); time.sleep(300)")
+    assert survivors == (["clean"] if marked else ["program", "child", "session", "daemon", "clean"])
 
 
 async def test_one_process_that_takes_too_much_memory_fails(agent):

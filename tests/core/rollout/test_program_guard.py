@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from reinforge.rollout.workflows import program
+
 RUN = """
 import asyncio, json, os, sys
 from pathlib import Path
@@ -16,9 +18,10 @@ from reinforge.rollout.workflows import program
 from reinforge.rollout.workflows.program import ProgramLimits, ProgramWatch, run_program
 
 program.GUARD = {guard} or program.GUARD
+program.SUPERVISOR = Path({supervisor} or program.SUPERVISOR)
 AGENT = '''
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={{}})
 open("pids", "w").write(f"{{os.getpid()}} {{child.pid}}")
 os.rename("pids", "ready")
 child.wait()
@@ -43,22 +46,22 @@ asyncio.run(main())
 """
 
 
-def start(guard=None):
+def start(guard=None, supervisor=None):
     """Starts a run with one program and a child in a session of its own; returns the run and what it has started."""
-    code = RUN.format(guard=repr(guard))
+    code = RUN.format(guard=repr(guard), supervisor=repr(supervisor))
     run = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     guard_pid, folder, pids = json.loads(run.stdout.readline())
     run.stdout.close()
     return run, psutil.Process(guard_pid), Path(folder), [psutil.Process(pid) for pid in pids]
 
 
-def kill_run(guard=None):
+def kill_run(guard=None, supervisor=None):
     """Kills a run, waits for the end of its guard, and returns which of its programs still run, and its folder."""
-    run, guarding, folder, programs = start(guard)
+    run, guarding, folder, programs = start(guard, supervisor)
     run.kill()
     run.communicate()
     assert not psutil.wait_procs([guarding], timeout=30)[1]
-    return psutil.wait_procs(programs, timeout=0 if guard else 30)[1], folder
+    return psutil.wait_procs(programs, timeout=5 if supervisor else 30)[1], folder
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the environment of a process cannot be read here")
@@ -68,15 +71,22 @@ def test_nothing_outlives_a_run_that_is_killed():
     assert not folder.exists()
 
 
-def test_without_the_guard_programs_outlive_the_run():
+def test_without_the_guard_its_folder_outlives_the_run():
+    """Mutation check; the programs end with their supervisors."""
     left, folder = kill_run(guard="import sys; sys.stdin.buffer.read()")
-    try:
-        assert len(left) == 2
-        assert folder.exists()
-    finally:
-        for process in left:
-            process.kill()
-        shutil.rmtree(folder)
+    assert not left
+    assert folder.exists()
+    shutil.rmtree(folder)
+
+
+def test_without_the_supervisors_ear_a_process_with_a_clean_environment_outlives_the_run(tmp_path):
+    """Mutation check."""
+    code = program.SUPERVISOR.read_text().replace("SET_PARENT_DEATH_SIGNAL, signal.SIGTERM", "0, 0")
+    (tmp_path / "supervisor.py").write_text(code)
+    left, _ = kill_run(supervisor=str(tmp_path / "supervisor.py"))
+    for process in left:
+        process.kill()
+    assert len(left) == 1
 
 
 def test_the_guard_ends_with_its_run():

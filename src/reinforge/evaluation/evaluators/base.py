@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from reinforge.errors import EvaluationError, describe_error
+from reinforge.errors import EvaluationError, describe_error, show
 from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.files import find_unwritable
 from reinforge.interfaces import Evaluator, GroupEvaluator
+from reinforge.limits import get_limits
 from reinforge.rollout.isolation.containment import TimedOut, run_contained
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.evaluation import MAX_SCORE, EvalInput, EvalInputItem, EvalOutput, EvalOutputItem
@@ -33,13 +34,16 @@ async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float
     not a number, the score is missing: `score=None` with the reason in `error`. It is never 0.0, since no evaluator
     gave that score. An `UnusableOutputError` is the answer's failure and scores 0.0.
     """
+
+    async def score() -> EvalOutputItem:  # a result may raise where it is read, as the evaluator may
+        return _check_result(item, await evaluator.evaluate(item))
+
     try:
-        result = await _call(lambda: evaluator.evaluate(item), timeout_s)
+        return await call_contained(score, timeout_s)
     except UnusableOutputError as error:
-        return EvalOutputItem(id=item.id, score=0.0, reasoning=str(error))
+        return EvalOutputItem(id=item.id, score=0.0, reasoning=show(error))
     except EvaluatorFailed as error:
         return missing_score(item, str(error))
-    return _check_result(item, result)
 
 
 async def score_group(
@@ -50,21 +54,26 @@ async def score_group(
     If the evaluator raises, exceeds `timeout_s` per answer, or does not return one score for each, all are missing.
     """
     limit_s = None if timeout_s is None else timeout_s * len(items)
+
+    async def score() -> list[EvalOutputItem]:
+        results: Any = await evaluator.evaluate_group(items)
+        if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(items):
+            count = f"{len(results)} scores" if isinstance(results, list | tuple) else type(results).__name__
+            return [missing_score(item, f"the evaluator returned {count} for {len(items)} answers") for item in items]
+        return [_check_result(item, result) for item, result in zip(items, results, strict=True)]
+
     try:
-        results = await _call(lambda: evaluator.evaluate_group(items), limit_s)
+        return await call_contained(score, limit_s)
     except (EvaluatorFailed, UnusableOutputError) as error:
-        return [missing_score(item, str(error)) for item in items]
-    if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != len(items):
-        count = f"{len(results)} scores" if isinstance(results, list | tuple) else type(results).__name__
-        return [missing_score(item, f"the evaluator returned {count} for {len(items)} answers") for item in items]
-    return [_check_result(item, result) for item, result in zip(items, results, strict=True)]
+        return [missing_score(item, show(error)) for item in items]
 
 
 class EvaluatorFailed(Exception):
     """An evaluator gave no result; the message says why."""
 
 
-async def _call(evaluate: Callable[[], Awaitable[Any]], timeout_s: float | None) -> Any:
+async def call_contained(evaluate: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
+    """Returns what an evaluator or a reward of the user returns; raises an `EvaluatorFailed` whatever it raises."""
     try:
         return await run_contained(evaluate, timeout_s)
     except asyncio.CancelledError:
@@ -83,7 +92,7 @@ async def _call(evaluate: Callable[[], Awaitable[Any]], timeout_s: float | None)
 def _check_result(item: EvalInputItem, result: Any) -> EvalOutputItem:
     if not isinstance(result, EvalOutputItem):
         result = EvalOutputItem(id=item.id, score=result, reasoning=None)
-    if (why := find_unwritable(result.reasoning)) is not None:
+    if (why := find_unwritable(result.reasoning, max_chars=get_limits().output_chars)) is not None:
         return missing_score(item, f"the evaluator's reasoning cannot be recorded: {why}")
     if result.error is not None:
         return missing_score(item, result.error, result.reasoning)

@@ -59,6 +59,8 @@ class PythonEvaluator(Evaluator):
     a daemon thread, so that one that hangs does not block the run.
     """
 
+    is_function = True
+
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.takes_item = self.reads_steps = _count_parameters(function) == 1
@@ -76,7 +78,7 @@ class PythonEvaluator(Evaluator):
 class IsolatedEvaluator(Evaluator):
     """Calls the user's function in worker processes, which get no steps."""
 
-    reads_steps = False
+    reads_steps, is_function = False, True
 
     def __init__(self, pool: WorkerPool):
         self.pool = pool

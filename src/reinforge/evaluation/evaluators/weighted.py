@@ -41,6 +41,7 @@ class Weighted(Evaluator):
 
     def __init__(self, parts: Mapping[str, Evaluator], weights: Mapping[str, float]):
         self.parts, self.weights = dict(parts), dict(weights)
+        self.is_function = all(getattr(part, "is_function", False) for part in self.parts.values())
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         """Scores every part and returns the weighted sum; a run scores each part once itself and calls `combine`."""

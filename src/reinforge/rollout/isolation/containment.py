@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from itertools import takewhile
 from typing import Any, Generic, Literal, TypeVar
 
-from reinforge.errors import StorageError
+from reinforge.errors import StorageError, show
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Settled(Generic[T]):
         if isinstance(error, LoopBlocked):
             raise Blocked(str(error))
         if not isinstance(error, Exception | asyncio.CancelledError | SystemExit):
-            raise RuntimeError(repr(error)).with_traceback(error.__traceback__)
+            raise RuntimeError(show(error, repr)).with_traceback(error.__traceback__)
         raise error
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from reinforge.errors import show
 from reinforge.rollout.isolation.containment import create_loop
 
 T = TypeVar("T")
@@ -36,9 +37,9 @@ async def run_in_daemon_thread(work: Callable[[], T], name: str) -> T:
         try:
             result = work()
         except StopIteration as stop:  # asyncio futures do not accept it
-            error = RuntimeError(f"StopIteration: {stop}")
+            error = RuntimeError(f"StopIteration: {show(stop)}")
         except BaseException as raised:  # noqa: BLE001  re-raised in the caller
-            error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
+            error = raised if isinstance(raised, Exception) else RuntimeError(show(raised, repr))
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 

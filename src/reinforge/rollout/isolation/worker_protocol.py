@@ -32,6 +32,7 @@ from reinforge.errors import (
     Problem,
     ReinforgeError,
     describe_error,
+    show,
 )
 from reinforge.limits import get_limits
 from reinforge.rollout.isolation.containment import Abandoned, TimedOut
@@ -148,7 +149,7 @@ def dump_error(error: BaseException, *, is_final: bool = False) -> Message:
     Args:
         is_final: True where it ended the job, so that the line of the user's code is added as `describe_error` does.
     """
-    name, text = type(error).__name__, str(error)
+    name, text = type(error).__name__, show(error)
     unplaced = (ReinforgeError, ContextOverflow, PolicyFailure, ConnectionError, TimeoutError)
     if is_final and not isinstance(error, unplaced):
         text = describe_error(error).removeprefix(f"{name}: ")

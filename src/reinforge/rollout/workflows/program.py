@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,6 @@ from reinforge.rollout.isolation.processes import (
     RunningProcess,
     kill_group,
     kill_marked,
-    kill_members,
     list_processes,
 )
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
@@ -32,13 +33,9 @@ WATCH_S = 0.25
 """Seconds between two looks at the memory and the processes of every program."""
 MARK = "REINFORGE_PROCESS_ID"
 """The variable by which a program's processes are recognized, also those that leave its group."""
-
-LIMITED_MEMORY = (
-    "import os, resource, sys; limit = int(sys.argv[1]); "
-    "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)); os.execv(sys.argv[2], sys.argv[2:])"
-)
-"""Limits its own memory and becomes the program. `RLIMIT_DATA` counts what can be written to, so that it fits Node and
-Go, which reserve far more addresses than they use."""
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+END_S = 3.0
+"""Seconds that a supervisor gets to kill what its program has started, before its group is killed."""
 
 
 class ProgramError(Exception):
@@ -102,9 +99,11 @@ class ProgramOutput(asyncio.SubprocessProtocol):
             self.kill(f"it wrote more than {most >> 20} MiB to its standard output")
 
     def kill(self, excess: str) -> None:
-        """Kills the program's group because of a limit."""
-        self.excess = self.excess or excess
-        kill_members(self.pid)
+        """Ends the program because of a limit, with all that it has started."""
+        if self.excess is None and not self.exited.is_set():
+            self.excess = excess
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def process_exited(self) -> None:
         self.exited.set()
@@ -154,13 +153,15 @@ class ProgramWatch:
 def find_processes_of(
     leaders: Collection[int], processes: Mapping[int, RunningProcess] | None = None
 ) -> dict[int, list[RunningProcess]]:
-    """Returns the processes of each program: those of its group, and their descendants.
+    """Returns the processes of each program: those of its supervisor's group, without it, and their descendants.
 
     Example: leaders {5}, processes 5 (group 5), 6 (parent 5, group 6), 7 (parent 1, group 5), 8 (parent 1, group 8)
-        -> {5: [5, 6, 7]}
+        -> {5: [6, 7]}
     """
     processes, found = list_processes() if processes is None else processes, defaultdict(list)
     for pid, process in processes.items():
+        if pid in leaders:
+            continue
         above, seen = pid, set[int]()
         while above in processes and above not in seen:
             seen.add(above)
@@ -186,9 +187,8 @@ async def run_program(
         ProgramError: It cannot be started, or exceeded a limit.
     """
     mark = uuid.uuid4().hex
-    if limits.max_memory_mb is not None:
-        memory = str(limits.max_memory_mb << 20)
-        command = [sys.executable, "-I", "-S", "-c", LIMITED_MEMORY, memory, *command]
+    memory = (limits.max_memory_mb or 0) << 20
+    command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(memory), *command]
     loop = asyncio.get_running_loop()
     try:
         transport, output = await loop.subprocess_exec(
@@ -200,13 +200,11 @@ async def run_program(
         with watch.watching(output, limits):
             _write(transport, stdin)
             await output.exited.wait()
-            kill_members(output.pid)  # what it left behind may hold its pipes open
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(output.closed.wait(), CLOSE_S)
     finally:
-        runs = not output.exited.is_set()
         try:
-            await asyncio.shield(run_in_daemon_thread(lambda: end_program(output.pid, mark, runs=runs), "program-end"))
+            await asyncio.shield(end_program(transport, output, mark))
         finally:
             transport.close()
     if output.excess is not None:
@@ -224,10 +222,20 @@ def _write(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
         pipe.write_eof()
 
 
-def end_program(pid: int, mark: str, *, runs: bool) -> None:
-    if runs:
-        kill_group(pid)
-    kill_marked(f"{MARK}={mark}")
+async def end_program(transport: asyncio.SubprocessTransport, output: ProgramOutput, mark: str) -> None:
+    """Ends a program that still runs, and what its supervisor has not found or could not kill."""
+    with contextlib.suppress(TimeoutError, ProcessLookupError):
+        if not output.exited.is_set():
+            transport.terminate()
+            await asyncio.wait_for(output.exited.wait(), END_S)
+    runs = not output.exited.is_set()
+
+    def kill() -> None:
+        if runs:
+            kill_group(output.pid)
+        kill_marked(f"{MARK}={mark}")
+
+    await run_in_daemon_thread(kill, "program-end")
 
 
 RUN_MARK = "REINFORGE_RUN_PROCESS_ID"

@@ -25,7 +25,15 @@ from pydantic import BaseModel
 
 from reinforge.crash import crash_point
 from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
-from reinforge.files import PRIVATE_FILE, make_private_folder, read_json_file, remove_leftovers, replace_file, to_json
+from reinforge.files import (
+    PRIVATE_FILE,
+    make_private_folder,
+    read_json_file,
+    refuse_unwritable,
+    remove_leftovers,
+    replace_file,
+    to_json,
+)
 from reinforge.limits import get_limits
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
@@ -87,7 +95,8 @@ class RunJournal(JournalReader):
 
     def record_episode(self, record: EpisodeRecord) -> None:
         """Records one finished episode, missing ones too; after a `RecordError` nothing was recorded."""
-        key, data = record.key, to_json(dump_episode(record))  # here, not in the writer, which an error would end
+        with refuse_unwritable():  # here, not in the writer, which an error would end
+            key, data = record.key, to_json(dump_episode(record))
         if len(data) > (most := get_limits().episode_chars):
             raise RecordError(f"it has {len(data):,} characters, and at most {most:,} can be recorded")
         crash_point("rollout.before_journal")

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,6 +43,8 @@ SWITCHES = {
     "HF_HUB_OFFLINE": "1",
 }
 """What the server needs besides its arguments: the paths by which weights are sent, and nothing from a hub."""
+MIN_BATCHED_TOKENS = 2048
+"""Tokens of one step of a server on a CPU; a prompt that is not split has to fit into one."""
 POLL_S = 0.1
 SHOWN_LINES = 30
 
@@ -58,7 +61,7 @@ class ServedModelSettings:
     lora_rank: int | None = None  # largest rank of an adapter; None: all weights are trained
     num_adapters: int = 1
     kv_cache_bytes: int | None = None
-    """Memory for keys and values; None: vLLM's own choice, which on a CPU is nearly all there is."""
+    """Memory for keys and values on a CPU; None: a GPU, and vLLM's own choice."""
 
 
 def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -> list[str]:
@@ -88,7 +91,12 @@ def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -
             "max_loras": model.num_adapters,
         }
     if model.kv_cache_bytes is not None:
-        settings["kv_cache_memory_bytes"] = model.kv_cache_bytes
+        settings |= {
+            "kv_cache_memory_bytes": model.kv_cache_bytes,
+            # a CPU's random generator cannot skip the parts of a seeded request's prompt that sample nothing
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, model.max_model_len, model.max_num_seqs),
+        }
     command: list[str] = []
     for name, value in {**settings, **further}.items():
         option = name.replace("_", "-")
@@ -166,24 +174,53 @@ class VLLMProcess:
             await asyncio.sleep(POLL_S)
 
     def find_end(self) -> str | None:
-        """Returns how the server has exited, with the end of its log; None: it runs."""
+        """Returns how the server has exited, with what its log says; None: it runs."""
         assert self._process is not None
         code = self._process.poll()
         return None if code is None else f"{describe_exit(code)}{self._describe_log()}"
 
     def _describe_log(self) -> str:
+        """Returns the first traceback of the log, which names the cause of the later ones, or else its end."""
         try:
-            text = (self.folder / LOG).read_bytes()[-get_limits().error_bytes :].decode("utf-8", "replace")
+            with open(self.folder / LOG, encoding="utf-8", errors="replace") as file:
+                found, lines = read_traceback(file)
         except OSError:
             return ""
-        lines = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
-        return "; the end of its log:\n" + "\n".join(lines) if lines else ""
+        where = f"{'the first error in' if found else 'the end of'} its log ({self.folder / LOG})"
+        return f"; {where}:\n" + "\n".join(lines) if lines else ""
 
     async def close(self) -> None:
+        """Ends the server and removes its folder; the log of a server that has died is kept."""
+        has_died = self._process is not None and self._process.poll() is not None
         if self._process is not None:
             process, self._process = self._process, None
             await run_in_daemon_thread(process.communicate, "vllm-close")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not has_died:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOG:
+                path.unlink(missing_ok=True)
+
+
+def read_traceback(lines: Iterable[str]) -> tuple[bool, list[str]]:
+    """Returns True and the end of the first traceback of a log; without one, False and the end of the log.
+
+    Each line of vLLM's tracebacks begins as their first does: `(EngineCore pid=7) ERROR 11-24 10:00:00 [core.py:1] `.
+    """
+    shown = deque[str](maxlen=SHOWN_LINES)
+    indent: int | None = None
+    for line in lines:
+        if indent is None and (start := line.find("Traceback (most recent call last)")) >= 0:
+            indent = start
+            shown.clear()
+        elif indent is not None and line[indent : indent + 1].strip():
+            return True, [*shown, line[: get_limits().error_bytes].rstrip()]
+        if line.strip():
+            shown.append(line[: get_limits().error_bytes].rstrip())
+    return indent is not None, list(shown)
 
 
 def find_python(python: Path, project_root: Path) -> Path:

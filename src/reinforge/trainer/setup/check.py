@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,9 +9,6 @@ from typing import Any
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.policy import PolicyConfig
-from reinforge.engine.learning_rate import count_parameters
-from reinforge.engine.model.source import find_weights
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.files import replace_file
@@ -23,17 +19,17 @@ from reinforge.trainer.guards import find_warnings
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.setup.compatibility import find_compared_parts
 from reinforge.trainer.setup.components import Attempts, ComponentBuilder
+from reinforge.trainer.setup.disk_space import (
+    OUTPUT_DIR,
+    DiskSpace,
+    find_disk_problems,
+    free_disk_bytes,
+    measure_disk,
+)
 from reinforge.trainer.setup.effective_settings import effective_settings
 from reinforge.trainer.setup.prepare import build_parts, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
-CHECKPOINTS_KEPT = 3
-"""A run keeps the base, the best and the newest checkpoint."""
-
-BYTES_PER_WEIGHT = 4
-"""Of a model that was loaded from a GGUF file: quantized weights become float32."""
-
-OUTPUT_DIR = "finetuning.output_dir"
 DRY = "-dry"
 """Suffix of a folder that holds only a resolved configuration."""
 
@@ -44,15 +40,6 @@ class RewardSample:
     evaluator: str
     on_expected: float | str  # score of the dataset's expected answer; a text with the reason if it is missing
     on_empty: float | str
-
-
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
-    """Disk space for the run folder, in bytes."""
-
-    folder: str  # the nearest folder that exists
-    free: int
-    needed: int | None  # bytes of the checkpoints; None if the model's size is not known yet
 
 
 @dataclass
@@ -70,10 +57,6 @@ class CheckReport:
 
     def as_dict(self) -> dict[str, Any]:
         return {"ok": self.ok, **asdict(self)}
-
-
-def free_disk_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
 
 
 async def check_config(
@@ -119,12 +102,8 @@ async def check_config(
         message = f"cannot make a run folder in {loaded.config.finetuning.output_dir}: {obstacle}"
         fix = "choose a folder that you can write to: -o finetuning.output_dir FOLDER"
         report.problems.append(Problem(OUTPUT_DIR, message, fix, loaded.locate(OUTPUT_DIR)))
-    report.disk = disk = _measure_disk(loaded, free_bytes)
-    if disk.needed is not None and disk.free < disk.needed:
-        needed = f"the checkpoints need {disk.needed / 2**30:.1f} GiB"
-        message = f"{disk.folder} has {disk.free / 2**30:.1f} GiB free, but {needed}"
-        fix = "free some space, or choose a folder on another disk"
-        report.problems.append(Problem(OUTPUT_DIR, message, fix, loaded.locate(OUTPUT_DIR)))
+    report.disk = measure_disk(loaded, free_bytes)
+    report.problems += find_disk_problems(loaded, report.disk)
     if report.ok:
         report.settings = effective_settings(parts)
     return report
@@ -176,32 +155,3 @@ def _find_reward_notes(tried: list[RewardSample], reward: str) -> list[str]:
             f'the reward "{reward}" gives expected and empty answers the same score, so it cannot tell right from wrong'
         ]
     return []
-
-
-def _measure_disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int]) -> DiskSpace:
-    folder = Path(loaded.config.finetuning.output_dir).expanduser().absolute()
-    while not folder.exists():
-        folder = folder.parent
-    policy = loaded.config.finetuning.policy
-    size = _measure_model(policy.model)
-    needed = size * (CHECKPOINTS_KEPT * _count_copies(policy) + 1) if size else None
-    return DiskSpace(str(folder), free_bytes(folder), needed)
-
-
-def _measure_model(model: str | None) -> int:
-    """Returns the bytes of a model's weights; 0: they are not on this machine, or no folder and no GGUF file."""
-    folder = Path(model or "")
-    if model is not None and not folder.is_dir() and (source := find_weights(model)) is not None:
-        if source.is_gguf:
-            return BYTES_PER_WEIGHT * (count_parameters(model) or 0)
-        folder = Path(source.location)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
-
-
-def _count_copies(policy: PolicyConfig) -> int:
-    """Returns a checkpoint's size in models: the weights, the moments, and float32 copies of weights with fewer bits.
-
-    Example: adamw -> 3; adamw in bfloat16 -> 1 + 2 (1 + 2) = 7.
-    """
-    moments = policy.optimizer.num_moments
-    return 1 + moments if policy.dtype != "bfloat16" else 1 + 2 * (1 + moments)

@@ -27,6 +27,7 @@ from reinforge.trainer.setup.compatibility import (
     require_policy_llm,
 )
 from reinforge.trainer.setup.components import BUNDLED, Attempts, ComponentBuilder
+from reinforge.trainer.setup.disk_space import find_disk_problems, measure_disk
 from reinforge.trainer.setup.parts import Parts
 from reinforge.trainer.setup.run_settings import validate_run_settings
 from reinforge.types.evaluation import EvalInputItem
@@ -50,6 +51,8 @@ def require_enabled(loaded: LoadedConfig) -> None:
 async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
     attempt = Attempts(builder.locate)
     parts = await try_build_parts(builder, folder, attempt)
+    if folder is not None:
+        attempt.add(find_disk_problems(builder.loaded, measure_disk(builder.loaded)))
     attempt.raise_if_any()
     return parts
 
