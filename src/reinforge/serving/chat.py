@@ -29,9 +29,18 @@ from reinforge.rollout.http.exchange import (
     build_error_body,
     describe_failure,
     find_dialect,
+    read_beside,
 )
 from reinforge.serving.models import ServedModel, ServedModels
-from reinforge.serving.routes import ApiError, Feature, ServerLimits, abortable, read_json, write_json
+from reinforge.serving.routes import (
+    ApiError,
+    Feature,
+    ServerLimits,
+    abortable,
+    decode_object,
+    read_bytes,
+    write_json,
+)
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
 
@@ -232,13 +241,13 @@ class ChatApi(Feature):
         """Answers one call; sampling stops if the client disconnects."""
         dialect = find_dialect(request.path)
         assert dialect is not None  # the routes are those of the dialects
-        body = await read_json(request)
+        body = await read_bytes(request)
         with self._admit():
-            call = dialect.read_request(body)
+            call = await read_beside(lambda text: dialect.read_request(decode_object(text)), body)
             model = self._models.find(call.model)
             caller = ModelCaller(self._models, model, self._limits, _PREFIXES.get(request.path, ""))
             messages, others = call.arguments.get("messages"), {**call.arguments, "messages": None}
-            prepared = caller.prepare(messages, read_arguments(others))
+            prepared = await read_beside(lambda _: caller.prepare(messages, read_arguments(others)), body)
             if call.stream:
                 return await ReplyStream(request, dialect, call, self._limits).send(caller, prepared, model)
             return write_json(dialect.write_answer(await caller.complete(prepared), call))
