@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from reinforge.protocols.openai.graders import python_grader
 from reinforge.protocols.openai.graders.python_grader import PythonFailed, find_landlock, open_python_graders
 from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.rollout.isolation.processes import list_processes
@@ -95,6 +96,16 @@ async def test_no_program_can_be_run_even_around_the_hook():
         "    return 0 if os.path.exists('file') else 1\n"
     )
     assert await run(source) == 1.0
+
+
+async def test_without_landlock_the_server_says_so_and_files_are_open(monkeypatch, tmp_path, caplog):
+    """Mutation check: the hook alone keeps a grader from no file."""
+    monkeypatch.setattr(python_grader, "find_landlock", lambda: 0)
+    file = tmp_path / "file"
+    source = "def grade(sample, item):\n    return open(item['file'], 'w').write('x')"
+    assert await run(source, item={"file": str(file)}) == 1.0
+    assert file.read_text() == "x"
+    assert "this system has no Landlock" in caplog.text
 
 
 async def test_a_grader_uses_its_folder_and_the_standard_library():

@@ -78,7 +78,7 @@ if abi:
     restrict()
 import _posixsubprocess
 _posixsubprocess.fork_exec = lambda *_: refuse("os.fork", ())  # has no event of its own
-sys.modules.pop("ctypes", None)  # importing it anew is refused
+sys.modules.pop("ctypes", None)  # importing it again is refused
 sys.addaudithook(refuse)
 exec(compile(given["source"], "grader.py", "exec"), namespace)
 if not callable(namespace.get("grade")):
