@@ -32,7 +32,7 @@ import psutil
 from benchmarks.serve import READY_S, ask, build_body
 
 CLIENTS, HOSTILE, SENDERS, TOKENS = 64, 1000, 8, 20
-WARM_UP_S, SETTLE_S = 3.0, 5.0
+WARM_UP_S, SETTLE_S = 3.0, 10.0
 FEATURES = ("--fine_tuning", "--sessions")
 CHAT, SESSIONS = "/v1/chat/completions", "/reinforge/v1/sessions"
 GRADE, TRAIN = "/v1/fine_tuning/alpha/graders/run", "/v1/fine_tuning/jobs"

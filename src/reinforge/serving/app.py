@@ -8,10 +8,12 @@ async with ServeApp(models, [FineTuningApi(...)], port=8000) as app:
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -41,6 +43,8 @@ SHUTDOWN_S = 3.0
 """Seconds that requests in flight have to end when the server stops; then streams and sampling are cut off."""
 ABORTED_S = 1.0
 """Seconds that requests which were cut off have to clean up."""
+LARGE_BODY, FREE_S = 1 << 20, 5.0
+"""Bytes of a body, and seconds after it in which memory is given back to the system: the C library keeps it."""
 REQUEST_ID = "x-request-id"
 CLIENT_CLOSED = 499
 """Counted for requests whose client disconnected before the response."""
@@ -105,6 +109,7 @@ class ServeApp:
         self._listener: socket.socket | None = None
         self._started: list[Feature] = []
         self._running: set[asyncio.Task[web.StreamResponse]] = set()
+        self._freeing: asyncio.TimerHandle | None = None
         self._abortable: dict[asyncio.Future[None], asyncio.Task[Any]] = {}
 
     @property
@@ -161,6 +166,8 @@ class ServeApp:
         self.port = self._listener.getsockname()[1]
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._freeing is not None:
+            self._freeing.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._listener is not None:
@@ -191,6 +198,13 @@ class ServeApp:
             return response
         finally:
             self._metrics.count(request, status, started_s)
+            if (request.content_length or 0) > LARGE_BODY and self._freeing is None:
+                self._freeing = asyncio.get_running_loop().call_later(FREE_S, self._free_memory)
+
+    def _free_memory(self) -> None:
+        self._freeing = None
+        if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
