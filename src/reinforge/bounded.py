@@ -24,9 +24,15 @@ _FAST_DEPTH = 200  # of the deepest JSON that `from_json` reads
 _NEXT_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.?)*+(?:"|\Z))*+[\[\]{}]', re.DOTALL)
 """Everything up to a bracket, with whole strings, or one that the end of the text cuts off."""
 
+_NO_MARKS = bytes({*range(256)} - {*b'",[{'})
+
 
 class TooDeepError(ValueError):
     """JSON or a value with more levels than the limit."""
+
+
+class TooManyError(ValueError):
+    """JSON with more values than the limit."""
 
 
 def load_json(data: str | bytes) -> Any:
@@ -87,6 +93,18 @@ def check_depth(text: str, start: int, most: int) -> None:
         if depth <= 0:
             return
         found = _NEXT_BRACKET.match(text, end)
+
+
+def check_values(data: bytes, most: int) -> None:
+    """Refuses JSON that has more than `most` values, before any of them is built."""
+    marks = data.translate(None, _NO_MARKS)
+    if len(marks) < most:  # nearly always: no more than these, wherever they are
+        return
+    if b"\\" in data:
+        marks = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARKS)
+    is_wide = b"\0" in data  # UTF-16, in which bytes of other characters look like quotes
+    if is_wide or marks.count(b'"') > 4 * most or sum(map(len, marks.split(b'"')[::2])) >= most:
+        raise TooManyError(f"more than {most:,} values")
 
 
 def dump_json(value: Any, **options: Any) -> str:

@@ -203,5 +203,5 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
     Example: `did_you_mean("epcohs", ["epochs", "seed"])` -> `', did you mean "epochs"?'`.
     """
-    nearest = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(word[:100], list(allowed), n=1, cutoff=0.6)
     return f', did you mean "{nearest[0]}"?' if nearest else ""

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from reinforge import bounded
-from reinforge.bounded import TooDeepError, decode_json, decode_json_prefix, load_json
+from reinforge.bounded import TooDeepError, TooManyError, check_values, decode_json, decode_json_prefix, load_json
 from reinforge.limits import Limits
 
 CHARS, DEPTH, DIGITS = Limits().reply_chars, Limits().reply_depth, Limits().reply_digits
@@ -55,6 +55,30 @@ def test_the_limits_themselves_are_allowed():
     assert json.dumps(decode_json(deepest)) == deepest
     assert decode_json("1" * DIGITS) == int("1" * DIGITS)
     assert decode_json(repr(sys.float_info.max)) == sys.float_info.max
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ([1] * 9, 10),
+        ({str(key): [] for key in range(9)}, 19),
+        (["[1, 2, {,"] * 9, 10),
+        (['\\"[,' * 50] * 2, 3),
+        ({"a": '"', "b": ["\\", {}, ",,,,,,,"]}, 7),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_values_are_counted_outside_of_strings(value, count, encoding):
+    data = json.dumps(value).encode(encoding)
+    with pytest.raises(TooManyError, match=f"more than {count - 1} values"):
+        check_values(data, count - 1)
+    if encoding == "utf-8":
+        check_values(data, count)
+
+
+def test_many_empty_strings_are_counted_without_reading_them_all():
+    with pytest.raises(TooManyError):
+        check_values(b'""' * 1000, 100)
 
 
 def test_brackets_in_strings_do_not_count_as_nesting():

@@ -13,7 +13,7 @@ from reinforge.protocols.openai.graders.formula import Formula, FormulaError
 from reinforge.protocols.openai.graders.grading import Grading
 from reinforge.protocols.openai.graders.schema import METRICS, parse_grader
 from reinforge.protocols.openai.graders.similarity import compute_similarity
-from reinforge.protocols.openai.graders.templates import GradedSample, TemplateError, check_template, fill_template
+from reinforge.protocols.openai.graders.templates import GradedSample, TemplateError, check_template, fill_templates
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
@@ -58,7 +58,7 @@ async def grade(grader, text, item=None, **arguments):
 def test_references_are_filled_from_row_and_answer(template, filled):
     item = {"answer": "Rome", "tags": ["x", "y"], "nested": {"deep": {"k": True}}, "nothing": None}
     item["braces"] = "{{item.answer}}"
-    assert fill_template(template, item, GradedSample('{"city": "Oslo", "n": [1]}')) == filled
+    assert fill_templates([template], item, GradedSample('{"city": "Oslo", "n": [1]}')) == [filled]
 
 
 @pytest.mark.parametrize(
@@ -85,23 +85,39 @@ def test_open_braces_take_no_longer_than_other_text():
     check_template("{" * 1_000_000)
     check_template("{{a" * 300_000)
     assert time.monotonic() - began < 10, "seconds, not the hours of a search that begins anew at each brace"
-    assert fill_template("{{item.a}}{{item.a}}", {"a": "x"}, GradedSample("")) == "xx"
+    assert fill_templates(["{{item.a}}{{item.a}}"], {"a": "x"}, GradedSample("")) == ["xx"]
+
+
+@pytest.mark.parametrize("template", ["{{sample.output_text}}" * 3, "{{item.a}}" * 3, "{{item.b}}" * 3])
+async def test_templates_are_filled_up_to_a_limit(template):
+    text = "x" * 1_000_000
+    found = await grade(string_check(input=template), text, {"a": text, "b": [text]})
+    assert (found.reward, found.is_too_long) == (None, True)
+    assert "more than 2,097,152 characters" in found.error
+
+
+async def test_a_value_is_looked_up_once_for_all_its_references():
+    began = time.monotonic()
+    text = '{"a": "", "b": [' + "1, " * 200_000 + "1]}"
+    found = await grade(string_check(input="{{sample.output_json.a}}{{item.b}}" * 7_000, reference=""), text, {"b": ""})
+    assert found.reward == 1.0
+    assert time.monotonic() - began < 20, "seconds, not the hour of parsing the answer 7,000 times"
 
 
 def test_only_keys_and_indices_are_looked_up():
     with pytest.raises(TemplateError, match="item has no __class__"):
-        fill_template("{{item.__class__}}", {}, GradedSample(""))
+        fill_templates(["{{item.__class__}}"], {}, GradedSample(""))
     with pytest.raises(TemplateError, match=r"item.a has no 3"):
-        fill_template("{{item.a[3]}}", {"a": [1]}, GradedSample(""))
+        fill_templates(["{{item.a[3]}}"], {"a": [1]}, GradedSample(""))
     with pytest.raises(TemplateError, match="item has no city; it has answer"):
-        fill_template("{{item.city}}", {"answer": 1}, GradedSample(""))
+        fill_templates(["{{item.city}}"], {"answer": 1}, GradedSample(""))
 
 
 def test_an_answer_that_is_no_json_is_the_answers_failure():
     with pytest.raises(UnusableOutputError, match="the answer is not JSON"):
-        fill_template("{{sample.output_json.a}}", {}, GradedSample("prose"))
+        fill_templates(["{{sample.output_json.a}}"], {}, GradedSample("prose"))
     with pytest.raises(UnusableOutputError, match="has no b"):
-        fill_template("{{sample.output_json.b}}", {}, GradedSample('{"a": 1}'))
+        fill_templates(["{{sample.output_json.b}}"], {}, GradedSample('{"a": 1}'))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +182,7 @@ def test_formulas(text, value):
     [
         "", "a +", "c", "a.real", "__import__('os')", "(lambda: a)()", "a if b else a", "[a][0]", "a and b", "a == b",
         "max()", "sqrt(a, b)", "max(a, key=b)", "'a'", "True", "a @ b", "f(a)", "(" * 300 + "a" + ")" * 300,
-        "-" * 200 + "a",
+        "-" * 200 + "a", "~" * 900 + "a", "a" + ".a" * 490, "a" + "()" * 490,
     ],
 )  # fmt: skip
 def test_a_formula_is_arithmetic_and_nothing_else(text):

@@ -96,6 +96,62 @@ async def test_calls_above_a_limit_are_refused_by_name(fields, param):
     assert policy.requests == []
 
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+PART = {"type": "text", "text": "a"}
+CALLED = {"role": "assistant", "tool_calls": [{"id": "c", **FUNCTION}] * 4097}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "named"),
+    [
+        (CHAT, {"messages": says("a") * 100_000}, 413, "more than 262,144 values"),
+        (CHAT, {"user": [0] * 300_000}, 413, "more than 262,144 values"),
+        (CHAT, {"messages": says("a") * 4097}, 400, "messages: expected at most 4096 entries"),
+        (CHAT, {"messages": says([PART] * 4097)}, 400, "messages[0].content: expected at most 4096 entries"),
+        (CHAT, {"messages": [*says("a"), CALLED]}, 400, "messages[1].tool_calls: expected at most 4096 entries"),
+        (CHAT, {"tools": [FUNCTION] * 513}, 400, "tools may have 512 entries"),
+        (CHAT, {"tools": [{**FUNCTION, "more": "x" * 300_000}]}, 400, "tools may have 262,144 characters"),
+        (CHAT, {"logit_bias": dict.fromkeys(map(str, range(4097)), 1)}, 400, "logit_bias may have 4096 entries"),
+        (CHAT, {f"x{number}": 1 for number in range(50_000)}, 400, "x1, x10"),
+        (CHAT, {"y" * 1_000_000: 1}, 400, "does not support: yyy"),
+        (CHAT, {"model": "y" * 1_000_000}, 404, "does not exist"),
+        ("/v1/completions", {"prompt": [1] * 300_000}, 413, "more than 262,144 values"),
+        ("/v1/responses", {"input": says("a") * 4097}, 400, "input: expected at most 4096 entries"),
+        ("/v1/messages", {"messages": says("a") * 4097, "max_tokens": 1}, 400, "messages: expected at most 4096"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+async def test_counts_above_a_limit_are_refused_before_anything_is_sampled(path, fields, status, named):
+    policy = ScriptedPolicy()
+    async with serve({"m": policy}) as app, http(app) as client:
+        base = ASK if path == CHAT else {"model": "m"}
+        response = await client.post(path, json={**base, **fields})
+    assert (response.status_code, named in response.text) == (status, True), response.text[:300]
+    assert len(response.content) < 3000
+    assert policy.requests == []
+
+
+async def test_other_clients_are_answered_while_a_long_body_is_read():
+    """Its schema takes a second to check."""
+    properties = {f"p{number}": {"type": "string"} for number in range(4000)}
+    schema = {"name": "s", "schema": {"type": "object", "properties": properties}}
+    async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
+        long = asyncio.ensure_future(ask(app, response_format={"type": "json_schema", "json_schema": schema}))
+        answers = 0
+        while not long.done():
+            assert (await client.get("/healthz")).status_code == 200
+            answers += 1
+        assert long.result().status_code == 200
+    assert answers > 3
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(engine):
+    async with serve({"m": engine.policy}) as app:
+        response = await ask(app, messages=says("many words " * 100_000))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "1,100,028 characters" in response.text
+
+
 async def test_a_reply_without_a_limit_gets_that_of_the_server():
     policy = ScriptedPolicy()
     async with serve({"m": policy}, limits=ServerLimits(max_tokens=8)) as app:

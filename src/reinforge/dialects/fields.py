@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import did_you_mean
+from reinforge.limits import get_limits
 
 T = TypeVar("T")
 MAX_SHOWN = 60
@@ -50,7 +51,10 @@ class Fields:
         return None if found is None else Fields(found, self.at(name))
 
     def items(self, name: str) -> list[Any] | None:
-        return self._read(name, list, "a list")
+        found = self._read(name, list, "a list")
+        if found is not None and len(found) > (most := get_limits().request_items):
+            raise self.bad(name, f"expected at most {most} entries, found {len(found)}")
+        return found
 
     def flag(self, name: str) -> bool | None:
         return self._read(name, bool, "true or false")
@@ -99,7 +103,7 @@ class Fields:
     def check_names(self, known: Collection[str]) -> None:
         for name, value in self.value.items():
             if value is not None and name not in known:
-                raise self.bad(str(name), f"unknown field{did_you_mean(str(name), list(known))}")
+                raise self.bad(str(name)[:MAX_SHOWN], f"unknown field{did_you_mean(str(name), list(known))}")
 
     def _read(self, name: str, kind: type[T], expected: str) -> T | None:
         found = self.value.get(name)

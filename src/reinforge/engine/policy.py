@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,11 @@ from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
 logger = logging.getLogger(__name__)
+
+
+SHORT_PROMPT = 1 << 16
+"""Characters, with 100 for each message and tool, that are rendered in less than a few milliseconds."""
+_RENDERER = ThreadPoolExecutor(1, "render-prompt")
 
 
 class AdmissionState(enum.Enum):
@@ -116,11 +122,12 @@ class EmbeddedPolicy(PolicyServer):
             ContextOverflow: The prompt leaves no room for a reply.
             EngineError: The engine is closed, or failed while it sampled.
         """
-        loop, grammar = asyncio.get_running_loop(), await self.compile_grammar(request)
-        sampled = self.build_request(request, Caller(loop, loop.create_future()), grammar)
+        loop = asyncio.get_running_loop()
+        caller = Caller(loop, loop.create_future())
+        sampled = await self._prepare(request, caller)
         self._outboxes.post(loop, sampled)
         try:
-            await sampled.owner.future  # type: ignore[attr-defined]
+            await caller.future
         except asyncio.CancelledError:
             sampled.cancelled = True
             raise
@@ -141,9 +148,9 @@ class EmbeddedPolicy(PolicyServer):
             ContextOverflow: The prompt leaves no room for a reply.
             EngineError: The engine is closed, or failed while it sampled.
         """
-        loop, grammar = asyncio.get_running_loop(), await self.compile_grammar(request)
+        loop = asyncio.get_running_loop()
         caller = Caller(loop, loop.create_future())
-        sampled = self.build_request(request, caller, grammar)
+        sampled = await self._prepare(request, caller)
         sampled.new_tokens = tokens = list[tuple[int, float]]()
         text, num_taken = self.renderer.open_text(markers, request.sampling.stop), 0
         self._outboxes.post(loop, sampled)
@@ -160,6 +167,14 @@ class EmbeddedPolicy(PolicyServer):
         if sampled.error is not None:
             raise sampled.error
         yield self.build_reply(request, sampled)
+
+    async def _prepare(self, request: ModelRequest, caller: Caller) -> SampleRequest:
+        """Returns what the sampler gets; long prompts are rendered in a thread, one after the other."""
+        grammar = await self.compile_grammar(request)
+        texts = (request.prompt or "", *(message.get("content") or "" for message in request.messages))
+        if sum(map(len, texts)) + 100 * (len(texts) + len(request.tools or ())) <= SHORT_PROMPT:
+            return self.build_request(request, caller, grammar)
+        return await caller.loop.run_in_executor(_RENDERER, self.build_request, request, caller, grammar)
 
     async def compile_grammar(self, request: ModelRequest) -> CompiledGrammar | None:
         """Returns the grammar that a reply must match, ready for the sampler; None: it is free.
@@ -275,7 +290,7 @@ class EmbeddedPolicy(PolicyServer):
             ContextOverflow: The prompt leaves no room for a reply.
         """
         check_params(request.sampling, self.sampler.model.vocab_size)
-        prompt, params = self.renderer.render(request), request.sampling
+        prompt, params = self.renderer.render(request, self.max_model_len), request.sampling
         if request.prompt is not None:
             self._check_prompt(prompt)
         room = self.max_model_len - len(prompt)

@@ -28,6 +28,7 @@ from reinforge.rollout.http.exchange import (
     Dialect,
     describe_failure,
     find_dialect,
+    read_beside,
 )
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import (
@@ -36,6 +37,8 @@ from reinforge.serving.routes import (
     ServerLimits,
     abortable,
     build_client_error,
+    decode_object,
+    read_bytes,
     read_json,
     write_json,
     write_page,
@@ -279,12 +282,16 @@ class ChatApi(Feature):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers one call; sampling stops if the client disconnects."""
         dialect = _find_dialect(request.path)
-        body = await read_json(request)
+        body = await read_bytes(request)
+
+        def read(text: bytes) -> list[ChatCall]:
+            return [dialect.read_request(each) for each in self._split(request.path, decode_object(text))]
+
         with self._admit():
-            calls = [dialect.read_request(each) for each in self._split(request.path, body)]
+            calls = await read_beside(read, body)
             call, model = calls[0], self._models.find(calls[0].model)
             caller = ModelCaller(self._models, model, self._limits, _PREFIXES.get(request.path, ""))
-            prepared = caller.prepare(calls)
+            prepared = await read_beside(lambda _: caller.prepare(calls), body)
             if prepared.num_replies > (most := self._limits.max_choices):
                 raise ApiError(400, f"more than {most} replies to the prompts of one call", param="prompt")
             if call.stream:

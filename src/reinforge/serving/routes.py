@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.limits import get_limits
 from reinforge.rollout.http.access import read_body
-from reinforge.rollout.http.exchange import build_error_body, decode_body, encode_body
+from reinforge.rollout.http.exchange import build_error_body, decode_body, encode_body, read_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,13 @@ async def read_bytes(request: web.Request) -> bytes:
     return await read_body(request, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
+async def read_json(request: web.Request, most: int | None = None) -> dict[str, Any]:
     """Returns the object in a request's JSON body, within the server's limits; no body is an empty object."""
-    body = await read_bytes(request)
-    value = decode_body(body) if body.strip() else {}
+    return await read_beside(lambda text: decode_object(text, most), await read_bytes(request))
+
+
+def decode_object(body: bytes, most: int | None = None) -> dict[str, Any]:
+    value = decode_body(body, most) if body.strip() else {}
     if not isinstance(value, dict):
         raise ApiError(400, f"the body must be a JSON object, found {type(value).__name__}")
     return value

@@ -39,6 +39,9 @@ BAD = [
     ({"max_tokens": 2.5}, "max_tokens is 2.5"),
     ({"stop": (5,)}, "stop has 5, expected strings"),
     ({"stop": ("\ud800",)}, "stop has an unpaired surrogate (U+D800)"),
+    ({"stop": ("x",) * 129}, "stop has 129 entries, expected at most 128"),
+    ({"stop": ("x" * 4097,)}, "stop has 4,097 bytes, expected at most 4,096"),
+    ({"logit_bias": ((1, 1.0),) * 4097}, "logit_bias has 4,097 entries, expected at most 4,096"),
     ({"text": "a\ud800"}, "an unpaired surrogate (U+D800)"),
 ]
 

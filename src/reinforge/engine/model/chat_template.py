@@ -17,7 +17,7 @@ from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
 from reinforge.engine.model.text_stream import TextStream
-from reinforge.errors import ConfigError, EngineError, MessagesRejected, Problem, boundary
+from reinforge.errors import ConfigError, ContextOverflow, EngineError, MessagesRejected, Problem, boundary
 from reinforge.limits import get_limits
 from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
 
@@ -98,6 +98,8 @@ def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
     return _UNTIL.sub(lambda found: bind(found, "/(?s:.*)/ "), text)
 
 
+LONG_TEXT = 1 << 16
+"""Characters; longer prompts are compared with the context limit before they are tokenized, which takes seconds."""
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
 
@@ -136,16 +138,20 @@ class PromptRenderer:
         template = self.tokenizer.chat_template
         return template.get("tool_use", template.get("default")) if isinstance(template, dict) else template
 
-    def render(self, request: ModelRequest) -> tuple[int, ...]:
+    def render(self, request: ModelRequest, max_tokens: int | None = None) -> tuple[int, ...]:
         """Returns the prompt's tokens, ready for the assistant's reply; a prompt is tokenized exactly once.
 
+        Args:
+            max_tokens: Refuse text that certainly has more tokens, before it is tokenized; None: tokenize any.
+
         Raises:
+            ContextOverflow: It has more than `max_tokens`.
             MessagesRejected: The template raises an error.
             ConfigError: The template takes too long or builds too much; or there are tools, and it ignores them.
             ValueError: A message has text that cannot be encoded, or the prompt is empty.
         """
         if request.prompt is not None:
-            return self._tokenize_prompt(request.prompt)
+            return self._tokenize_prompt(request.prompt, max_tokens)
         if request.continued is not None and self.history == "splice":
             spliced = self._continue(request, request.continued)
             if spliced is not None:
@@ -158,6 +164,7 @@ class PromptRenderer:
         text = self._render_text(request, request.messages, add_generation_prompt=True)
         if request.tools and not self._renders_tools:
             self._check_tools(request, text)
+        self._check_length(text, max_tokens)
         token_ids = tuple(self._tokenize(text))
         with self._lock:
             self._cached[key] = token_ids
@@ -165,16 +172,25 @@ class PromptRenderer:
                 self._cached.popitem(last=False)
         return token_ids
 
-    def _tokenize_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    def _tokenize_prompt(self, prompt: str | tuple[int, ...], max_tokens: int | None) -> tuple[int, ...]:
         """Returns the tokens of a raw prompt; a string gets what the tokenizer puts before every text."""
         if isinstance(prompt, str):
             if len(prompt) > (most := get_limits().prompt_chars):
                 raise ValueError(f"the prompt has {len(prompt)} characters, the limit is {most}")
             _check_surrogates(prompt)
+            self._check_length(prompt, max_tokens)
             prompt = tuple(self.tokenizer.encode(prompt))
         if not prompt:
             raise ValueError("the prompt is empty; it needs at least one token")
         return prompt
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is None or len(text) <= LONG_TEXT:
+            return
+        longest = max(map(len, self.tokenizer.get_vocab()))
+        if len(text) > 2 * longest * max_tokens:  # twice: a tokenizer may join two characters into one first
+            message = f"the prompt has {len(text):,} characters, but the limit is {max_tokens} tokens"
+            raise ContextOverflow(f"{message} (max_model_len) of at most {longest} characters")
 
     def _continue(self, request: ModelRequest, continued: ContinuedTurn) -> tuple[int, ...] | None:
         """Returns the earlier call's tokens and those of the new messages; None: the template must render it all."""

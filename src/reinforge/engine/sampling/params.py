@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from reinforge.bounded import find_surrogate
+from reinforge.limits import get_limits
 from reinforge.types.request import SamplingParams
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
@@ -43,6 +44,9 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             raise ValueError(f"{name} is {_shorten(value)}, expected a whole number{' of at least 0' * (least == 0)}")
     _check_number("frequency_penalty", params.frequency_penalty, -2, 2)
     _check_number("presence_penalty", params.presence_penalty, -2, 2)
+    limits = get_limits()
+    _check_count("logit_bias", "entries", len(params.logit_bias), limits.logit_biases)
+    _check_count("stop", "entries", len(params.stop) + len(params.stop_token_ids), limits.stop_strings)
     _check_logit_bias(params.logit_bias, vocab_size)
     for token in params.stop_token_ids:
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
@@ -52,6 +56,12 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             raise ValueError(f"stop has {_shorten(text)}, expected strings")
         if (half := find_surrogate(text)) is not None:
             raise ValueError(f"stop has an unpaired surrogate (U+{ord(text[half]):04X}), which no reply can contain")
+    _check_count("stop", "bytes", sum(len(text.encode()) for text in params.stop), limits.stop_bytes)
+
+
+def _check_count(name: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise ValueError(f"{name} has {count:,} {what}, expected at most {most:,}")
 
 
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> None:

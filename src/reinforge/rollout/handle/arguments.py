@@ -59,6 +59,8 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "documents": (([],), "put the documents into a message"),
 }
 """Arguments that are accepted with these values only, which ask for nothing, and what to do instead of another one."""
+MAX_NAMES, MAX_NAME_CHARS = 20, 100
+"""What a message shows of arguments that are not supported."""
 _ENDPOINT_SETTINGS = ("extra_headers", "extra_query")
 _PLAIN = frozenset({str, int, float, bool, list, dict, tuple})
 _SENTINELS = frozenset({"NotGiven", "Omit"})
@@ -96,9 +98,12 @@ class CallArguments:
             return
         rejected = [name for name, value in self.given.items() if not _changes_nothing(name, value)]
         if rejected:
-            named = ", ".join(self.path(name) + _explain(name) for name in sorted(rejected))
+            shown = sorted(rejected)[:MAX_NAMES]
+            named = ", ".join(self.path(name)[:MAX_NAME_CHARS] + _explain(name) for name in shown)
+            named += ", ..." * (len(rejected) > MAX_NAMES)
             allowed = f"; extra_body may have {', '.join(sorted(HONORED))}" if self.extra & set(rejected) else ""
-            raise InvalidCall(f"chat.completions.create does not support: {named}{allowed}", self.path(rejected[0]))
+            path = self.path(rejected[0])[:MAX_NAME_CHARS]
+            raise InvalidCall(f"chat.completions.create does not support: {named}{allowed}", path)
 
     def check_forwarded(self) -> None:
         """Refuses arguments that only the configuration or another argument may set, for a model behind an endpoint."""

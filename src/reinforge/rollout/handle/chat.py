@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reinforge.errors import InvalidCall
+from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
 from reinforge.rollout.handle.response_format import read_grammar
@@ -126,6 +127,8 @@ def _read_logit_bias(arguments: CallArguments) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(given, Mapping):
         raise arguments.bad("logit_bias", f"must map token ids to numbers, found {type(given).__name__}")
+    if len(given) > (most := get_limits().logit_biases):
+        raise arguments.bad("logit_bias", f"may have {most} entries, found {len(given)}")
     biases = []
     for token, bias in given.items():
         is_id = isinstance(token, int) or (isinstance(token, str) and token.isascii() and token.isdigit())

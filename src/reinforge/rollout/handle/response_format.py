@@ -100,12 +100,14 @@ def build_json_grammar(schema: Any, path: str) -> Grammar:
             schema = dump_json(schema, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise _error(path, f"is not a JSON schema: {error}") from None
+    if len(schema) > (most := get_limits().grammar_chars):
+        raise _error(path, f"may have {most:,} characters, found {len(schema):,}")
     if (problem := find_schema_problem(schema)) is not None:
         raise _error(path, f"is not a usable JSON schema: {problem}")
     return Grammar("json_schema", schema)
 
 
-@functools.lru_cache(512)
+@functools.lru_cache(128)
 def find_schema_problem(text: str) -> str | None:
     """Returns why a JSON schema cannot be used; None: it can."""
     from jsonschema import SchemaError

@@ -15,6 +15,7 @@ from typing import Any
 
 from reinforge.bounded import refuse_depth
 from reinforge.errors import did_you_mean
+from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
 from reinforge.rollout.handle.response_format import find_schema_problem
@@ -33,7 +34,11 @@ def read_tools(arguments: CallArguments) -> tuple[list[Tool] | None, str]:
         return None, "auto"
     if type(tools) is not list and (isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence)):
         raise arguments.bad("tools", f"must be a list of function definitions, found {type(tools).__name__}")
+    if len(tools) > (most := get_limits().tools):
+        raise arguments.bad("tools", f"may have {most} entries, found {len(tools)}")
     checked, text = _dump(tools, arguments)
+    if len(text) > (most := get_limits().tool_chars):
+        raise arguments.bad("tools", f"may have {most:,} characters as JSON, found {len(text):,}")
     if (problem := find_tool_problem(text)) is not None:
         raise arguments.bad(f"tools{problem[0]}", problem[1])
     if isinstance(choice, str) and choice in MODES:
@@ -54,7 +59,7 @@ def _dump(tools: Sequence[Any], arguments: CallArguments) -> tuple[list[Tool], s
         raise arguments.bad("tools", f"must be plain data: {error}") from None
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(64)
 def find_tool_problem(text: str) -> tuple[str, str] | None:
     """Returns where function definitions are wrong, and why; None: they are right.
 

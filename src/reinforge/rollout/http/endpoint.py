@@ -27,6 +27,7 @@ from reinforge.rollout.http.exchange import (
     describe_failure,
     describe_model,
     find_dialect,
+    read_beside,
     respond,
 )
 
@@ -132,7 +133,7 @@ class EpisodeEndpoint:
         check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
-        call = dialect.read_request(decode_body(request.body))
+        call = await read_beside(lambda body: dialect.read_request(decode_body(body)), request.body)
         llm = self._find_llm(self._choose_entry(call.model))
         completion = await llm.chat.completions.create(**call.arguments)
         if call.stream:

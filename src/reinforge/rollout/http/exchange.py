@@ -8,20 +8,23 @@ transport hides its message.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from pydantic_core import to_json
 
-from reinforge.bounded import TooDeepError, load_json
+from reinforge.bounded import TooDeepError, TooManyError, check_values, load_json
 from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, ReplyHead
 from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected
+from reinforge.limits import get_limits
 from reinforge.safe_text import redact_secrets
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,10 @@ ROUTES = {
     "messages": "reinforge.dialects.anthropic",
 }
 """End of the path -> the module of its dialect."""
+T = TypeVar("T")
+SHORT_BODY = 1 << 16
+"""Bytes that are read in less than a few milliseconds."""
+_READER = ThreadPoolExecutor(1, "read-body")
 NO_RETRY = {"x-should-retry": "false"}
 """Tells the official clients not to send a failed request again."""
 EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -117,9 +124,25 @@ def check_method(request: EndpointRequest, allowed: str) -> None:
         )
 
 
-def decode_body(body: bytes) -> Any:
+async def read_beside(read: Callable[[bytes], T], body: bytes) -> T:
+    """Returns what `read` makes of a body; long ones are read in a thread, one after the other."""
+    if len(body) <= SHORT_BODY:
+        return read(body)
+    return await asyncio.get_running_loop().run_in_executor(_READER, read, body)
+
+
+def check_body(body: bytes, most: int | None = None) -> bytes:
+    """Refuses a body of too many JSON values before any of them is built; None: `request_values`."""
     try:
-        return load_json(body)
+        check_values(body, most or get_limits().request_values)
+    except TooManyError as error:
+        raise BadRequest(f"the body has {error}", status=413, code="request_too_large") from None
+    return body
+
+
+def decode_body(body: bytes, most: int | None = None) -> Any:
+    try:
+        return load_json(check_body(body, most))
     except TooDeepError:
         raise BadRequest("the body is nested too deeply") from None
     except UnicodeDecodeError as error:

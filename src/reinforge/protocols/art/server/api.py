@@ -28,6 +28,7 @@ from aiohttp import web
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.files import remove_leftovers
+from reinforge.limits import get_limits
 from reinforge.protocols.art.server.earlier_steps import EarlierSteps, ModelStep
 from reinforge.protocols.art.server.model import ARTJob, ARTModel
 from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
@@ -185,7 +186,7 @@ class ARTApi(Feature):
 
     async def create_job(self, request: web.Request) -> web.Response:
         """Starts a job, once: the same request sent again gets the same job."""
-        body = await read_json(request)
+        body = await read_json(request, get_limits().training_values)
         id_ = body.get("model_id")
         model = self._trained.get(id_) if isinstance(id_, str) else None
         if model is None:
@@ -194,7 +195,7 @@ class ARTApi(Feature):
         groups = body.get("trajectory_groups")
         if count_retries(request) and (id_ := model.find_repeated(groups, settings)) is not None:
             return write_json({"id": id_})
-        return write_json({"id": self._submit(model, groups, settings).id})
+        return write_json({"id": (await self._submit(model, groups, settings)).id})
 
     async def list_events(self, request: web.Request) -> web.Response:
         return answer_page(request, describe_events(self._get_job(request.match_info["id"])))
@@ -230,11 +231,11 @@ class ARTApi(Feature):
 
     @abortable  # the job runs to its end, even if no client waits for it
     async def train(self, request: web.Request) -> web.StreamResponse:
-        body = await read_json(request)
+        body = await read_json(request, get_limits().training_values)
         model = await self._find_described(body.get("model"))
         given = read_object(body, "config") | read_object(body, "dev_config")
         settings = given | read_trainer_args(body["model"])
-        job = self._submit(model, body.get("trajectory_groups"), settings)
+        job = await asyncio.shield(self._submit(model, body.get("trajectory_groups"), settings))
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
         await job.done.wait()
@@ -315,8 +316,8 @@ class ARTApi(Feature):
             raise ApiError(404, f"there is no model {id_[:200]!r}", code="model_not_found")
         return model
 
-    def _submit(self, model: ARTModel, groups: object, settings: dict[str, Any]) -> ARTJob:
-        job = model.submit(groups, settings)
+    async def _submit(self, model: ARTModel, groups: object, settings: dict[str, Any]) -> ARTJob:
+        job = await model.submit(groups, settings)
         self._jobs[job.id] = job
         return job
 

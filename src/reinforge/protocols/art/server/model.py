@@ -202,20 +202,20 @@ class ARTModel:
         """Returns the steps that may be deleted: not the newest, nor one that is saved and about to be served."""
         return [step for step in self.folder.list_steps() if step < self.step]
 
-    def submit(self, groups: object, settings: Mapping[str, Any]) -> ARTJob:
+    async def submit(self, groups: object, settings: Mapping[str, Any]) -> ARTJob:
         """Starts a job, which trains once those before it have ended.
 
         Args:
             settings: The training settings under the names of protocol 2.
         """
-        num_sequences = sum(len(group.trajectories) for group in parse_groups(groups))
+        num_sequences = sum(len(group.trajectories) for group in await asyncio.to_thread(parse_groups, groups))
         read_settings(settings)
         if not num_sequences:
             raise ApiError(422, "trajectory_groups holds no trajectory", param="trajectory_groups")
         if self._num_waiting >= (most := get_limits().waiting_jobs):
             raise ApiError(429, f"{most} jobs of this model wait already", headers={"retry-after": "10"})
         job = ARTJob(make_id("job"), self.record.id, num_sequences)
-        self.folder.record_job(job.id, _build_request(groups, settings))
+        await asyncio.to_thread(self.folder.record_job, job.id, _build_request(groups, settings))
         self._start(job, groups, settings)
         return job
 

@@ -93,7 +93,8 @@ class Formula:
             children = self._check_call(node.func.id, node.args)
         else:
             allowed = f"+ - * / ^, numbers, names of graders, and {', '.join(FUNCTIONS)}"
-            raise FormulaError(f"{ast.unparse(node)[:80]!r} is not allowed; allowed: {allowed}")
+            found = ast.get_source_segment(self.text.strip().replace("^", "**"), node) or type(node).__name__
+            raise FormulaError(f"{found[:80]!r} is not allowed; allowed: {allowed}")
         for child in children:
             self._check(child, depth + 1)
 

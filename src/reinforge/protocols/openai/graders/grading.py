@@ -43,7 +43,7 @@ from reinforge.protocols.openai.graders.schema import (
     TextSimilarity,
 )
 from reinforge.protocols.openai.graders.similarity import compute_similarity
-from reinforge.protocols.openai.graders.templates import GradedSample, TemplateError, fill_template
+from reinforge.protocols.openai.graders.templates import GradedSample, TemplateError, TooLongError, fill_templates
 from reinforge.types.request import Message, ModelReply, ModelRequest
 
 JUDGE_TOKENS = 512
@@ -63,12 +63,14 @@ class Grade:
 
     Attributes:
         reward: The score; None: missing.
+        is_too_long: A template exceeds the limit of its length with its values.
     """
 
     reward: float | None = None
     errors: dict[str, str] = field(default_factory=dict)
     sub_rewards: dict[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
+    is_too_long: bool = False
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -128,6 +130,7 @@ class Grading:
         scores = await asyncio.gather(*(self._grade_leaf(part, item, sample, each) for _, part, each in parts))
         for (name, _, part), score in zip(parts, scores, strict=True):
             grade.sub_rewards[name] = score
+            grade.is_too_long = grade.is_too_long or part.is_too_long
             for kind, text in part.errors.items():
                 known_text = f"{grade.errors[kind]}; " if kind in grade.errors else ""
                 grade.errors[kind] = f"{known_text}{name}: {text}"
@@ -153,6 +156,7 @@ class Grading:
             return 0.0
         except TemplateError as error:
             grade.errors["invalid_variable_error"] = str(error)
+            grade.is_too_long = isinstance(error, TooLongError)
         except PythonFailed as error:
             grade.errors["python_grader_runtime_error"] = str(error)
         except NoVerdictError as error:
@@ -170,11 +174,8 @@ class Grading:
                 raise ConfigError("graders in Python are turned off; the operator of the server can allow them")
             return await self._python.grade(grader.source, item, sample)
         assert isinstance(grader, StringCheck | TextSimilarity)  # `grade` takes a `multi` apart
-        text, reference = (fill_template(each, item, sample) for each in (grader.input, grader.reference))
-        if isinstance(grader, StringCheck):
-            return float(check_string(grader.operation, text, reference))
-        metric = grader.evaluation_metric
-        return await run_beside(partial(compute_similarity, metric, text, reference), len(text) + len(reference))
+        size = len(grader.input) + len(grader.reference) + len(sample.output_text)
+        return await run_beside(partial(_compare, grader, item, sample), size)
 
     async def _ask_model(
         self, grader: ScoreModel | LabelModel, item: Mapping[str, Any], sample: GradedSample, grade: Grade
@@ -190,8 +191,11 @@ class Grading:
         def quote(text: str) -> str:
             return f'<material-{quotation.key} kind="answer">\n{text}\n</material-{quotation.key}>'
 
+        templates = [each.text for each in grader.input]
+        size = sum(map(len, templates)) + len(sample.output_text)
+        texts = await run_beside(partial(fill_templates, templates, item, sample, quote), size)
         messages: list[Message] = [
-            {"role": each.role, "content": fill_template(each.text, item, sample, quote)} for each in grader.input
+            {"role": each.role, "content": text} for each, text in zip(grader.input, texts, strict=True)
         ]
         sampling = grader.sampling_params
         limit = sampling.max_completions_tokens if sampling is not None else None
@@ -212,6 +216,13 @@ class Grading:
         rules = {"role": "system", "content": JUDGE_RULES.format(key=quotation.key, form=form)}
         schema = build_schema(score={"type": "number", "minimum": low, "maximum": high})
         return await ask_for_verdict(judge, config, [rules, *messages], schema, partial(_parse_score, low, high))
+
+
+def _compare(grader: StringCheck | TextSimilarity, item: Mapping[str, Any], sample: GradedSample) -> float:
+    text, reference = fill_templates((grader.input, grader.reference), item, sample)
+    if isinstance(grader, StringCheck):
+        return float(check_string(grader.operation, text, reference))
+    return compute_similarity(grader.evaluation_metric, text, reference)
 
 
 def check_string(operation: str, text: str, reference: str) -> bool:

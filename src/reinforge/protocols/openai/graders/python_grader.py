@@ -1,14 +1,17 @@
 """Runs graders in Python, each call in a separate process with few rights. They are off by default.
 
-The process has an empty environment, its own folder, limits of time, memory, processes and file sizes, and no
-network: where the kernel allows it, its own network namespace; in any case a hook that refuses sockets. When it ends,
-everything that it has started is killed. This keeps an honest mistake from doing harm. It is not a boundary against an
-attacker, who may read what the user of this process may read: allow it only for code that you would run yourself.
+The process has an empty environment, limits of time, memory, processes and file sizes, a hook that refuses sockets and
+programs and, where the kernel allows it, its own network namespace. When it ends, everything that it has started is
+killed. Where the kernel has Landlock (Linux 5.13), it can read Python's own files and the system's libraries, write to
+its own folder, run no program, and (6.12) send no signals; elsewhere it may do to files what the user of this process
+may, and `open_python_graders` says so. Either way, allow it only for code that you would run yourself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import logging
 import shutil
 import sys
 import tempfile
@@ -24,6 +27,8 @@ from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.workflows.program import ProgramError, ProgramLimits, ProgramWatch, run_program
 
+logger = logging.getLogger(__name__)
+
 TIMEOUT_S = 20.0
 MAX_MEMORY_MB = 512
 MAX_PROCESSES = 1
@@ -34,15 +39,33 @@ SHOWN = 2000
 
 PROGRAM = """
 import json, os, resource, sys
-seconds, size = int(sys.argv[1]), int(sys.argv[2])
+seconds, size, abi = map(int, sys.argv[1:])
 for limit, value in (("CPU", seconds), ("FSIZE", size), ("NOFILE", 64), ("CORE", 0)):
     number = getattr(resource, "RLIMIT_" + limit)
     resource.setrlimit(number, (value, value))
 try:
     import ctypes
-    ctypes.CDLL(None, use_errno=True).unshare(0x10000000 | 0x40000000)  # CLONE_NEWUSER | CLONE_NEWNET
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.unshare(0x10000000 | 0x40000000)  # CLONE_NEWUSER | CLONE_NEWNET
 except Exception:  # not every kernel lets a user do this; the hook below refuses sockets anyway
     pass
+def restrict():
+    import struct
+    def call(*arguments):
+        if (found := libc.syscall(*arguments)) < 0:
+            raise OSError(ctypes.get_errno(), "the kernel refuses Landlock's rules")
+        return found
+    files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1  # all kinds of access that this version knows
+    handled = [files, 3, 3][:1 + (abi > 3) + (abi > 5)]  # files, TCP, signals and sockets of other processes
+    rules = struct.pack(f"={len(handled)}Q", *handled)
+    rules = call(444, rules, ctypes.c_size_t(len(rules)), 0)
+    readable = [*sys.path, sys.base_prefix + "/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]
+    for path, allowed in [(".", files & ~1), *((each, 12) for each in readable if os.path.isdir(each))]:
+        folder = os.open(path, os.O_PATH)  # 1: run a program, 12: read files and list folders
+        call(445, rules, 1, struct.pack("=Qi", allowed, folder), 0)
+        os.close(folder)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    call(446, rules, 0)
 def refuse(event, arguments):
     if event.startswith("socket.") or event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system",
                                                 "subprocess.Popen", "os.kill", "ctypes.dlopen", "ctypes.dlsym"):
@@ -51,6 +74,11 @@ import math, re, string, datetime, collections, itertools, difflib, statistics
 given = json.load(sys.stdin)
 answer, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
 namespace = {"__name__": "grader"}
+if abi:
+    restrict()
+import _posixsubprocess
+_posixsubprocess.fork_exec = lambda *_: refuse("os.fork", ())  # has no event of its own
+sys.modules.pop("ctypes", None)  # importing it again is refused
 sys.addaudithook(refuse)
 exec(compile(given["source"], "grader.py", "exec"), namespace)
 if not callable(namespace.get("grade")):
@@ -65,6 +93,16 @@ os._exit(0)
 """The process: it limits itself, then runs the source. Its standard output is the score alone."""
 
 
+LANDLOCK_CREATE_RULESET, VERSION = 444, 1
+
+
+def find_landlock() -> int:
+    """Returns the version of Landlock that the kernel has; 0: it has none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, int(ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, 0, VERSION)))
+
+
 class PythonFailed(Exception):
     """A grader in Python gave no score; the message says why."""
 
@@ -72,7 +110,11 @@ class PythonFailed(Exception):
 class PythonGraders:
     def __init__(self, watch: ProgramWatch, timeout_s: float = TIMEOUT_S):
         self._watch, self.timeout_s = watch, timeout_s
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slots, self._landlock = asyncio.Semaphore(MAX_AT_ONCE), find_landlock()
+        if not self._landlock:
+            logger.warning(
+                "this system has no Landlock: graders in Python can read and write what the user of this process can"
+            )
 
     async def grade(self, source: str, item: Mapping[str, Any], sample: GradedSample) -> float:
         """Returns what `grade(sample, item)` of the source returns.
@@ -98,7 +140,8 @@ class PythonGraders:
 
     async def _run(self, stdin: bytes) -> str:
         folder = Path(await run_in_daemon_thread(lambda: tempfile.mkdtemp(prefix="reinforge-grader-"), "grader"))
-        command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(int(self.timeout_s) + 1), str(MAX_FILE_BYTES)]
+        numbers = int(self.timeout_s) + 1, MAX_FILE_BYTES, self._landlock
+        command = [sys.executable, "-I", "-S", "-c", PROGRAM, *map(str, numbers)]
         try:
             async with asyncio.timeout(self.timeout_s):
                 result = await run_program(

@@ -26,6 +26,7 @@ UNSUPPORTED_METRICS = {
     "meteor": "it needs WordNet, which would have to be downloaded",
 }
 Name = Annotated[str, Field(min_length=1, max_length=128)]
+Template = Annotated[str, Field(max_length=get_limits().grader_chars)]
 
 
 class GraderBase(BaseModel):
@@ -38,8 +39,8 @@ class GraderBase(BaseModel):
 
 class StringCheck(GraderBase):
     type: Literal["string_check"]
-    input: str = Field(description="Template of the text.")
-    reference: str = Field(description="Template of what it is compared with.")
+    input: Template = Field(description="Template of the text.")
+    reference: Template = Field(description="Template of what it is compared with.")
     operation: Literal["eq", "ne", "like", "ilike"] = Field(
         description="equal, not equal, contains, or contains with upper and lower case ignored."
     )
@@ -49,8 +50,8 @@ class TextSimilarity(GraderBase):
     """How similar two texts are, from 0 to 1."""
 
     type: Literal["text_similarity"]
-    input: str = Field(description="Template of the text.")
-    reference: str = Field(description="Template of what it is compared with.")
+    input: Template = Field(description="Template of the text.")
+    reference: Template = Field(description="Template of what it is compared with.")
     evaluation_metric: str = Field(description=f"One of {', '.join(METRICS)}.")
 
     @model_validator(mode="after")
@@ -108,7 +109,7 @@ class GraderSampling(BaseModel):
 class ScoreModel(GraderBase):
     type: Literal["score_model"]
     model: Name = Field(description="The model that grades.")
-    input: list[GraderMessage] = Field(min_length=1, description="Its prompt.")
+    input: list[GraderMessage] = Field(min_length=1, max_length=get_limits().request_items, description="Its prompt.")
     range: tuple[FiniteFloat, FiniteFloat] = Field(default=(0.0, 1.0), description="Lowest and highest score.")
     sampling_params: GraderSampling | None = None
 
@@ -124,14 +125,14 @@ class LabelModel(GraderBase):
 
     type: Literal["label_model"]
     model: Name = Field(description="The model that grades.")
-    input: list[GraderMessage] = Field(min_length=1, description="Its prompt.")
+    input: list[GraderMessage] = Field(min_length=1, max_length=get_limits().request_items, description="Its prompt.")
     labels: list[Name] = Field(min_length=1, description="The labels that it chooses from.")
     passing_labels: list[Name] = Field(min_length=1, description="Those that pass.")
     sampling_params: GraderSampling | None = None
 
     @model_validator(mode="after")
     def _check_labels(self) -> LabelModel:
-        if unknown := [each for each in self.passing_labels if each not in self.labels]:
+        if unknown := sorted({*self.passing_labels} - {*self.labels})[:20]:
             raise ValueError(f"passing_labels has {', '.join(unknown)}, which labels does not have")
         return self
 

@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from types import ModuleType
 
 from reinforge.errors import ConfigError
@@ -63,7 +64,7 @@ def compute_similarity(metric: str, text: str, reference: str) -> float:
 
 
 def _split(pattern: re.Pattern[str], text: str) -> list[str]:
-    return pattern.findall(text)[:MAX_WORDS]
+    return [match[0] for match in islice(pattern.finditer(text), MAX_WORDS)]
 
 
 def _count_runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:

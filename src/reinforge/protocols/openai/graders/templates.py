@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from reinforge.evaluation.answers import UnusableOutputError, parse_answer
+from reinforge.limits import get_limits
 
 REFERENCE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 """Stops at the next pair of braces, so that a string full of open ones takes no longer to read than any other."""
@@ -24,6 +26,10 @@ SAMPLE_FIELDS = ("output_text", "output_json", "output_tools")
 
 class TemplateError(ValueError):
     """A reference in a template that leads nowhere."""
+
+
+class TooLongError(TemplateError):
+    """Templates that exceed `filled_chars` with their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +73,41 @@ def check_fields(template: str, item: Mapping[str, Any]) -> None:
             _walk(item, steps, "item")
 
 
-def fill_template(
-    template: str, item: Mapping[str, Any], sample: GradedSample, quote: Callable[[str], str] = lambda text: text
-) -> str:
-    """Returns a template with the values of its references; values that are not strings are written as JSON.
+def fill_templates(
+    templates: Iterable[str],
+    item: Mapping[str, Any],
+    sample: GradedSample,
+    quote: Callable[[str], str] = lambda text: text,
+) -> list[str]:
+    """Returns templates with the values of their references; values that are not strings are written as JSON.
 
     Raises:
         TemplateError: The row has no such value.
+        TooLongError: They have too many characters together.
         UnusableOutputError: The answer has no such value.
     """
+    find, room = cache(sample.find), get_limits().filled_chars
 
-    def fill(match: re.Match[str]) -> str:
-        namespace, steps = _parse(match[1])
+    def find_text(reference: str) -> str:
+        namespace, steps = _parse(reference)
         if namespace == "item":
             return _to_text(_walk(item, steps, "item"))
         try:
-            return quote(_to_text(_walk(sample.find(str(steps[0])), steps[1:], f"sample.{steps[0]}")))
+            return quote(_to_text(_walk(find(str(steps[0])), steps[1:], f"sample.{steps[0]}")))
         except TemplateError as error:
             raise UnusableOutputError(str(error)) from None
 
-    return REFERENCE.sub(fill, template)  # one pass, so braces in a value stay text
+    find_known = cache(find_text)
+
+    def fill(match: re.Match[str]) -> str:
+        nonlocal room
+        text = find_known(match[1])
+        if (room := room - len(text)) < 0:
+            most = get_limits().filled_chars
+            raise TooLongError(f"the templates have more than {most:,} characters once they are filled in")
+        return text
+
+    return [REFERENCE.sub(fill, template) for template in templates]  # one pass, so braces in a value stay text
 
 
 def _parse(text: str) -> tuple[str, list[str | int]]:

@@ -14,8 +14,9 @@ from reinforge.protocols.openai.graders.python_grader import PythonGraders, open
 from reinforge.protocols.openai.graders.schema import Grader, LabelModel, ScoreModel
 from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.protocols.openai.server.request import check_grader
+from reinforge.rollout.http.exchange import read_beside
 from reinforge.serving.models import ServedModels
-from reinforge.serving.routes import ApiError, Feature, read_json, write_json
+from reinforge.serving.routes import ApiError, Feature, decode_object, read_bytes, write_json
 
 FLAGS = (
     "formula_parse_error",
@@ -71,11 +72,16 @@ class GradersApi(Feature):
             return self.served.find(name).llm
 
         grade = await Grading(grader, find_model, self._python).grade(item or {}, GradedSample(text))
+        if grade.is_too_long:
+            raise ApiError(400, grade.error, param="grader")
         return write_json(describe_grade(grader, grade))
 
     async def _read(self, request: web.Request) -> tuple[Grader, dict[str, Any]]:
-        body = await read_json(request)
-        return check_grader(body.get("grader"), allow_python=self.allow_python), body
+        def read(text: bytes) -> tuple[Grader, dict[str, Any]]:
+            body = decode_object(text)
+            return check_grader(body.get("grader"), allow_python=self.allow_python), body
+
+        return await read_beside(read, await read_bytes(request))
 
 
 def describe_grade(grader: Grader, grade: Grade) -> dict[str, Any]:

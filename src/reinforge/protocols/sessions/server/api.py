@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import BackendError, ContextOverflow, InvalidCall, ReinforgeError
 from reinforge.files import make_private_folder
+from reinforge.limits import get_limits
 from reinforge.protocols.sessions.server.session import TrainingSession, read_settings
 from reinforge.protocols.sessions.wire import (
     KEY_PATTERN,
@@ -42,6 +43,7 @@ from reinforge.protocols.sessions.wire import (
     WeightsAnswer,
 )
 from reinforge.rollout.http.access import read_body
+from reinforge.rollout.http.exchange import check_body, read_beside
 from reinforge.rollout.isolation.worker_protocol import dump_error
 from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
 from reinforge.serving.routes import (
@@ -254,7 +256,7 @@ class SessionsApi(Feature):
     async def submit(self, request: web.Request) -> SessionAnswer:
         session, limits = self._find(request), request.config_dict[LIMITS]
         body = await read_body(request, max_bytes=self._limits.max_job_bytes, timeout_s=limits.body_timeout_s)
-        collection, content = await asyncio.to_thread(session.read_job, body)
+        collection, content = await read_beside(session.read_job, check_body(body, get_limits().training_values))
         return StatusAnswer(status=await session.submit(collection, content))
 
     @abortable
@@ -300,7 +302,8 @@ async def _describe_weights(session: TrainingSession) -> WeightsAnswer:
 
 
 async def _read(kind: type[B], request: web.Request) -> B:
-    return kind.model_validate_json(await read_bytes(request))
+    most = get_limits().training_values
+    return await read_beside(lambda body: kind.model_validate_json(check_body(body, most)), await read_bytes(request))
 
 
 async def make_sessions(host: TrainingHost) -> SessionsApi:

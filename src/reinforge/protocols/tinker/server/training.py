@@ -170,7 +170,8 @@ class TinkerTraining:
 
     async def _compute_gradient(self, model: TinkerModel, message: Any) -> TinkerResult:
         loss, spec = find_loss(message.loss_fn, read_config(message))
-        batch = build_batch(read_data(message), loss, self.base.vocab_size, self.base.max_model_len)
+        size = self.base.vocab_size, self.base.max_model_len
+        batch = await asyncio.to_thread(lambda: build_batch(read_data(message), loss, *size))
         backward = not message.forward_only
         report, rows = await self._slots.accumulate(model.slot, batch.samples, batch.contexts, spec, backward=backward)
         logprobs = batch.read_logprobs(report.logprobs, rows)
