@@ -19,7 +19,7 @@ PARALLEL = --dist loadfile --no-loadscope-reorder
 # where PYTHONDONTWRITEBYTECODE is set, each of some hundred processes would compile the package anew
 COMPILE = $(BIN)/python -m compileall -q src
 
-.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz check fix install bench clients vllm audit docs clean
+.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz mutants check fix install bench clients vllm audit docs clean
 
 install: $(STAMP)
 
@@ -63,6 +63,11 @@ fault: $(STAMP)
 # looks for inputs that break a promise: MINUTES in all, each test in turn
 fuzz: $(STAMP)
 	REINFORGE_FUZZ_SECONDS=$$(($(MINUTES) * 60 / 8)) $(BIN)/python -m pytest tests/fuzz --timeout 0
+
+# for each guarantee a small change of the source, which its test must notice
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(RAY)"
+	$(BIN)/python -m tests.mutants
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -27,6 +27,7 @@ SITES = (
     "publish.mid",
     "gc.mid_delete",
     "export.mid",
+    "manifest.before",
 )
 VARIABLE = "REINFORGE_CRASH_AT"
 

@@ -268,7 +268,7 @@ def commit_folder(staged: Path, target: Path, **facts: Any) -> None:
         crash_point("ckpt.after_tensor")
         manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
         with open(staged / MANIFEST, "w", encoding="utf-8", opener=open_private) as file:
-            file.write(_format_manifest(manifest))
+            file.write(format_manifest(manifest))
         sync(staged / MANIFEST)
         sync(staged)
         crash_point("ckpt.after_manifest")
@@ -295,7 +295,7 @@ def write_folder(target: Path, fill: Callable[[Path], Any], **facts: Any) -> Non
         raise
 
 
-def _format_manifest(manifest: dict[str, Any]) -> str:
+def format_manifest(manifest: dict[str, Any]) -> str:
     """Returns the text of a manifest; its last entry is a hash of the others, to detect changes of the manifest."""
     digest = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": digest}, indent=1) + "\n"
@@ -308,21 +308,38 @@ def hash_file(path: Path) -> dict[str, Any]:
 
 def find_damage(folder: Path) -> str | None:
     """Returns what is wrong with a committed folder, or None if every file is intact."""
+    return next((problem for _, problem in list_damage(folder)), None)
+
+
+def list_damage(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the files of a folder that are not as its manifest lists them, with what is wrong with each."""
+    try:
+        files = read_manifest(folder)
+    except ValueError as error:
+        yield MANIFEST, str(error)
+        return
+    if not files:
+        yield MANIFEST, f"{MANIFEST} lists no files"
+    for name, entry in files.items():
+        if (problem := _find_file_damage(folder, name, entry)) is not None:
+            yield name, problem
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Returns what the manifest of a folder says about each file; a `ValueError` if it is not an intact manifest."""
     try:
         text = read_regular_file(folder / MANIFEST).decode("utf-8")
         manifest = load_json(text)
-        files = dict(manifest["files"])
-        if manifest["format"] != MANIFEST_FORMAT:
-            return f"{MANIFEST} has format {manifest['format']}; this version reads format {MANIFEST_FORMAT}"
-        if text != _format_manifest({name: value for name, value in manifest.items() if name != "sha256"}):
-            return f"{MANIFEST} was changed"
+        files, found = dict(manifest["files"]), manifest["format"]
     except FileNotFoundError:
-        return f"{MANIFEST} is missing"
+        raise ValueError(f"{MANIFEST} is missing") from None
     except (OSError, ValueError, KeyError, TypeError):
-        return f"{MANIFEST} cannot be read"
-    if not files:
-        return f"{MANIFEST} lists no files"
-    return next((problem for name, entry in files.items() if (problem := _find_file_damage(folder, name, entry))), None)
+        raise ValueError(f"{MANIFEST} cannot be read") from None
+    if found != MANIFEST_FORMAT:
+        raise ValueError(f"{MANIFEST} has format {found}; this version reads format {MANIFEST_FORMAT}")
+    if text != format_manifest({name: value for name, value in manifest.items() if name != "sha256"}):
+        raise ValueError(f"{MANIFEST} was changed")
+    return files
 
 
 def _find_file_damage(folder: Path, name: str, entry: Any) -> str | None:

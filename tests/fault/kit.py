@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from reinforge import crash
-from reinforge.files import find_damage
+from reinforge.runs.journal.verify import verify_run
 from tests.project import Project
 
 ROOT = Path(__file__).parents[2]
@@ -244,8 +244,10 @@ def killed_while(toy, holds, mutation=None):
 
 
 def damaged(run):
-    """Returns the names of the damaged checkpoints."""
-    return [path.name for path in sorted((run / "checkpoints").glob("step-*")) if find_damage(path) is not None]
+    """Returns the names of what `runs verify` calls damaged."""
+    if not (run / "run.sqlite").exists():
+        return []
+    return [Path(finding.what).name for finding in verify_run(run).findings if finding.is_damage]
 
 
 def facts(run):

@@ -12,6 +12,7 @@ from reinforge.cli import main
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import StorageError
+from reinforge.files import find_damage, write_folder
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.rows import EpochSnapshot
@@ -121,6 +122,14 @@ def test_no_byte_of_a_manifest_can_be_changed_unnoticed(run):
     assert run.checkpoints.find_damage(NEWEST) is None
 
 
+def test_a_bit_far_into_a_large_file_is_not_overlooked(tmp_path):
+    content = bytearray(3 * 2**20)
+    write_folder(tmp_path / "c", lambda staged: (staged.mkdir(), (staged / "weights").write_bytes(content)))
+    content[-1] ^= 1
+    (tmp_path / "c" / "weights").write_bytes(content)
+    assert find_damage(tmp_path / "c") == "weights was changed: its SHA-256 differs"
+
+
 @pytest.mark.fault
 def test_500_damaged_checkpoints_are_skipped_with_a_note(run):
     assert damage_each(run, cuts=19, flips=30) == 500
@@ -170,7 +179,7 @@ def test_a_manifest_without_its_own_hash_hides_its_damage(run, monkeypatch):
     assert changed != whole
     path.write_text(changed)
     assert run.checkpoints.find_damage(NEWEST) == "manifest.json was changed"
-    monkeypatch.setattr(files, "_format_manifest", lambda manifest: changed)
+    monkeypatch.setattr(files, "format_manifest", lambda manifest: changed)
     assert run.checkpoints.find_damage(NEWEST) is None
     path.write_text(whole)
 

@@ -20,7 +20,7 @@ CHAINS = (
     ("reward.after:40", "submit.after_send", "submit.after_id"),
     ("step.after_optim:3", "step.after_optim", "step.after_backward"),
     ("ckpt.after_tensor:3", "ckpt.after_manifest", "ckpt.after_rename"),
-    ("publish.mid:2", "publish.before", "export.mid", "gc.mid_delete"),
+    ("publish.mid:2", "publish.before", "export.mid", "gc.mid_delete", "manifest.before:2"),
     ("db.before_commit:12", "db.after_commit:12", "rollout.before_journal:9"),
 )
 PASSINGS = {
@@ -28,7 +28,14 @@ PASSINGS = {
     **dict.fromkeys(("batch.sealed", "submit.after_intent", "submit.after_send", "submit.after_id"), 4),
     **dict.fromkeys(("step.after_backward", "step.after_optim"), 8),
     **{"ckpt.after_tensor": 6, "ckpt.after_manifest": 6, "ckpt.after_rename": 5, "gc.mid_delete": 2},
-    **{"publish.before": 4, "publish.mid": 4, "export.mid": 4, "db.before_commit": 40, "db.after_commit": 40},
+    **{
+        "manifest.before": 6,
+        "publish.before": 4,
+        "publish.mid": 4,
+        "export.mid": 4,
+        "db.before_commit": 40,
+        "db.after_commit": 40,
+    },
 }
 """How often a whole run passes each site; the journal's groups depend on the machine, and are a few more."""
 SPARSE = {"trainers.trainer.save_every": 3, "finetuning.run_configuration.validation_interval": 9}

@@ -17,6 +17,8 @@ from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer import epoch_collection
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
+from reinforge.types.request import TokenLogprobs
+from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 from tests.doubles import PolicyModel, RecordingAdapter, Scored, ScriptedPolicy, examples
 from tests.virtual_clock import run_virtually
 
@@ -174,6 +176,14 @@ def check(max_staleness, num_groups):
 )
 def test_no_trained_token_is_too_old_and_nothing_starves(max_staleness, num_groups):
     check(max_staleness, num_groups)
+
+
+@pytest.mark.parametrize(("version", "is_stale"), [(-1, False), (2, True), (3, False), (4, False)])
+def test_a_version_at_the_bound_is_not_too_old(version, is_stale):
+    tokens = TokenLogprobs((1,), (2,), (-0.5,), version)
+    turn = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="a", logprobs=tokens)
+    group = TrajectoryGroup(group_id="g", trajectories=[Trajectory(episode=[turn], reward=1.0)])
+    assert epoch_collection.is_stale(group, 3) is is_stale
 
 
 def test_the_learner_is_always_busy_if_the_bound_allows_it():

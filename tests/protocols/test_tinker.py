@@ -183,7 +183,10 @@ async def test_bad_data_is_refused_by_name_and_no_step_is_made(client, name):
     assert f"no step is made: the request {model_id}:2 before it failed" in step["error"]
     after = await client.result(await client.train(model_id, 4, [DATUM]))
     assert read_metrics(after) == before
-    assert "metrics" in await client.result(await client.step(model_id, 5, learning_rate=0.01))
+    stepped = await client.result(await client.step(model_id, 5, learning_rate=0.01))
+    other = await make_model(client, 1)
+    await client.result(await client.train(other, 1, [DATUM]))
+    assert await client.result(await client.step(other, 2, learning_rate=0.01)) == stepped, "of one gradient alone"
 
 
 async def test_without_the_record_of_failures_a_step_has_a_part_of_the_gradient(client, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -9,6 +12,7 @@ import click
 from reinforge.cli.options import JSON, OUTPUT_DIR, option, parse_output_file
 from reinforge.cli.output import say, say_json
 from reinforge.cli.report import Command
+from reinforge.errors import StorageError
 
 
 @click.command("report", cls=Command, short_help="Write the HTML report of a run: curves, verdict, episodes, settings.")
@@ -34,8 +38,30 @@ def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> No
     from reinforge.runs.page.page import write_page
     from reinforge.runs.run_folder import find_run
 
-    path = write_page(find_run(run, Path(output_dir)), path=output)
+    folder = find_run(run, Path(output_dir))
+    with nullcontext() if output else _rewrite_listed(folder):
+        path = write_page(folder, path=output)
     if as_json:
         say_json({"page": str(path)})
     else:
         say(str(path))
+
+
+@contextmanager
+def _rewrite_listed(folder: Path) -> Iterator[None]:
+    """Lists the files of a run again after they were written; a process that is using the run lists them at its end."""
+    from reinforge.runs.journal.journal import lock_run
+    from reinforge.runs.manifest import list_files, unlist
+    from reinforge.runs.page.page import PAGE
+
+    try:
+        lock = lock_run(folder)
+    except StorageError:
+        yield
+        return
+    try:
+        unlist(folder, re.compile(re.escape(PAGE)))
+        yield
+        list_files(folder)
+    finally:
+        lock.release()

@@ -16,20 +16,11 @@ import filelock
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import TRASH, make_staging_path, remove_folder, replace_file
 from reinforge.runs.journal.journal import LOCK, describe_owner, lock_run
+from reinforge.runs.manifest import OWN_FILES
 from reinforge.runs.run_folder import is_in_use
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 RESERVED_NAMES = {"last"}
-
-OWN_FILES = re.compile(
-    r"config\.yml|run\.sqlite(-wal|-shm|-journal)?|run\.sqlite\.damaged(-\d+)?(-wal)?|run\.log(\.1)?|summary\.json"
-    r"|report\.(html|md)|reward_plot\.png|training_metrics\.jsonl|(reward|validation)_history\.json|curriculum_state\.json"
-    r"|episodes|episodes/epoch-\d+\.jsonl\.zst|transcripts|transcripts/[a-z_]+(-\d+)?\.(yml|json)"
-    r"|checkpoints|checkpoints/(unused-)?step-\d+(/.*)?|model|model/.*|(tensorboard|wandb)(/.*)?"
-    r"|\.lock|\.owner\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
-    re.DOTALL,
-)
-"""What a run writes, relative to its folder."""
 
 MAX_LISTED = 5
 

@@ -25,11 +25,12 @@ from reinforge.errors import (
     ReinforgeError,
     describe_error,
 )
-from reinforge.files import remove_folder, replace_file
+from reinforge.files import remove_folder
 from reinforge.port_bases import PreparesTraining, SavesWeights
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
+from reinforge.runs.manifest import write_listed
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.predictions import locate_predictions, measure_predictions, read_predictions
 from reinforge.runs.progress import SilentProgress
@@ -146,21 +147,26 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         if options.overwrite and folder.exists():
             remove_run(folder)
         journal = RunJournal.open(folder) if options.resume else RunJournal(folder)
-        options.folder = folder
-        context = RunContext(folder.name, journal, LoggedProgress(options.progress or SilentProgress()), config.limits)
-        context.transcripts = config.transcripts
-        context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
-        run = _Run(loaded, parts, context, options)
-        run.dtype = dtype
-        if (config.policy.model or "").startswith(BUNDLED):
-            run.model_folder = await builder.get_model_path()
-        with log_to_folder(folder):
-            try:
-                return await run.run()
-            except JobFailed as error:
-                if options.smoke:
-                    error.add_note("--smoke collects only a few episodes; a full run may find a training signal")
-                raise
+        try:
+            options.folder = folder
+            context = RunContext(
+                folder.name, journal, LoggedProgress(options.progress or SilentProgress()), config.limits
+            )
+            context.transcripts = config.transcripts
+            context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
+            run = _Run(loaded, parts, context, options)
+            run.dtype = dtype
+            if (config.policy.model or "").startswith(BUNDLED):
+                run.model_folder = await builder.get_model_path()
+            with log_to_folder(folder):
+                try:
+                    return await run.run()
+                except JobFailed as error:
+                    if options.smoke:
+                        error.add_note("--smoke collects only a few episodes; a full run may find a training signal")
+                    raise
+        finally:
+            journal.close()
 
 
 def _ensure_replaceable(folder: Path) -> None:
@@ -229,7 +235,6 @@ class _Run:
                 await self._clean_up()
                 finish_trackers(self.parts, self.context, self.summary)
                 self.context.progress.close()
-                self.context.journal.close()
         return self.summary
 
     async def _run_stages(self) -> None:
@@ -348,7 +353,7 @@ class _Run:
                 context.journal.record_stage(versions.BASELINE, "CONFIG", {"added_epochs": added})
                 context.progress.note(f"{added} more epochs than before; the verdict is computed again at the end")
             text = keep_settings_of_one_call(context.folder, text)
-        replace_file(context.folder / "config.yml", text)
+        write_listed(context.folder, "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
         self.summary.predictions = read_predictions(locate_predictions(text, data))
         self.summary.evaluators_sha256 = identify_evaluators(self.loaded)

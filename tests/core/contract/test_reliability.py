@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutant_table import find_problems
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -53,6 +55,10 @@ def test_a_guarantee_has_tests_that_make_fault_runs_and_mutation_checks(guarante
         assert (ROOT / path).is_file()
         assert path.startswith("tests/fault/") or path in command, f"make fault does not run {path}"
     assert [name for path in files for name in find_mutation_checks(path)], f"no mutation check in {', '.join(files)}"
+
+
+def test_every_guarantee_has_a_change_for_make_mutants():
+    assert find_problems(ROWS) == []
 
 
 def read_checks():

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import random
 import re
 import shutil
 import sqlite3
@@ -12,7 +13,9 @@ import sys
 import pytest
 
 from reinforge.runs.episodes import FoundEpisode, format_episode
+from reinforge.runs.journal import verify
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.verify import verify_run
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import read_rows
 from tests.project import Project
@@ -256,6 +259,40 @@ def test_verify_names_what_is_damaged_and_how_to_fix_it(runs, damage, said):
     report = json.loads(call("verify", "killed", "--json").output)
     assert report["sound"] is False
     assert "killed" in call("list").output
+
+
+def test_a_flipped_bit_of_any_file_is_found_and_named(runs):
+    """Also in bytes that nothing reads: pages of the journal that no row uses, or a plot."""
+    done, rng = runs / "done", random.Random(0)
+    paths = [path for path in sorted(done.rglob("*")) if path.is_file() and path.stat().st_size]
+    names = {path.relative_to(done).as_posix() for path in paths}
+    assert {"config.yml", "summary.json", "report.html", "report.md", "run.log", "run.sqlite", "manifest.json",
+            "training_metrics.jsonl", "reward_history.json", "episodes/epoch-0000.jsonl.zst"} <= names  # fmt: skip
+    for path in paths:
+        whole = path.read_bytes()
+        for _ in range(4):
+            at = rng.randrange(len(whole))
+            path.write_bytes(bytes([*whole[:at], whole[at] ^ 1 << rng.randrange(8), *whole[at + 1 :]]))
+            said = [f"{each.what}: {each.problem}" for each in verify_run(done).findings if each.is_damage]
+            assert path.name in "".join(said), f"{path.relative_to(done)}, byte {at}: {said}"
+        path.write_bytes(whole)
+    assert verify_run(done).is_sound
+
+
+def test_without_the_manifest_a_changed_summary_is_sound(runs, monkeypatch):
+    monkeypatch.setattr(verify, "list_damage", lambda folder: [])
+    summary = runs / "done" / "summary.json"
+    summary.write_text(summary.read_text().replace(": ", ":  ", 1))
+    assert verify_run(runs / "done").is_sound
+
+
+def test_a_report_that_is_written_again_is_listed_again(runs):
+    for name in ("done", "killed"):
+        page = runs / name / "report.html"
+        assert call_main("report", name, "--output_dir", "runs").exit_code == 0
+        call("verify", name, code=0)
+        page.write_text(page.read_text() + " ")
+        assert "report.html: it has" in call("verify", name, code=4).output
 
 
 def test_verify_of_a_completed_run_says_how_to_export_an_epoch_again(runs):

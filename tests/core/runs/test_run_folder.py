@@ -178,6 +178,8 @@ def test_rm_does_not_follow_links(ran, tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").write_text("x")
     (ran / "checkpoints" / "step-000009").symlink_to(tmp_path / "kept")
+    (ran.parent / "link").symlink_to(ran)
+    assert "link is a symbolic link" in call("rm", "link", "--yes", code=2).output
     call("rm", "r", "--yes", code=0)
     assert (tmp_path / "kept" / "file").read_text() == "x"
 
@@ -268,7 +270,7 @@ def with_files(change):
         manifest = json.loads((folder / "manifest.json").read_text())
         del manifest["sha256"]
         manifest["files"] = change(manifest["files"])
-        (folder / "manifest.json").write_text(files._format_manifest(manifest))
+        (folder / "manifest.json").write_text(files.format_manifest(manifest))
 
     return craft
 

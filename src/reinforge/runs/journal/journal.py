@@ -39,6 +39,7 @@ from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.schema import insert_row, update_rows
 from reinforge.runs.journal.writer import JournalWriter, note_damage
+from reinforge.runs.manifest import CHANGING, GROWING, list_files, unlist, write_listed
 from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -87,6 +88,7 @@ class RunJournal(JournalReader):
                 make_private_folder(folder / part)
             for each in (folder, folder / "checkpoints", folder / "episodes"):
                 remove_leftovers(each)
+            unlist(folder, GROWING)
             self._writer = JournalWriter(self.database)
             self._has_tables = True
         except BaseException:
@@ -209,6 +211,7 @@ class RunJournal(JournalReader):
         self._writer.put(lambda db: db.execute("DELETE FROM policy_versions WHERE version >= ?", (first,)))
 
     def start_session(self) -> None:
+        unlist(self.folder, CHANGING)
         self._insert("sessions", started_s=time.time(), pid=os.getpid(), host=socket.gethostname())
 
     def record_resume(self, after: int) -> None:
@@ -240,13 +243,15 @@ class RunJournal(JournalReader):
             return None
         text = "".join(f"{data}\n" for _, data in sorted(found.items()))
         crash_point("export.mid")
-        replace_file(target, zstandard.ZstdCompressor(level=3).compress(text.encode()))
+        packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
+        write_listed(self.folder, f"episodes/{target.name}", packed)
         return target
 
     def close(self) -> None:
-        """Writes what is still queued and releases the folder."""
+        """Writes what is still queued, lists every file in the manifest and releases the folder."""
         try:
             self._writer.close()
+            list_files(self.folder)
         finally:
             with contextlib.suppress(OSError):
                 (self.folder / OWNER).unlink()

@@ -44,6 +44,7 @@ from reinforge.runs.journal.schema import (
     read_columns,
     read_tables,
 )
+from reinforge.runs.manifest import GROWING, unlist
 from reinforge.runs.rows import BASELINE
 
 EPISODES = "episodes"
@@ -147,6 +148,7 @@ class _Repair:
 
     def run(self) -> None:
         staged = make_staging_path(self.folder)
+        unlist(self.folder, GROWING)
         try:
             staged.touch(PRIVATE_FILE)
             with contextlib.closing(sqlite3.connect(staged, isolation_level=None)) as new:

@@ -1,7 +1,8 @@
 """Checks that a run folder holds exactly what its journal says; changes nothing.
 
-database      every row, with its checksum                 checkpoints   each file against the manifest's SHA-256
+database      every row, with its checksum                 checkpoints   each file against their manifest's SHA-256
 snapshots     the checkpoints that a run can resume from   exports       one per epoch, readable to the last line
+files         each against the SHA-256 in the run's own manifest (unless a process is writing them)
 leftovers     what a killed process was writing or removing, and checkpoints that are not in the journal (yet)
 """
 
@@ -15,7 +16,7 @@ import zstandard
 
 from reinforge.bounded import load_json
 from reinforge.errors import ReinforgeError
-from reinforge.files import MANIFEST, TRASH, find_damage, read_json_file
+from reinforge.files import MANIFEST, TRASH, find_damage, list_damage, read_json_file, read_manifest
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.repair import JournalCheck, check_journal
@@ -37,6 +38,7 @@ from reinforge.runs.run_folder import (
 from reinforge.runs.summary import load_summary
 
 NOT_NEEDED = "not needed"
+CONFIG_FIX = "run `reinforge finetune FILE --dry_run` with your file, and copy the config.yml that it writes here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class _Verifier:
             self._check_exports(self.record)
             self._check_files(self.record)
         if not self.is_running:
+            self._check_manifest()
             self._check_leftovers()
         return self.result
 
@@ -246,8 +249,7 @@ class _Verifier:
 
     def _check_files(self, record: RunRecord) -> None:
         if not read_config(self.folder):
-            fix = "run `reinforge finetune FILE --dry_run` with your file, and copy the config.yml that it writes here"
-            self._report("config.yml", "it is missing or cannot be read", fix)
+            self._report("config.yml", "it is missing or cannot be read", CONFIG_FIX)
         has_ended = record.facts.get("status") not in (None, RUNNING)
         if self.result.overview.status != RUNNING and has_ended:
             try:
@@ -255,6 +257,25 @@ class _Verifier:
             except ReinforgeError as error:
                 fix = "`reinforge runs show` prints the validation scores from the journal"
                 self._report("summary.json", str(error), fix if self.is_done else "--resume writes it when it ends")
+
+    def _check_manifest(self) -> None:
+        """Compares every listed file; what other checks have reported is not repeated."""
+        if self.record is not None and not self.record.facts:  # it was stopped before it had a manifest
+            return
+        fixes = {
+            JOURNAL: "every row in it is intact: nothing is lost",
+            MANIFEST: "other changes cannot be found without it; the run writes it again when it is resumed",
+            "config.yml": CONFIG_FIX,
+            "report.html": f"`reinforge report {self.folder}` regenerates it",
+        }
+        reported, damage = {finding.what for finding in self.result.findings}, list(list_damage(self.folder))
+        for name, problem in damage:
+            if name not in reported:
+                fix = fixes.get(name, f"{NOT_NEEDED} to resume; the journal holds the results")
+                self._report(name, problem.replace(f"{name} ", "it ", 1), fix)
+        if MANIFEST not in dict(damage):
+            total = len(read_manifest(self.folder))
+            self.result.checked["files"] = f"{total - len(damage)} of {total} listed files intact"
 
     def _check_leftovers(self) -> None:
         for path in find_leftovers(self.folder):
