@@ -101,6 +101,9 @@ class Referee:
     def __init__(self, base_answers: BaseAnswers, failures: ScoreFailures, retries: int, timeout_s: float):
         self.base_answers, self.failures, self.retries, self.timeout_s = base_answers, failures, retries, timeout_s
 
+    def open_groups(self, keys: Sequence[EpisodeKey], finished: Iterable[EpisodeRecord]) -> SiblingGroups:
+        return SiblingGroups(keys, finished)
+
     async def compare_siblings(
         self, groups: SiblingGroups, evaluators: Mapping[str, GroupEvaluator], records: list[EpisodeRecord]
     ) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.blocks import OutcomesConfig
 from reinforge.crash import crash_point
@@ -22,12 +22,11 @@ from reinforge.evaluation.evaluators.base import (
     score_item,
 )
 from reinforge.evaluation.evaluators.weighted import Weighted
-from reinforge.evaluation.opponents import BASELINE, BaseAnswers, Referee, SiblingGroups
 from reinforge.evaluation.reasons import ScoreFailures, find_missing_reason, find_unscored_reason
 from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationRunner, Evaluator, GroupEvaluator
 from reinforge.rollout.episode import with_steps
-from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.runner import EpisodeRunner, Score, score_alone
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import (
     MAX_SCORE,
@@ -39,6 +38,9 @@ from reinforge.types.evaluation import (
     EvaluationRunOutput,
 )
 from reinforge.types.trajectory import Outcome
+
+if TYPE_CHECKING:
+    from reinforge.evaluation.opponents import Referee, SiblingGroups
 
 HELD_OUT = ("select", "confirm")
 
@@ -91,8 +93,7 @@ class DatasetEvaluation(EvaluationRunner):
         self._calls: dict[int, dict[str, ModelCall]] = {}
         self._num_evals: Counter[int] = Counter()
         self._failures = ScoreFailures(note)
-        self._base_answers = BaseAnswers(lambda phase: self.load_episodes(BASELINE, self._items, phase))
-        self._referee = Referee(self._base_answers, self._failures, outcomes.retries, runner.limits.evaluator_timeout_s)
+        self._referee = self._make_referee()
 
     def example_ids(self, split: str) -> list[str]:
         return [str(item.id) for item in self.splits[split]]
@@ -105,11 +106,14 @@ class DatasetEvaluation(EvaluationRunner):
         episodes = [(key, self._items[key.example_id]) for key in keys]
         finished = {key: record for key, item in episodes if (record := self.recall(key, item)) is not None}
         remaining = [(key, item) for key, item in episodes if key not in finished]
-        complete = partial(self._compare, SiblingGroups(keys, finished.values()))
+        complete: Score = score_alone
+        if self._referee is not None:
+            complete = partial(self._compare, self._referee, self._referee.open_groups(keys, finished.values()))
         run = await self.runner.run(remaining, self._score, self.listener, complete)
         finished |= {record.key: record for record in run}
         records = [finished[key] for key in keys]
-        self._base_answers.add(records)
+        if self._referee is not None:
+            self._referee.base_answers.add(records)
         self._calls = {epoch: calls for epoch, calls in self._calls.items() if epoch >= self.epoch}
         for record in records:
             if record.key.phase == "collect":
@@ -149,14 +153,24 @@ class DatasetEvaluation(EvaluationRunner):
             if not isinstance(evaluator, GroupEvaluator | Weighted):
                 await self._score_with(name, evaluators, record, record.scores)
 
-    async def _compare(self, groups: SiblingGroups, record: EpisodeRecord) -> None:
+    def _make_referee(self) -> Referee | None:
+        """Returns what has episodes compared; None: no evaluator compares any."""
+        evaluators = (*self.evaluators.values(), *self.held_out_evaluators.values())
+        if not any(isinstance(each, GroupEvaluator) for each in evaluators):
+            return None
+        from reinforge.evaluation.opponents import BASELINE, BaseAnswers, Referee
+
+        base_answers = BaseAnswers(lambda phase: self.load_episodes(BASELINE, self._items, phase))
+        return Referee(base_answers, self._failures, self.outcomes.retries, self.runner.limits.evaluator_timeout_s)
+
+    async def _compare(self, referee: Referee, groups: SiblingGroups, record: EpisodeRecord) -> None:
         evaluators = self._find_group_evaluators(record)
         if not evaluators:
             return
         if record.key.phase == "collect":
-            await groups.join(record, partial(self._referee.compare_siblings, groups, evaluators))
+            await groups.join(record, partial(referee.compare_siblings, groups, evaluators))
         elif not record.outcome.is_missing:
-            await self._referee.compare_with_reference(evaluators, record)
+            await referee.compare_with_reference(evaluators, record)
         if not record.outcome.is_missing:
             await self._score_fully(record)
 

@@ -83,7 +83,8 @@ def find_loss(spec: LossSpec) -> Loss:
         ConfigError: No loss has that name, or the loss does not take these parameters.
     """
     for family in FAMILIES:
-        importlib.import_module(family)
+        if spec.name not in _LOSSES and ":" not in spec.name:
+            importlib.import_module(family)
     loss = _import_loss(spec.name) if ":" in spec.name else _LOSSES.get(spec.name)
     if loss is None:
         names = ", ".join(sorted(_LOSSES))

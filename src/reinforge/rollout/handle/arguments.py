@@ -15,13 +15,16 @@ from typing import Any
 
 from reinforge.errors import InvalidCall, did_you_mean
 
+FORMATS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
+"""Arguments that say what the reply must match."""
 HONORED = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
         "frequency_penalty", "presence_penalty", "logit_bias", "tools", "tool_choice", "parallel_tool_calls",
-        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
         "reasoning_effort", "verbosity", "chat_template_kwargs", "enable_thinking", "prompt", "return_token_ids",
-        "top_logprobs",
+        "top_logprobs", *FORMATS,
     }
 )  # fmt: skip
 IGNORED = frozenset(

@@ -15,9 +15,8 @@ from typing import Any
 
 from reinforge.errors import InvalidCall
 from reinforge.limits import get_limits
-from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.arguments import FORMATS, CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
-from reinforge.rollout.handle.response_format import read_grammar
 from reinforge.rollout.handle.tool_arguments import read_tools
 from reinforge.types.request import Message, ModelRequest, SamplingParams
 
@@ -61,7 +60,11 @@ def build_request(
         raise arguments.bad("prompt", "cannot be combined with messages: pass one of them")
     tools, tool_choice = read_tools(arguments)
     is_forced = tool_choice not in ("auto", "none")
-    grammar = read_grammar(arguments)
+    grammar = None
+    if any(name in arguments.given for name in FORMATS):
+        from reinforge.rollout.handle.response_format import read_grammar
+
+        grammar = read_grammar(arguments)
     return ModelRequest(
         read_messages(messages or ()),
         _build_params(arguments, sampling, seed),

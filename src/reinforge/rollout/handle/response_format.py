@@ -19,7 +19,7 @@ from typing import Any
 from reinforge.bounded import dump_json, load_json
 from reinforge.errors import InvalidCall
 from reinforge.limits import get_limits
-from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.arguments import FORMATS, CallArguments
 from reinforge.types.request import Grammar
 
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
@@ -29,10 +29,8 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
 def read_grammar(arguments: CallArguments) -> Grammar | None:
-    """Returns what the reply must match; None: it is free."""
-    given = [name for name in ("response_format", "structured_outputs", *_GUIDED) if name in arguments.given]
-    if not given:
-        return None
+    """Returns what the reply must match, by the one of `FORMATS` that is given; None: it is free."""
+    given = [name for name in FORMATS if name in arguments.given]
     if len(given) > 1:
         raise arguments.bad(given[1], f"cannot be combined with {arguments.path(given[0])}: pass one of them")
     name, value = given[0], arguments.given[given[0]]

@@ -18,7 +18,6 @@ from reinforge.errors import did_you_mean
 from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
-from reinforge.rollout.handle.response_format import find_schema_problem
 
 MODES = ("auto", "none", "required")
 
@@ -86,6 +85,8 @@ def _find_problem(tool: Any) -> tuple[str, str] | None:
     where = ".function.parameters"
     if not isinstance(parameters, dict):
         return where, f"must be a JSON schema, found {type(parameters).__name__}"
+    from reinforge.rollout.handle.response_format import find_schema_problem
+
     problem = find_schema_problem(json.dumps(parameters))
     return None if problem is None else (where, f"is not a usable JSON schema: {problem}")
 
