@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(
         "Strings that cannot be written",
         "files.py",
-        "    except Exception as cause:  # a user's type may raise anything\n",
-        "    except (TypeError, ValueError, RecursionError) as cause:\n",
+        "    except BaseException as cause:\n        if is_interrupt(cause):\n            raise\n        raise Rec",
+        "    except (TypeError, ValueError, RecursionError) as cause:\n        raise Rec",
         "tests/fault/test_unrecordable.py",
     ),
     Mutant(
