@@ -71,6 +71,10 @@ class ConfigError(ReinforgeError, ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class TemplateError(ConfigError):
+    """The model's chat template cannot write what a request asks for."""
+
+
 class TrajectoryError(ReinforgeError, ValueError):
     exit_code = 2
 

@@ -26,7 +26,7 @@ from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
 from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.protocols.openai.service import JOBS, FineTuningService
-from reinforge.rollout import runner
+from reinforge.rollout import ending, runner
 from reinforge.rollout.isolation import containment, processes, worker_pool
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
@@ -269,6 +269,7 @@ def contain_nothing():
 
     containment.ContainedTask._settle = settle
     containment.ContainedTask.abandon = lambda task: None
+    ending.is_interrupt = lambda error: not isinstance(error, Exception)
 
 
 def read_what_raises():

@@ -150,7 +150,7 @@ async def test_a_score_that_failed_is_missing_with_its_reason_and_the_others_cou
     records = await records_of(evaluation)
     assert [record.reward for record in records] == [1.0, None, 1.0, 1.0]
     broken = records[int(BROKEN)]
-    assert broken.outcome is Outcome.JUDGE_ERROR
+    assert broken.outcome is Outcome.REWARD_ERROR
     assert why in broken.reason
     assert broken.scores["reward"].score is None
     summary = evaluation.report("train", 0, records).summaries["reward"]
@@ -309,7 +309,7 @@ async def test_evaluators_run_at_the_same_time():
 
 async def test_evaluators_that_hang_do_not_keep_the_process_alive():
     records = await records_of(evaluation_of({"reward": PythonEvaluator(hangs)}, retries=1, timeout_s=TIMEOUT_S))
-    assert [record.outcome for record in records] == [Outcome.JUDGE_ERROR] * 4
+    assert [record.outcome for record in records] == [Outcome.REWARD_ERROR] * 4
     left = [thread for thread in threading.enumerate() if thread.name == "evaluator"]
     assert left
     assert all(thread.daemon for thread in left)
@@ -324,7 +324,7 @@ async def test_a_run_continues_without_the_failed_scores(tmp_path):
     run = ScriptedRun(tmp_path, reward=fails_often)
     run.settings["finetuning"]["outcomes"]["max_missing"] = 1.0
     summary = await run.run()
-    assert summary.episodes["judge_error"] > 10
+    assert summary.episodes["reward_error"] > 10
     rewards = [t.reward for job in run.adapter.jobs for group in job.groups for t in group.trajectories]
     assert rewards
     assert set(rewards) <= {1.0, 4.0, 5.0, 6.0, 7.0}, "0 is not among them"

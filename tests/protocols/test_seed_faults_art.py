@@ -25,7 +25,7 @@ COVERED = {
     2: ["tests/core/engine/test_learning_rate.py::test_the_engine_uses_the_rate_that_is_printed"],
     4: ["tests/core/rollout/test_episode.py::test_tool_calls_and_content_blocks_are_kept"],
     5: ["tests/core/algorithms/test_algorithms.py::test_an_untrainable_sibling_still_counts_in_the_mean"],
-    6: ["tests/core/trainer/test_loop.py::test_an_unhealthy_backend_is_noticed_before_anything_runs"],
+    6: ["tests/core/e2e/test_own_trainers.py::test_an_unhealthy_backend_is_noticed_around_any_trainer"],
     9: [
         "tests/core/e2e/test_user_components.py::test_a_failed_job_that_a_trainer_only_returns_fails_the_run",
         "tests/core/trainer/test_outside_a_run.py::test_cleanup_cancels_what_is_being_collected",

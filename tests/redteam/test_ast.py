@@ -527,7 +527,7 @@ def test_success_has_a_wilson_interval():
         system.logits[:, 1] = 30.0
     found = ASTEvaluator(ASTSampler(system, ["a"], tree_depth=1), seeds=range(4)).evaluate(progress=False)
     low, high = (found["summary"]["attack_success"][end] for end in ("ci_low", "ci_high"))
-    assert low == pytest.approx(4 / (4 + 1.959964**2), abs=1e-4), "n of n: n / (n + z^2)"
+    assert low == pytest.approx(1 / (1 + 1.959964**2), abs=1e-4), "n of n openings: n / (n + z^2), and n is 1"
     assert high == 1.0
     assert len(found["details"]) == 4
 

@@ -121,7 +121,7 @@ def test_a_target_of_plain_code_needs_no_model(attack):
     attack.settings["functions"] = {"target": {"_type": "python", "function": "target:clerk"}}
     attack.settings["workflow"] |= {"baseline": None, "ppl_weight": 0.0}
     del attack.settings["eval"]["evaluators"]["naturalness"]
-    attack.set("finetuning.num_epochs", 1)
+    attack.set("finetuning.num_epochs", 1).set("finetuning.limits.allow_no_training", True)
     result = train(attack)
     assert result.exit_code == 0, result.output
     assert set(attack.summary["episodes"]) == {"ok"}

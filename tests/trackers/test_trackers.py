@@ -245,10 +245,9 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(journal: RunJournal
         session.progress.stage(number, "COLLECT", 4)
         session.progress.epoch_done(epoch(number))
     session.finish()
-    assert session.display.notes == [
-        f"tracker board: OSError: no route to host (test_trackers.py:{line}); training continues, and the run folder "
-        "has every metric"
-    ]
+    [note] = session.display.notes
+    assert note.startswith("tracker board: OSError: no route to host (")
+    assert note.endswith(f"test_trackers.py:{line}); training continues, and the run folder has every metric")
 
 
 def test_a_tracker_that_hangs_holds_up_nothing(journal: RunJournal, monkeypatch: pytest.MonkeyPatch) -> None:

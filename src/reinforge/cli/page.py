@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -35,33 +34,31 @@ def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> No
       reinforge report last
       reinforge report 20260101-120000-ab12 --output result.html
     """
-    from reinforge.runs.page.page import write_page
+    from reinforge.runs.manifest import list_files, unlist
+    from reinforge.runs.page.page import PAGE, write_page
     from reinforge.runs.run_folder import find_run
 
     folder = find_run(run, Path(output_dir))
-    with nullcontext() if output else _rewrite_listed(folder):
-        path = write_page(folder, path=output)
+    if output is None:
+        _while_unused(folder, lambda: unlist(folder, re.compile(re.escape(PAGE))))
+    path = write_page(folder, path=output)  # without the lock, which tells a run that is in progress
+    if output is None:
+        _while_unused(folder, lambda: list_files(folder))
     if as_json:
         say_json({"page": str(path)})
     else:
         say(str(path))
 
 
-@contextmanager
-def _rewrite_listed(folder: Path) -> Iterator[None]:
-    """Lists the files of a run again after they were written; a process that is using the run lists them at its end."""
+def _while_unused(folder: Path, work: Callable[[], None]) -> None:
+    """Does something with the manifest of a run; a process that is using the run lists the files at its end."""
     from reinforge.runs.journal.journal import lock_run
-    from reinforge.runs.manifest import list_files, unlist
-    from reinforge.runs.page.page import PAGE
 
     try:
         lock = lock_run(folder)
     except StorageError:
-        yield
         return
     try:
-        unlist(folder, re.compile(re.escape(PAGE)))
-        yield
-        list_files(folder)
+        work()
     finally:
         lock.release()

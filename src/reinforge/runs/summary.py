@@ -126,7 +126,7 @@ class RunSummary:
         """Returns how the run ended, to follow its name: `improved the agent`."""
         if self.status != "completed":
             how = {"failed": "failed", "cancelled": "was cancelled", "stopped": "stopped early"}[self.status]
-            return f"{how}, and improved the agent" if self.promoted else how
+            return f"{how}, and improved the agent" if self.promoted and not self.smoke else how
         if self.smoke:
             return "passed its smoke test: every stage works"
         if self.promoted:

@@ -255,7 +255,8 @@ def _list_code(value: Any, root: Path) -> Iterator[str]:
         for name in sorted(used & known.keys()):
             each = known[name]
             if inspect.ismodule(each) and _is_of_project(each, root):
-                yield inspect.getsource(each)
+                with contextlib.suppress(OSError):  # an empty file has no source
+                    yield inspect.getsource(each)
             elif inspect.isfunction(each) or inspect.isclass(each):
                 remaining += [each] if each.__module__ == function.__module__ or _is_of_project(each, root) else []
             elif (constant := _describe_constant(each)) is not None:
@@ -264,9 +265,10 @@ def _list_code(value: Any, root: Path) -> Iterator[str]:
 
 def _is_of_project(value: Any, root: Path) -> bool:
     try:
-        return is_own_file(Path(inspect.getsourcefile(value) or "").resolve(), root)
+        file = inspect.getsourcefile(value)
     except TypeError:  # built in
         return False
+    return file is not None and is_own_file(Path(file).resolve(), root)  # a module in C has none
 
 
 def _describe_constant(value: Any) -> str | None:

@@ -112,8 +112,8 @@ def test_invalid_rows_are_listed_with_their_lines_before_any_work(offline):
     broken = [{"role": "assistant", "content": "yes"}, {"role": "tool", "content": "?"}]
     offline.rows = [{**row, "completion": broken} if n in (4, 7) else row for n, row in enumerate(offline.rows)]
     result = offline.set("finetuning.splits", {"key": "split"}).finetune(code=2)
-    for line in (5, 8):
-        assert f"data.jsonl:{line}: completion: the last message has role tool, expected assistant" in result.output
+    said = "data.jsonl:5: 2 × completion: the last message has role tool, expected assistant (also at data.jsonl:8)"
+    assert said in result.output
     assert not offline.run.exists()
 
 

@@ -133,7 +133,7 @@ async def test_a_forgotten_return_is_told_with_its_line_where_the_evaluator_fail
     async def forgets(item, llm, context):
         await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
 
-    with pytest.raises(EvaluationError, match="judge_error") as caught:
+    with pytest.raises(EvaluationError, match="reward_error") as caught:
         await LearningRun(tmp_path, workflow=forgets, reward=by_version).run()
     assert caught.value.__notes__[0] == (
         f"forgets (test_reporting.py:{forgets.__code__.co_firstlineno}) returned None in all 6 episodes: "

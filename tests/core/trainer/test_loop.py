@@ -111,6 +111,7 @@ async def test_the_curves_interval_counts_prompts_and_not_groups(loop):
     it = loop(
         score=lambda item: float(int(item.id) % 4) + by_answer(item) / 100,
         builder=GroupTrajectoryBuilderConfig(num_generations=4),
+        limits={"allow_no_training": True},
     )
     it.builder.evaluation.clusters = {str(n): f"prompt {n % 4}" for n in range(20)}
     await it.run(1)

@@ -308,7 +308,10 @@ async def test_with_one_generation_all_examples_are_one_group(tmp_path):
     builder = art_builder([eval_output((1.0, 0.0, 0.5))], num_generations=1)
     await builder.start_run("r")
     [group] = (await builder.finalize("r")).groups
-    assert (group.rewards, builder.example_rewards([group])) == ([1.0, 0.0, 0.5], [1.0, 0.0, 0.5])
+    assert (group.rewards, builder.example_rewards([group])) == (
+        [1.0, 0.0, 0.5],
+        [("all", 1.0), ("all", 0.0), ("all", 0.5)],
+    )
     builder.log_progress("r", {"num_trajectories": 3}, str(tmp_path / "logs"))
     line = json.loads((tmp_path / "logs" / "trajectory_builder_r.jsonl").read_text())
     assert line.pop("timestamp")

@@ -23,7 +23,14 @@ from pydantic_core import to_json
 
 from reinforge.bounded import TooDeepError, TooManyError, check_values, load_json
 from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, ReplyHead
-from reinforge.errors import BackendError, BackendUnavailable, ContextOverflow, MessagesRejected
+from reinforge.errors import (
+    BackendError,
+    BackendUnavailable,
+    ConfigError,
+    ContextOverflow,
+    MessagesRejected,
+    TemplateError,
+)
 from reinforge.limits import get_limits
 from reinforge.safe_text import redact_secrets
 
@@ -164,7 +171,8 @@ def describe_failure(error: Exception, what: str = "a model call of an agent") -
         return BadRequest(text or type(error).__name__, status=503, code="backend_unavailable")
     if isinstance(error, BackendError):
         return BadRequest(text, status=502, code="backend_error")
-    if isinstance(error, TypeError | ValueError):
+    is_setup = isinstance(error, ConfigError) and not isinstance(error, TemplateError)
+    if isinstance(error, TypeError | ValueError) and not is_setup:
         return BadRequest(text, getattr(error, "param", None))
     logger.warning("%s failed: %s: %s", what, type(error).__name__, text, exc_info=error)
     return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")
