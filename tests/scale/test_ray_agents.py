@@ -53,7 +53,7 @@ async def test_episodes_are_those_of_this_process_and_workers_that_end_cost_none
     here = await collect(evaluation_of(in_process(folder, "die_once"), kinds=kinds))
     assert [facts(record) for record in there] == [facts(record) for record in here]
     assert {(record.outcome, record.attempt) for record in [*there, *again]} == {(Outcome.OK, 0)}
-    assert not any(map(psutil.pid_exists, [actor.pid for actor in actors])), "closing the pool ends its processes"
+    assert psutil.wait_procs(actors, timeout=30)[1] == [], "closing the pool ends its processes"
 
 
 async def test_agents_of_all_kinds(folder):  # noqa: F811

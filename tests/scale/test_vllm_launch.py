@@ -208,6 +208,7 @@ def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python,
     project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
     project.set("finetuning.num_epochs", 3).set("trajectory_builders.builder.examples_per_epoch", 4)
     project.rows = project.rows[:16]
+    project.set("finetuning.gate.allow_no_verdict", True)
     project.write_files()
     command = [sys.executable, "-m", "reinforge", "finetune", "run.yml"]
     run = subprocess.Popen([*command, "--run_name", "r"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
