@@ -71,7 +71,7 @@ class ConfigError(ReinforgeError, ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class TemplateError(ConfigError):
+class ChatTemplateError(ConfigError):
     """The model's chat template cannot write what a request asks for."""
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.errors import ConfigError, EngineError, StorageError
+from reinforge.errors import ChatTemplateError, EngineError, StorageError
 from tests.doubles import ScriptedPolicy
 from tests.serving.serving import async_anthropic, async_openai, http, says, serve
 
@@ -157,7 +157,7 @@ async def test_the_models_are_listed(app):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ConfigError("{} builds too much"), 400), (EngineError("{} is broken"), 500), (StorageError("no {}"), 500)],
+    [(ChatTemplateError("{} builds too much"), 400), (EngineError("{} is broken"), 500), (StorageError("no {}"), 500)],
 )
 async def test_no_message_to_a_client_has_a_path_of_the_server(path, stream, error, status, tmp_path):
     """And only what is not the client's fault is a 5xx."""

@@ -18,12 +18,12 @@ from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
 from reinforge.engine.model.text_stream import TextStream
 from reinforge.errors import (
+    ChatTemplateError,
     ConfigError,
     ContextOverflow,
     EngineError,
     MessagesRejected,
     Problem,
-    TemplateError,
     boundary,
 )
 from reinforge.limits import get_limits
@@ -155,7 +155,7 @@ class PromptRenderer:
         Raises:
             ContextOverflow: It has more than `max_tokens`.
             MessagesRejected: The template raises an error.
-            TemplateError: The template takes too long or builds too much; or there are tools, and it ignores them.
+            ChatTemplateError: The template takes too long or builds too much; or there are tools, and it ignores them.
             ValueError: A message has text that cannot be encoded, or the prompt is empty.
         """
         if request.prompt is not None:
@@ -295,7 +295,7 @@ class PromptRenderer:
                 )
         except TemplateLimitReached as error:
             message = f"the chat template of {self.tokenizer.name_or_path} {error}"
-            raise TemplateError(Problem(CHAT_TEMPLATE, message, "set another template")) from None
+            raise ChatTemplateError(Problem(CHAT_TEMPLATE, message, "set another template")) from None
 
     def _check_tools(self, request: ModelRequest, text: str) -> None:
         """Refuses a request with tools whose prompt is the same without them: the policy would never see its tools."""
@@ -309,7 +309,7 @@ class PromptRenderer:
                 "set a template that renders `tools` and that the model was trained with, or describe the tools in a "
                 "message and do not pass them"
             )
-            raise TemplateError(Problem(CHAT_TEMPLATE, message, fix))
+            raise ChatTemplateError(Problem(CHAT_TEMPLATE, message, fix))
         self._renders_tools = True
 
     def decode(self, token_ids: Sequence[int]) -> str:

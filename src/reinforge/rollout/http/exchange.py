@@ -26,10 +26,10 @@ from reinforge.dialects.chat_call import BadRequest, ChatCall, EventWriter, Repl
 from reinforge.errors import (
     BackendError,
     BackendUnavailable,
+    ChatTemplateError,
     ConfigError,
     ContextOverflow,
     MessagesRejected,
-    TemplateError,
 )
 from reinforge.limits import get_limits
 from reinforge.safe_text import redact_secrets
@@ -171,7 +171,7 @@ def describe_failure(error: Exception, what: str = "a model call of an agent") -
         return BadRequest(text or type(error).__name__, status=503, code="backend_unavailable")
     if isinstance(error, BackendError):
         return BadRequest(text, status=502, code="backend_error")
-    is_setup = isinstance(error, ConfigError) and not isinstance(error, TemplateError)
+    is_setup = isinstance(error, ConfigError) and not isinstance(error, ChatTemplateError)
     if isinstance(error, TypeError | ValueError) and not is_setup:
         return BadRequest(text, getattr(error, "param", None))
     logger.warning("%s failed: %s: %s", what, type(error).__name__, text, exc_info=error)
