@@ -138,6 +138,7 @@ def check(path: ConfigPath) -> None:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Path) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "task", raising=False)  # another test's project may have one of this name
     monkeypatch.setenv("MODEL", str(tiny_model_dir))
     Path("run.yml").write_text(FILE)
     Path("task.py").write_text("async def agent(item, llm, context):\n    return ''\n")
