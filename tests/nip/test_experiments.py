@@ -86,7 +86,7 @@ def test_each_group_has_a_model_of_its_own(tmp_path, tiny_model_dir, rank):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"backend": "nowhere"}, "there is no backend nowhere"),
+        ({"backend": "nowhere"}, "no backend named nowhere"),
         ({"models": {"prover": "m"}}, "there are models for prover, but llms has the adapters prover, verifier"),
     ],
 )

@@ -162,7 +162,7 @@ async def groups_adapter(config: GroupsAdapterConfig, builder: Builder) -> Async
     backend = builder.config.trainer_adapters.get(config.backend)
     if backend is None or backend is config:
         known = ", ".join(name for name, each in builder.config.trainer_adapters.items() if each is not config)
-        raise ConfigError(Problem("trainer_adapters", f"there is no backend {config.backend}", f"name one of: {known}"))
+        raise ConfigError(Problem("trainer_adapters", f"no backend named {config.backend}", f"name one of: {known}"))
     if (names := set(find_adapters(builder.config.llms).values())) != config.models.keys():
         message = (
             f"there are models for {', '.join(config.models)}, but llms has the adapters {', '.join(sorted(names))}"

@@ -160,7 +160,7 @@ def hide_paths(text: str) -> str:
 
     Example: "cannot read /home/me/base/config.json" -> "cannot read config.json".
     """
-    roots = frozenset(os.listdir("/"))  # `/v1/files` is no path of a machine
+    roots = frozenset(os.listdir("/"))  # `/v1/files` is not a path of this machine
     return _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2] if path[1] in roots else path[0], text)
 
 
