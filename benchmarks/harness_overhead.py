@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import reinforge
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sides import Side, Turns, alternate, compute_ratios, format_spread, start_side
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import Evaluator

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sampler import SIZES, random_model, show
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.multiagent.agents import PureTextWholeAgent

@@ -334,7 +334,7 @@ MUTANTS = [
     ),
     Mutant(
         "Programs leave nothing behind",
-        "rollout/workflows/command.py",
+        "rollout/workflows/command_workflow.py",
         'if name in INHERITED or name.startswith("LC_")}',
         'if name in INHERITED or not name.startswith("OPENAI_")}',
         "tests/core/rollout/test_command.py::test_the_environment_is_clean_but_for_what_is_named",

@@ -60,7 +60,7 @@ BUILTINS = {
         "trainer.held_out_replies": "held_out_replies",
     },
     "llm": {
-        "rollout.models.llms": "policy",
+        "rollout.models.policy_llm": "policy",
         "rollout.models.local_llm": "local",
         "rollout.models.openai_client": "openai",
     },
@@ -114,7 +114,7 @@ BUILTINS = {
         "redteam.attack": "redteam",
         "rollout.workflow": "python",
         "rollout.workflows.chat": "chat",
-        "rollout.workflows.command": "command",
+        "rollout.workflows.command_workflow": "command",
         "rollout.workflows.http_workflow": "http",
         "rollout.workflows.tool_agent": "tool_agent",
         "tasks.debate.cells": "cell_debate",

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import reinforge
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.exports.generate_policy import GeneratePolicy
 from reinforge.exports.gguf import file as gguf_file
 from reinforge.exports.judge import Parity, compare, make_greedy

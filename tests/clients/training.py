@@ -22,7 +22,7 @@ from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.loader import build_config
 from reinforge.dialects.tool_calls import parse_reply, prepare_request
 from reinforge.registry import REGISTRY
-from reinforge.rollout.models.llms import PolicyLLM, PolicyLLMConfig
+from reinforge.rollout.models.policy_llm import PolicyLLM, PolicyLLMConfig
 from reinforge.runs.progress import SilentProgress
 from reinforge.tasks.shop.starter import CHAT_TEMPLATE
 from reinforge.trainer.options import RunOptions

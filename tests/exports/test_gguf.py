@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.errors import ConfigError
 from reinforge.exports.gguf import file as gguf_file
 from reinforge.exports.gguf.file import (

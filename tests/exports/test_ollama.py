@@ -5,7 +5,7 @@ import re
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.exports.artifact import find_blocks, format_modelfile
 from tests.models import CHAT_TEMPLATE
 

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import BackendError, BackendUnavailable, EvaluationError
 from reinforge.evaluation import run as run_module
 from reinforge.evaluation.evaluators import base

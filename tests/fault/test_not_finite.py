@@ -11,7 +11,7 @@ import torch
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO
-from reinforge.config.blocks import LimitsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.policy import BatchConfig, PolicyConfig, ScheduleConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine, LossOutput, register_loss

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.runner import EpisodeRunner

@@ -17,14 +17,14 @@ import pytest
 
 from reinforge.algorithms import samples as to_samples_module
 from reinforge.algorithms.grpo import GRPO
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import PolicyServer
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig

@@ -19,7 +19,7 @@ from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout import history as history_module
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.types.request import ModelReply, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory
 from tests.families import SPECS, DialogueMaker

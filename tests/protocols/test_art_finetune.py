@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.config.loader import build_config
-from reinforge.rollout.models.llms import find_served_entries
+from reinforge.rollout.models.policy_llm import find_served_entries
 from tests.journal_rows import read_rows
 from tests.openai_server import fails, page
 from tests.protocols.art import use_art_adapter

@@ -8,7 +8,7 @@ import pytest
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.blocks import LimitsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.files import find_damage

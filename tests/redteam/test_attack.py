@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation.evaluators.contains import Contains, ContainsConfig
 from reinforge.redteam.attack import Attack, AttackSuccess, Naturalness, RedteamConfig
 from reinforge.rollout.runner import EpisodeRunner

@@ -12,7 +12,7 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.errors import BackendError, ConfigError
-from reinforge.rollout.models.openai_config import EndpointConfig
+from reinforge.rollout.models.endpoint_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from reinforge.scale.vllm.client import GeneratedChoice, VLLMClient
 from reinforge.scale.vllm.policy import fill_in_tokens

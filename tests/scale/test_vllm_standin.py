@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reinforge.rollout.models.openai_config import EndpointConfig
+from reinforge.rollout.models.endpoint_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from tests.models import make_tiny_model
 from tests.scale.vllm_answers import ANSWERS, call_server

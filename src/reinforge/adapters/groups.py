@@ -19,7 +19,7 @@ from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.interfaces import Builder, PolicyServer, TrainerAdapter
 from reinforge.port_bases import DescribesSettings, PreparesTraining, Resubmits, SavesWeights
 from reinforge.registry import REGISTRY, register_trainer_adapter
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup

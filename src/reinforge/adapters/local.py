@@ -33,7 +33,7 @@ from reinforge.files import find_damage
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, Teacher, TrainerAdapter
 from reinforge.registry import load_named, register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.sample import LossSpec, Sharding
 from reinforge.types.trajectory import TrajectoryCollection

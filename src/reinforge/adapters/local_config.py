@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from reinforge.config.blocks import Block
+from reinforge.config.finetuning_blocks import Block
 from reinforge.config.schema import TrainerAdapterConfig
-from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
 from reinforge.types.sample import Sharding
 
 OWN_ARGUMENTS = frozenset(

@@ -38,7 +38,7 @@ COMMANDS = {
     "runs": ("reinforge.cli.runs", "List runs, show what happened to one, compare two, verify or remove one."),
     "view": ("reinforge.view.command", "Show all runs in the browser: live curves, every episode, comparisons."),
     "watch": ("reinforge.cli.watch", "Follow a run in the terminal until it ends."),
-    "report": ("reinforge.cli.page", "Write the HTML report of a run: curves, verdict, episodes, settings."),
+    "report": ("reinforge.cli.report", "Write the HTML report of a run: curves, verdict, episodes, settings."),
     "redteam": ("reinforge.redteam.command", "Train an attacker against a target, and report how the target fails."),
     "env": ("reinforge.cli.env", "Print versions and machine for a bug report."),
     "doctor": ("reinforge.cli.doctor", "Check the installation, and that a tiny model learns on this machine."),
@@ -58,7 +58,7 @@ def choose_work(command: Callable[[], Any]) -> Callable[[], Any]:
     if TORCHRUN_MARK not in os.environ:
         return command
     from reinforge.adapters.processes import find_launcher
-    from reinforge.cli.report import exit_on_error
+    from reinforge.cli.exits import exit_on_error
 
     def work() -> None:
         with exit_on_error(as_json=False, debug=False):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reinforge.cli.exits import INTERRUPTED, Command
 from reinforge.cli.options import OUTPUT_DIR, SAMPLING, option
 from reinforge.cli.output import say
-from reinforge.cli.report import INTERRUPTED, Command
 from reinforge.errors import ConfigError, ContextOverflow, Problem
 
 if TYPE_CHECKING:

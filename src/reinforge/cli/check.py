@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, NAMED_FILE, OVERRIDE, GroupedOption, option
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import Command
 from reinforge.errors import ConfigError
 
 if TYPE_CHECKING:

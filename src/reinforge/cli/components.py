@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_as_is, say_json
-from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
     from reinforge.registry import Listing

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import CONFIG_FILE, JSON, OVERRIDE, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json
-from reinforge.cli.report import Command
 
 
 @click.group("config")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import (
     DATA,
     JSON,
@@ -17,7 +18,6 @@ from reinforge.cli.options import (
     parse_output_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import Command
 
 if TYPE_CHECKING:
     from reinforge.evaluation.row_statistics import LoadedRows

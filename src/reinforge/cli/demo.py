@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from reinforge.cli.exits import run_and_exit
 from reinforge.cli.finetune import find_run_to_resume
 from reinforge.cli.options import DEBUG, JSON, OVERRIDE, RUN, GroupedCommand, option
 from reinforge.cli.output import say
-from reinforge.cli.report import run_and_exit
 
 NEXT = """\
 next:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, option
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import exit_on_error
 
 if TYPE_CHECKING:
     from reinforge.trainer.installation import InstallationCheck

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import Command
 from reinforge.limits import VARIABLES as LIMITS
 
 PACKAGES = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from reinforge.cli.exits import Command, load_file, run_work
 from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
@@ -25,7 +26,6 @@ from reinforge.cli.options import (
     parse_output_file,
 )
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import Command, load_file, run_work
 
 SPLITS = click.Choice(["select", "confirm", "train", "all"])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from reinforge.cli.exits import AtEnd, exit_on_error, run_and_exit
 from reinforge.cli.options import (
     COMPAT,
     DATA,
@@ -29,7 +30,6 @@ from reinforge.cli.options import (
     parse_existing_file,
 )
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import AtEnd, exit_on_error, run_and_exit
 
 FLAG_PATHS = {
     **DATA_PATHS,

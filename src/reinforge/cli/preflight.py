@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reinforge.cli.exits import Command, load_file, run_work
 from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
@@ -22,7 +23,6 @@ from reinforge.cli.options import (
     option,
 )
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import Command, load_file, run_work
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig

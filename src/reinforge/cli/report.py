@@ -1,127 +1,64 @@
-"""How a command exits: the summary of a run, the error message, and the exit code."""
+"""`reinforge report`: writes the HTML report of a run."""
 
 from __future__ import annotations
 
-import sys
-import traceback
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from reinforge.cli.options import DEBUG_HELP, GroupedCommand, GroupedOption
-from reinforge.cli.output import say, say_as_is, say_json, without_secrets
-from reinforge.cli.process import leave
-from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
-from reinforge.runs.summary import RunSummary
-
-if TYPE_CHECKING:
-    from reinforge.config.loaded_config import LoadedConfig
-
-T = TypeVar("T")
-INTERNAL_ERROR = 1
-NOT_PROMOTED = 3
-INTERRUPTED = 130
-
-DEBUG_OPTION = GroupedOption(["--debug"], is_flag=True, help=DEBUG_HELP)
-
-AtEnd = Callable[[RunSummary], list[str]]
-"""Called with the summary of a run; returns further lines to print."""
+from reinforge.cli.exits import Command
+from reinforge.cli.options import JSON, OUTPUT_DIR, option, parse_output_file
+from reinforge.cli.output import say, say_json
+from reinforge.errors import StorageError
 
 
-def run_and_exit(
-    run: Callable[[], RunSummary],
-    *,
-    as_json: bool = False,
-    debug: bool = False,
-    require_improvement: bool = False,
-    at_end: AtEnd = lambda summary: [],
-) -> RunSummary:
-    """Runs something, prints and returns its summary, or exits with the exit code of the failure.
+@click.command("report", cls=Command, short_help="Write the HTML report of a run: curves, verdict, episodes, settings.")
+@click.argument("run", metavar="RUN|last")
+@option(
+    "output",
+    metavar="FILE",
+    callback=parse_output_file,
+    help="File to write; default: report.html in the run folder.",
+)
+@OUTPUT_DIR
+@JSON
+def command(run: str, output: Path | None, output_dir: str, as_json: bool) -> None:
+    """Write the HTML report of a run: one file that opens in a browser and can be sent to a colleague.
 
-    Args:
-        require_improvement: Exit with code 3 if the model was not promoted.
-        at_end: Returns lines to print after the summary.
+    Every run writes its report when it ends; this command regenerates it, also while the run is training.
+
+    \b
+    Example:
+      reinforge report last
+      reinforge report 20260101-120000-ab12 --output result.html
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        summary = run()
-        added = at_end(summary)
+    from reinforge.runs.manifest import list_files, unlist
+    from reinforge.runs.page.page import PAGE, write_page
+    from reinforge.runs.run_folder import find_run
+
+    folder = find_run(run, Path(output_dir))
+    if output is None:
+        _while_unused(folder, lambda: unlist(folder, re.compile(re.escape(PAGE))))
+    path = write_page(folder, path=output)  # without the lock, which tells a run that is in progress
+    if output is None:
+        _while_unused(folder, lambda: list_files(folder))
     if as_json:
-        say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
+        say_json({"page": str(path)})
     else:
-        for line in summary.closing_lines(color=sys.stdout is not None and sys.stdout.isatty()):
-            say_as_is(line)
-        for line in added:
-            say(line)
-    if require_improvement and not summary.promoted:
-        raise SystemExit(NOT_PROMOTED)
-    return summary
+        say(str(path))
 
 
-@contextmanager
-def exit_on_error(*, as_json: bool, debug: bool) -> Iterator[None]:
+def _while_unused(folder: Path, work: Callable[[], None]) -> None:
+    """Does something with the manifest of a run; a process that is using the run lists the files at its end."""
+    from reinforge.runs.journal.journal import lock_run
+
     try:
-        yield
-    except ReinforgeError as error:
-        _exit(error, error.exit_code, as_json, debug)
-    except (click.ClickException, click.Abort, BrokenPipeError):
-        raise
-    except MemoryError as error:
-        _exit(OutOfMemory(f"out of memory: {error or 'the machine has no memory left'}"), 4, as_json, debug)
-    except Exception as error:  # noqa: BLE001  the last handler: whatever arrives here is a bug of reinforge
-        _exit(error, INTERNAL_ERROR, as_json, debug)
-
-
-def load_file(file: Path, overrides: Sequence[tuple[str, str]], *, as_json: bool) -> LoadedConfig:
-    """Returns a configuration with all its problems; prints which environment variables it sends where."""
-    from reinforge.config.loader import load_config
-    from reinforge.trainer.setup.reach import list_reach
-
-    loaded = load_config(file, overrides=overrides, keep_going=True)
-    if not as_json:
-        for name, text in list_reach(loaded).format_sent_variables():
-            say(f"{name}: {text}", err=True)
-    return loaded
-
-
-def run_work(work: Coroutine[Any, Any, T], loaded: LoadedConfig) -> T:
-    """Runs something that is not a run of its own, until it ends or a signal stops it."""
-    from reinforge.trainer.options import LiveRun, RunOptions
-    from reinforge.trainer.shutdown import run_interruptible
-
-    live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-    return run_interruptible(work, RunOptions(live=live))
-
-
-class Command(GroupedCommand):
-    """A command with `--debug`; an error in it exits with a message and an exit code."""
-
-    def __init__(self, name: str | None, *, params: Sequence[click.Parameter], **attributes: Any):
-        super().__init__(name, params=[*params, DEBUG_OPTION], **attributes)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        debug = ctx.params.pop("debug")
-        with exit_on_error(as_json=ctx.params.get("as_json", False), debug=debug):
-            return super().invoke(ctx)
-
-
-def _exit(error: Exception, code: int, as_json: bool, debug: bool) -> None:
-    if debug:
-        say("".join(traceback.format_exception(error)), err=True)
-    if as_json:
-        problems = [vars(p) for p in error.problems] if isinstance(error, ConfigError) else []
-        say_json(without_secrets({"error": str(error), "kind": type(error).__name__, "problems": problems}))
-    elif isinstance(error, ReinforgeError):
-        count = len(error.problems) if isinstance(error, ConfigError) else 1
-        head = f"{count} problems:\n" if count > 1 else ""
-        say(f"error: {head}{error}", err=True)
-    else:
-        fix = "this is a bug in reinforge; please report it, with `reinforge env` and the traceback that --debug prints"
-        say(f"error: {type(error).__name__}: {error}\n    fix: {fix}", err=True)
-    for note in getattr(error, "__notes__", []):
-        say(note, err=True)
-    if isinstance(error, Interrupted):  # all files are written; a thread that still loads a model would abort the exit
-        leave(code, at_once=True)
-    raise SystemExit(code)
+        lock = lock_run(folder)
+    except StorageError:
+        return
+    try:
+        work()
+    finally:
+        lock.release()

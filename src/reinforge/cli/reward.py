@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import Command, load_file, run_work
 from reinforge.cli.options import (
     COMPAT,
     CONFIG_FILE,
@@ -17,7 +18,6 @@ from reinforge.cli.options import (
     parse_existing_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import Command, load_file, run_work
 
 NOT_ROBUST = 3
 ATTACKS = ("empty", "copied_prompt", "copied_format", "verbose", "hedged", "injected", "best_of_n")

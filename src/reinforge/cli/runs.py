@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.compare import compare_command
+from reinforge.cli.exits import Command, exit_on_error, run_and_exit
 from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
 from reinforge.cli.output import say, say_json, say_table
-from reinforge.cli.report import Command, exit_on_error, run_and_exit
+from reinforge.cli.runs_compare import compare_command
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.files import to_json
 from reinforge.runs import run_folder

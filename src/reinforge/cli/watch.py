@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import OUTPUT_DIR
 from reinforge.cli.output import say, say_as_is
-from reinforge.cli.report import Command
 
 POLL_S = 1.0
 """Seconds between two looks into the journal."""

@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import PydanticUndefined
 
-from reinforge.config.fields import settable_keys
 from reinforge.config.schema import Config, StageConfig
+from reinforge.config.schema_walk import settable_keys
 from reinforge.config.sections import SECTIONS, SINGLES, STAGE_COMPONENTS
 from reinforge.registry import Component, Registry
 

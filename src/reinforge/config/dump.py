@@ -24,9 +24,9 @@ from reinforge.config.document import (
     format_path,
     get_child,
 )
-from reinforge.config.fields import find_field, find_key
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config
+from reinforge.config.schema_walk import find_field, find_key
 from reinforge.config.sections import find_component
 from reinforge.files import to_json
 from reinforge.registry import REGISTRY

@@ -19,11 +19,11 @@ from pydantic import BaseModel
 
 from reinforge.config.document import Document, KeyPath, apply_override, expand, format_path, parse_yaml
 from reinforge.config.dump import is_literal_secret
-from reinforge.config.fields import find_keys, iterate_values
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import fill_in_stages
 from reinforge.config.problems import Validator
 from reinforge.config.schema import Block, Config, FinetuneRunConfig
+from reinforge.config.schema_walk import find_keys, iterate_values
 from reinforge.config.sections import BLOCKS, SECTIONS, STAGES, check_references, iterate_components
 from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from reinforge.config.blocks import Block
+from reinforge.config.finetuning_blocks import Block
 
 DEFAULT_LEARNING_RATE = 1e-3
 """Of small models; `reinforge.engine.learning_rate` lowers it for larger ones."""

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from reinforge.config.document import ABSENT, Document, KeyPath, format_path, get_child
-from reinforge.config.fields import allowed_keys, find_description, find_keys, settable_keys
 from reinforge.config.schema import Config
+from reinforge.config.schema_walk import allowed_keys, find_description, find_keys, settable_keys
 from reinforge.config.sections import iterate_components
 from reinforge.config.toolkit_names import find_toolkit_key
 from reinforge.errors import did_you_mean

@@ -8,8 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from reinforge.config.blocks import Block as Block
-from reinforge.config.blocks import GuardsConfig, LimitsConfig, OutcomesConfig, SamplingConfig, TranscriptsConfig
+from reinforge.config.finetuning_blocks import Block as Block
+from reinforge.config.finetuning_blocks import (
+    GuardsConfig,
+    LimitsConfig,
+    OutcomesConfig,
+    SamplingConfig,
+    TranscriptsConfig,
+)
 from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.registry import TypedConfig
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reinforge.config.blocks import OutcomesConfig
+from reinforge.config.finetuning_blocks import OutcomesConfig
 from reinforge.crash import crash_point
 from reinforge.errors import BackendUnavailable, EvaluationError, ReinforgeError, show
 from reinforge.evaluation.answers import UnusableOutputError

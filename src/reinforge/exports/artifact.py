@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, read_json
 from reinforge.engine.model.source import find_source, open_source

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import COMPAT, DATA, DEBUG, JSON, OUTPUT, GroupedCommand, GroupedOption, option
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import exit_on_error
 
 JUDGE = "Judging"
 HUB = "Hugging Face hub"

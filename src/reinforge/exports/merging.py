@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.engine.checkpoint import hide_progress_bars
 from reinforge.engine.model.hub import check_model_source
 from reinforge.engine.model.loading import load_module

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
-from reinforge.config.blocks import SamplingConfig
 from reinforge.config.document import parse_yaml
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, read_json
 from reinforge.engine.model.preflight import read_headers
 from reinforge.engine.model.source import find_base_source, find_source

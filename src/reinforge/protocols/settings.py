@@ -14,7 +14,7 @@ from reinforge.algorithms.expert_iteration import ExpertIteration
 from reinforge.algorithms.malt import MALT
 from reinforge.algorithms.rejection_sampling import RejectionSampling
 from reinforge.algorithms.sft import SFT
-from reinforge.config.blocks import LimitsConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import Problem

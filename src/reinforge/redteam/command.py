@@ -10,9 +10,9 @@ import click
 
 from reinforge.cli import finetune
 from reinforge.cli.eval import SPLITS
+from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import CONFIG_FILE, DATA, DEBUG, JSON, OUTPUT, OVERRIDE, GroupedCommand, option
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import exit_on_error
 from reinforge.runs.summary import RunSummary
 
 ARMS = {"confirm_base": "before", "confirm_tuned": "after"}

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import Config
 from reinforge.errors import ConfigError, Problem, RecordError
 from reinforge.interfaces import ChatModel

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from reinforge.config.blocks import TranscriptsConfig
+from reinforge.config.finetuning_blocks import TranscriptsConfig
 from reinforge.errors import StorageError, boundary
 from reinforge.files import make_private_folder, replace_file, to_json
 from reinforge.runs.journal.reader import JournalReader

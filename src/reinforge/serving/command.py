@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
 from reinforge.cli.output import say, say_as_is
 from reinforge.cli.process import leave
-from reinforge.cli.report import exit_on_error
 from reinforge.registry import load_named
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.http.exchange import describe_model
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.serving.routes import ApiError
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import DATA, DEBUG, JSON, OUTPUT, GroupedCommand, GroupedOption, option, parse_output_file
 from reinforge.cli.output import say, say_json, without_secrets
-from reinforge.cli.report import exit_on_error
 from reinforge.errors import did_you_mean
 from reinforge.traces.chat_logs import COLUMNS
 from reinforge.traces.importer import ImportOptions, import_traces

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from reinforge.config.blocks import LimitsConfig, TranscriptsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, TranscriptsConfig
 from reinforge.errors import BudgetReached
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure, shorten_line
 from reinforge.interfaces import PolicyServer

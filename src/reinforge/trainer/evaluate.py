@@ -21,7 +21,7 @@ from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
 from reinforge.registry import Registry
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.journal.episode_json import dump_episode

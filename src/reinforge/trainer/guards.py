@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from reinforge.config.blocks import GuardLimits, GuardsConfig
+from reinforge.config.finetuning_blocks import GuardLimits, GuardsConfig
 from reinforge.config.schema import FinetuneConfig, GateConfig, SplitsConfig
 from reinforge.errors import GuardHalted, Problem
 from reinforge.evaluation.contamination import Repetition, find_repetitions, is_trained_on

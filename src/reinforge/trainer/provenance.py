@@ -32,9 +32,9 @@ from typing import Any, Self
 import platformdirs
 
 from reinforge.config.document import KeyPath
-from reinforge.config.fields import iterate_models, iterate_values
 from reinforge.config.imports import SPEC, is_own_file
 from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.schema_walk import iterate_models, iterate_values
 from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
 from reinforge.files import to_json

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from reinforge.config.blocks import TranscriptsConfig
 from reinforge.config.dump import Change, compare_configs, dump_data, name_stand_in
+from reinforge.config.finetuning_blocks import TranscriptsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError, Problem

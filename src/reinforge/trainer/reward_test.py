@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.blocks import LimitsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem, did_you_mean
 from reinforge.evaluation.attacks import Material, build_attacks

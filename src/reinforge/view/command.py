@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.options import OUTPUT_DIR, GroupedOption, option
 from reinforge.cli.output import say, say_as_is
-from reinforge.cli.report import Command
 
 DEFAULT_PORT = 7477
 

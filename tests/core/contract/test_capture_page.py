@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import reinforge
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.tasks.shop.starter import CHAT_TEMPLATE
 from tests.capture_page import PAGE, load_snippet, read_snippets

@@ -69,7 +69,7 @@ def test_names_that_contributing_points_to_are_there():
         "registry.py": ["BUILTINS"],
         "engine/sampling/fast_llama.py": ["MODEL_TYPES", "def supports_fast_decode"],
         "cli/__init__.py": ["COMMANDS"],
-        "config/blocks.py": ["class OutcomesConfig"],
+        "config/finetuning_blocks.py": ["class OutcomesConfig"],
         "runs/summary.py": ["def facts"],
         "interfaces.py": ["class TrainerAdapter"],
     }.items():

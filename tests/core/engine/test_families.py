@@ -7,7 +7,7 @@ import pytest
 
 from reinforge.engine.model.chat_template import PromptRenderer, bind_markers, build_continuation
 from reinforge.errors import MessagesRejected
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.types.request import ContinuedTurn, Grammar, ModelRequest, SamplingParams
 from tests.engines import load_engine
 from tests.families import SPECS, TemplateTokenizer

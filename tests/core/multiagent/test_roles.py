@@ -2,7 +2,7 @@
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.errors import ConfigError
 from reinforge.multiagent.protocols.roles import Roles, RolesConfig
 from tests.doubles import Scored

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from reinforge.algorithms.samples import count_tokens_of_other_choices, samples_from_groups
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.errors import ContextOverflow
 from reinforge.files import to_json
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import build_steps, build_trajectory
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.rollout.workflow import PolicyFailure
 from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.request import ModelRequest, SamplingParams

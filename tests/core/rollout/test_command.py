@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.rollout.workflows import command, program
+from reinforge.rollout.workflows import command_workflow, program_runner
 from reinforge.rollout.workflows.container import Container
-from reinforge.rollout.workflows.program import ProgramLimits
+from reinforge.rollout.workflows.program_runner import ProgramLimits
 from reinforge.types.trajectory import Outcome
 from tests.doubles import examples
 from tests.outside_agents import NODE_AGENT, PYTHON_AGENT, find_processes_in, open_workflow, run_episodes
@@ -23,7 +23,7 @@ PYTHON = sys.executable
 @pytest.fixture(autouse=True)
 def _no_guard(monkeypatch):
     """Whatever an episode leaves behind stays visible: at the end of a run the guard would kill it."""
-    monkeypatch.setattr(program, "GUARD", "import sys; sys.stdin.buffer.read()")
+    monkeypatch.setattr(program_runner, "GUARD", "import sys; sys.stdin.buffer.read()")
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_the_environment_is_clean_but_for_what_is_named(agent, monkeypatch
 
 async def test_without_the_list_of_variables_the_secrets_are_there(agent, monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(command, "INHERITED", os.environ.keys() | SECRETS.keys())
+    monkeypatch.setattr(command_workflow, "INHERITED", os.environ.keys() | SECRETS.keys())
     found = await dump_environment(agent, monkeypatch)
     assert {name for name, value in found.items() if "canary" in value} == {"AWS_SECRET_ACCESS_KEY", "MY_SETTING"}
 
@@ -239,7 +239,7 @@ async def do_nothing(*arguments):
 @pytest.mark.fault
 async def test_without_ending_the_supervisor_its_processes_stay(agent, tmp_path, monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(program, "end_program", do_nothing)
+    monkeypatch.setattr(program_runner, "end_program", do_nothing)
     _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
     assert survivors == ["program", "child", "session", "daemon", "clean"]
 
@@ -247,9 +247,9 @@ async def test_without_ending_the_supervisor_its_processes_stay(agent, tmp_path,
 @pytest.mark.fault
 async def test_without_adoption_a_process_with_a_clean_environment_stays(agent, tmp_path, monkeypatch):
     """Mutation check."""
-    code = program.SUPERVISOR.read_text().replace("SET_CHILD_SUBREAPER, 1", "SET_CHILD_SUBREAPER, 0")
+    code = program_runner.SUPERVISOR.read_text().replace("SET_CHILD_SUBREAPER, 1", "SET_CHILD_SUBREAPER, 0")
     (tmp_path / "supervisor.py").write_text(code)
-    monkeypatch.setattr(program, "SUPERVISOR", tmp_path / "supervisor.py")
+    monkeypatch.setattr(program_runner, "SUPERVISOR", tmp_path / "supervisor.py")
     _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
     assert survivors == ["clean"]
 
@@ -259,7 +259,7 @@ async def test_without_adoption_a_process_with_a_clean_environment_stays(agent, 
 async def test_a_program_that_kills_its_supervisor_leaves_what_has_no_mark(agent, tmp_path, monkeypatch, marked):
     """The mutation: marked processes are not looked for."""
     if not marked:
-        monkeypatch.setattr(program, "kill_marked", lambda mark: None)
+        monkeypatch.setattr(program_runner, "kill_marked", lambda mark: None)
     _, survivors = await find_survivors(agent, tmp_path, "os.kill(os.getppid(), 9); time.sleep(300)")
     assert survivors == (["clean"] if marked else ["program", "child", "session", "daemon", "clean"])
 

@@ -19,9 +19,9 @@ from pydantic import SecretStr
 from reinforge.config.loader import build_config, load_config
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, InvalidCall
 from reinforge.rollout.capture import AsyncLLM, Capture
-from reinforge.rollout.models import openai_config
+from reinforge.rollout.models import endpoint_config
+from reinforge.rollout.models.endpoint_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
 from reinforge.rollout.models.openai_client import OpenAIChat, openai_llm
-from reinforge.rollout.models.openai_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
 from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse_retry_after
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, cut, fails, page, says, slow
@@ -322,7 +322,7 @@ def test_other_hosts_are_accepted(host):
 
 def test_without_the_embedded_addresses_an_ipv6_spelling_passes(monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(openai_config, "_list_embedded", lambda address: [])
+    monkeypatch.setattr(endpoint_config, "_list_embedded", lambda address: [])
     assert is_metadata_host("169.254.169.254")
     assert not is_metadata_host("64:ff9b::a9fe:a9fe")
 

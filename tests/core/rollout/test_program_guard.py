@@ -9,16 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reinforge.rollout.workflows import program
+from reinforge.rollout.workflows import program_runner
 
 RUN = """
 import asyncio, json, os, sys
 from pathlib import Path
-from reinforge.rollout.workflows import program
-from reinforge.rollout.workflows.program import ProgramLimits, ProgramWatch, run_program
+from reinforge.rollout.workflows import program_runner
+from reinforge.rollout.workflows.program_runner import ProgramLimits, ProgramWatch, run_program
 
-program.GUARD = {guard} or program.GUARD
-program.SUPERVISOR = Path({supervisor} or program.SUPERVISOR)
+program_runner.GUARD = {guard} or program_runner.GUARD
+program_runner.SUPERVISOR = Path({supervisor} or program_runner.SUPERVISOR)
 AGENT = '''
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={{}})
@@ -28,7 +28,7 @@ child.wait()
 '''
 
 async def main():
-    guard = program.ProgramGuard()
+    guard = program_runner.ProgramGuard()
     async with guard.open(), ProgramWatch().open() as watch, guard.open_folder() as folder:
         env = {{**os.environ, **guard.environment()}}
         command = [sys.executable, "-c", AGENT]
@@ -81,7 +81,7 @@ def test_without_the_guard_its_folder_outlives_the_run():
 
 def test_without_the_supervisors_ear_a_process_with_a_clean_environment_outlives_the_run(tmp_path):
     """Mutation check."""
-    code = program.SUPERVISOR.read_text().replace("SET_PARENT_DEATH_SIGNAL, signal.SIGTERM", "0, 0")
+    code = program_runner.SUPERVISOR.read_text().replace("SET_PARENT_DEATH_SIGNAL, signal.SIGTERM", "0, 0")
     (tmp_path / "supervisor.py").write_text(code)
     left, _ = kill_run(supervisor=str(tmp_path / "supervisor.py"))
     for process in left:

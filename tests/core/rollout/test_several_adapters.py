@@ -3,12 +3,12 @@
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.config.blocks import OutcomesConfig
+from reinforge.config.finetuning_blocks import OutcomesConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.episode import build_adapter_trajectories, build_trajectory, select_calls
-from reinforge.rollout.models.llms import PolicyLLM, PolicyLLMConfig, find_adapters
+from reinforge.rollout.models.policy_llm import PolicyLLM, PolicyLLMConfig, find_adapters
 from reinforge.rollout.tree import groups_from_tree
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from reinforge.config.blocks import TranscriptsConfig
+from reinforge.config.finetuning_blocks import TranscriptsConfig
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.transcripts import format_transcripts, read_transcripts, write_transcripts
 from reinforge.types.trajectory import Outcome

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reinforge.config.blocks import GuardsConfig, LimitsConfig
+from reinforge.config.finetuning_blocks import GuardsConfig, LimitsConfig
 from reinforge.errors import GuardHalted
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from reinforge.config.blocks import OutcomesConfig
+from reinforge.config.finetuning_blocks import OutcomesConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import EvaluationError, JobFailed
 from reinforge.evaluation.run import DatasetEvaluation

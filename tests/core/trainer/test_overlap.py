@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from reinforge.config.blocks import LimitsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.errors import JobFailed
 from reinforge.runs.journal.journal import RunJournal

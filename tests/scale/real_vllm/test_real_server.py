@@ -20,7 +20,7 @@ from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import ContextOverflow, JobFailed
-from reinforge.rollout.models.openai_config import EndpointConfig
+from reinforge.rollout.models.endpoint_config import EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
 from reinforge.scale.vllm.client import VLLMClient
 from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments

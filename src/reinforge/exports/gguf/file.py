@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ConfigError, Problem
 from reinforge.exports.gguf.tokenizer import SPLITS, Split

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem
 from reinforge.evaluation.datasets import RowDataset
 from reinforge.multiagent.agents import PureTextWholeAgent

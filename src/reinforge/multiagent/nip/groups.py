@@ -20,7 +20,7 @@ from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParamet
 from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord
 from reinforge.multiagent.protocol import ProtocolHandler
 from reinforge.registry import REGISTRY, load_named
-from reinforge.rollout.models.openai_config import resolve_endpoint
+from reinforge.rollout.models.endpoint_config import resolve_endpoint
 from reinforge.types.job import TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection

@@ -15,12 +15,12 @@ from pydantic import ConfigDict, Field, SecretStr, ValidationError, field_valida
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.config.schema import Block, FinetuneConfig, TrainerAdapterConfig
 from reinforge.errors import Problem, did_you_mean
 from reinforge.interfaces import Algorithm
 from reinforge.protocols.settings import find_unused_settings
-from reinforge.rollout.models.openai_config import EndpointConfig, OpenAILLMConfig, validate_key, validate_url
+from reinforge.rollout.models.endpoint_config import EndpointConfig, OpenAILLMConfig, validate_key, validate_url
 
 AFTER_STEP = "after-step-"
 """Start of the id of a job that is only known by the step it started from."""

@@ -29,8 +29,8 @@ from reinforge.protocols.art.client import (
 )
 from reinforge.protocols.art.config import AFTER_STEP, ARTTrainerAdapterConfig, split_settings
 from reinforge.protocols.service import NOT_FOUND, Entry, HostedJob, Page
+from reinforge.rollout.models.endpoint_config import validate_key, validate_url
 from reinforge.rollout.models.openai_answers import describe_json, parse_answer
-from reinforge.rollout.models.openai_config import validate_key, validate_url
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError, UnexpectedAnswer
 from reinforge.safe_text import remember_secret
 from reinforge.types.job import TrainingStatusEnum

@@ -22,7 +22,7 @@ from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.nemo_customizer.config import NeMoCustomizerTrainerAdapterConfig
 from reinforge.protocols.settings import find_unused_settings
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.models.openai_config import EndpointConfig
+from reinforge.rollout.models.endpoint_config import EndpointConfig
 from reinforge.types.seeding import stable_random
 from reinforge.types.trajectory import DPOItem, TrajectoryCollection
 

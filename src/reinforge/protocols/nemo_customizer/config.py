@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import Block, TrainerAdapterConfig
-from reinforge.rollout.models.openai_config import validate_url
+from reinforge.rollout.models.endpoint_config import validate_url
 
 
 class DPOSpecificHyperparameters(Block):

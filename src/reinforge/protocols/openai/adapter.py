@@ -28,7 +28,7 @@ from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.openai.rows import TrainingFile, build_preference_file, build_supervised_file
 from reinforge.protocols.settings import METHODS, find_model_problems, find_unsupported_settings
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.models.openai_config import (
+from reinforge.rollout.models.endpoint_config import (
     EndpointConfig,
     OpenAILLMConfig,
     find_entry_name,

@@ -13,7 +13,7 @@ from reinforge.interfaces import Builder, PolicyServer, TrainerAdapter
 from reinforge.protocols.sessions.client import HttpAdapterConfig, HttpPolicy, HttpSession
 from reinforge.protocols.sessions.wire import CLIENT_SETTINGS, StatusAnswer, write_job
 from reinforge.registry import TypedConfig, register_trainer_adapter
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import TrajectoryCollection
 

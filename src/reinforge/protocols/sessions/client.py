@@ -33,7 +33,7 @@ from reinforge.protocols.sessions.wire import (
     WeightsAnswer,
 )
 from reinforge.rollout.isolation.worker_protocol import load_error
-from reinforge.rollout.models.openai_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray

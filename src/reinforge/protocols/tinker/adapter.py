@@ -17,7 +17,7 @@ from reinforge.interfaces import Algorithm, Builder
 from reinforge.protocols.tinker.engine import translate_loss
 from reinforge.protocols.tinker.service import SDK, OpenService, TinkerAdapterConfig, TinkerService
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine

@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
-from reinforge.rollout.models.openai_config import validate_url
+from reinforge.rollout.models.endpoint_config import validate_url
 from reinforge.types.request import SamplingParams
 from reinforge.types.sample import AdamSettings, FloatArray
 

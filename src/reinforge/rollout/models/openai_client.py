@@ -26,15 +26,15 @@ from reinforge.bounded import load_json
 from reinforge.errors import BackendError, InvalidCall
 from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
-from reinforge.rollout.models.llms import PolicyLLM, find_served_entries
-from reinforge.rollout.models.openai_answers import ChatAnswer, describe_json, parse_answer, read_logprobs
-from reinforge.rollout.models.openai_config import (
+from reinforge.rollout.models.endpoint_config import (
     OpenAILLMConfig,
     find_entry_name,
     resolve_endpoint,
     warn_about_api_key,
 )
+from reinforge.rollout.models.openai_answers import ChatAnswer, describe_json, parse_answer, read_logprobs
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, UnexpectedAnswer, extract_error_message
+from reinforge.rollout.models.policy_llm import PolicyLLM, find_served_entries
 from reinforge.rollout.models.prompt_scoring import (
     PROBE,
     ScoredPrompt,

@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from reinforge.bounded import load_json, replace_surrogates
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
 from reinforge.limits import get_limits
-from reinforge.rollout.models.openai_config import EndpointConfig, is_metadata_host
+from reinforge.rollout.models.endpoint_config import EndpointConfig, is_metadata_host
 
 T = TypeVar("T")
 

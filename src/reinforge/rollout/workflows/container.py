@@ -15,7 +15,7 @@ from pydantic import Field
 
 from reinforge.config.schema import Block
 from reinforge.errors import ConfigError, Problem
-from reinforge.rollout.workflows.program import ProgramLimits
+from reinforge.rollout.workflows.program_runner import ProgramLimits
 
 ENGINES = ("docker", "podman")
 CLIENT_VARIABLES = (

@@ -19,7 +19,7 @@ from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.http.gateway_access import GatewayAccess
-from reinforge.rollout.models.openai_config import EndpointConfig, is_metadata_host
+from reinforge.rollout.models.endpoint_config import EndpointConfig, is_metadata_host
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
 from reinforge.rollout.workflows.outside_agent import (
     AgentAccess,

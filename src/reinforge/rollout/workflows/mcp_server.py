@@ -23,9 +23,9 @@ from reinforge.limits import get_limits
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.processes import kill_marked
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.workflows.command import extract_tail, find_program
+from reinforge.rollout.workflows.command_workflow import extract_tail, find_program
 from reinforge.rollout.workflows.http_workflow import validate_agent_url
-from reinforge.rollout.workflows.program import MARK
+from reinforge.rollout.workflows.program_runner import MARK
 from reinforge.rollout.workflows.tools import ToolFailed, define_tool, format_result
 from reinforge.types.evaluation import EvalInputItem
 

@@ -18,7 +18,7 @@ from reinforge.errors import BackendUnavailable, Problem
 from reinforge.interfaces import Algorithm, Builder
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.scale.engine_worker import PeerSettings
 from reinforge.scale.ray.cluster import RayConnection, check_ray
 from reinforge.types.sample import Sharding

@@ -23,9 +23,9 @@ from reinforge.errors import BackendUnavailable, ConfigError, Problem
 from reinforge.limits import get_limits
 from reinforge.rollout.isolation.processes import describe_exit
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.models.openai_config import LOOPBACK, EndpointConfig
+from reinforge.rollout.models.endpoint_config import LOOPBACK, EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected
-from reinforge.rollout.workflows.command import inherit_variables
+from reinforge.rollout.workflows.command_workflow import inherit_variables
 from reinforge.scale.vllm.client import VLLMClient
 
 PLUGIN = Path(__file__).parent / "plugin"

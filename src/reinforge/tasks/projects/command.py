@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import DEBUG, JSON, GroupedCommand
 from reinforge.cli.output import say, say_json
-from reinforge.cli.report import exit_on_error
 
 KINDS = ("function", "tools", "logs")
 """The templates; a test compares them with `reinforge.tasks.projects.TEMPLATES`, which is imported on use."""

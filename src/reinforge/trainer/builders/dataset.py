@@ -27,7 +27,7 @@ from reinforge.evaluation.shapes import InvalidRowError
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_episode_item
-from reinforge.rollout.models.llms import find_adapters
+from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.trainer.builders.group import select_epoch_examples
 from reinforge.trainer.builders.offline import find_unclear_rewards, refuse_algorithm, refuse_rewards, uses_rewards
 from reinforge.types.evaluation import EvalInputItem

@@ -15,7 +15,7 @@ from reinforge.errors import EvaluationError, Problem, TrajectoryError
 from reinforge.interfaces import Algorithm, Builder, TrajectoryBuilder
 from reinforge.registry import register_trajectory_builder
 from reinforge.rollout.episode import build_adapter_trajectories, extract_text, is_trained_call
-from reinforge.rollout.models.llms import find_adapters, find_served_entries
+from reinforge.rollout.models.policy_llm import find_adapters, find_served_entries
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from reinforge.types.seeding import stable_random

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.algorithms.curriculum import split_by_signal
-from reinforge.config.blocks import LimitsConfig
 from reinforge.config.dump import dump_config
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.pipeline import list_stages
 from reinforge.engine.fast_paths import FastPaths

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from reinforge.config.blocks import SamplingConfig
+from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import Problem
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.interfaces import Evaluator, GroupEvaluator, TrainerAdapter, TrajectoryBuilder
-from reinforge.rollout.models.llms import find_served_entries
+from reinforge.rollout.models.policy_llm import find_served_entries
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder
 from reinforge.types.evaluation import EvalInputItem
 

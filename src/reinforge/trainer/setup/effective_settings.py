@@ -13,7 +13,7 @@ from reinforge.engine.model.source import describe_source
 from reinforge.evaluation.statistics import list_names
 from reinforge.files import to_json
 from reinforge.port_bases import DescribesSettings
-from reinforge.rollout.models.llms import PolicyLLM
+from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.setup.compatibility import can_serve_policy, describe_comparisons
 from reinforge.trainer.setup.parts import Parts

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.document import PLACEHOLDER, KeyPath, format_path
-from reinforge.config.fields import iterate_models, iterate_values
 from reinforge.config.imports import SPEC
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
+from reinforge.config.schema_walk import iterate_models, iterate_values
 from reinforge.errors import ConfigError
 from reinforge.registry import REGISTRY, Registry
-from reinforge.rollout.models.openai_config import OPENAI_URL, EndpointConfig, resolve_endpoint
+from reinforge.rollout.models.endpoint_config import OPENAI_URL, EndpointConfig, resolve_endpoint
 from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
 BUNDLED = "bundled:"
-RUN_PROGRAMS = ("reinforge.rollout.workflows.command", "reinforge.rollout.workflows.mcp_server")
+RUN_PROGRAMS = ("reinforge.rollout.workflows.command_workflow", "reinforge.rollout.workflows.mcp_server")
 """The modules whose blocks run a `command`."""
 
 
@@ -147,7 +147,7 @@ def read_command(placeholders: Mapping[KeyPath, str], path: KeyPath, command: Se
 def _find_file(model: Any, root: Path, container: Any) -> str:
     if container is not None:
         return f"in {container.image}"
-    from reinforge.rollout.workflows.command import find_folder, find_program
+    from reinforge.rollout.workflows.command_workflow import find_folder, find_program
 
     try:
         return find_program(model.command[:1], find_folder(getattr(model, "cwd", None), root))

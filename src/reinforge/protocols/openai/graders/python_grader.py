@@ -25,7 +25,7 @@ from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.evaluators.base import describe_refusal, to_score
 from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.workflows.program import ProgramError, ProgramLimits, ProgramWatch, run_program
+from reinforge.rollout.workflows.program_runner import ProgramError, ProgramLimits, ProgramWatch, run_program
 
 logger = logging.getLogger(__name__)
 

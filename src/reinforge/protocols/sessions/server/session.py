@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.config.blocks import LimitsConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, EngineError, ReinforgeError, StorageError, describe_error

@@ -9,7 +9,7 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 from typing_extensions import TypedDict
 
-from reinforge.config.fields import find_description, find_keys
+from reinforge.config.schema_walk import find_description, find_keys
 from reinforge.types.key_aliases import ConfigModel
 
 

@@ -41,7 +41,7 @@ from reinforge.rollout.workflows.outside_agent import (
     open_access,
     refuse_windows,
 )
-from reinforge.rollout.workflows.program import (
+from reinforge.rollout.workflows.program_runner import (
     MARK,
     ProgramError,
     ProgramGuard,
