@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL
-from reinforge.adapters.local_config import LocalAdapterConfig, VLLMSamplerConfig
+from reinforge.adapters.launchers import find_launcher
+from reinforge.adapters.local_config import SAMPLERS, LocalAdapterConfig, OutsideSampler, VLLMSamplerConfig
 from reinforge.adapters.local_jobs import (
     JobQueue,
     LocalJob,
@@ -19,7 +20,6 @@ from reinforge.adapters.local_jobs import (
     save_job,
     write_checkpoint,
 )
-from reinforge.adapters.processes import SAMPLERS, OutsideSampler, find_launcher
 from reinforge.adapters.training import JobRunner
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig

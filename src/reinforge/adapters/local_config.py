@@ -1,15 +1,16 @@
-"""The configuration of the embedded backend, and of a vLLM server that samples for it."""
+"""The configuration of the embedded backend, and of another program that samples for it, such as a vLLM server."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from reinforge.config.finetuning_blocks import Block
 from reinforge.config.schema import TrainerAdapterConfig
+from reinforge.interfaces import PolicyServer
 from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
 from reinforge.types.sample import Sharding
 
@@ -119,6 +120,22 @@ class VLLMSamplerConfig(Block):
             "max_connections": self.max_connections,
         }
         return EndpointConfig(**settings)
+
+
+SAMPLERS = {"vllm": "reinforge.scale.vllm.sampler:VLLMSampler"}
+"""The class of each `sampler`, by its `_type`."""
+
+
+class OutsideSampler(Protocol):
+    """Another program that samples the weights that the engine trains."""
+
+    policy: PolicyServer
+
+    async def start(self, seed: int) -> None:
+        """Serves the engine's weights from now on."""
+
+    async def close(self) -> None:
+        """Stops what `start` started."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):

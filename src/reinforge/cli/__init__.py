@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from reinforge.adapters.launchers import LAUNCHERS, find_launcher
 from reinforge.cli.process import run_process
 from reinforge.errors import ConfigError
 from reinforge.limits import get_limits
@@ -46,18 +47,14 @@ COMMANDS = {
 }
 
 
-TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"
-"""Set for the processes of torchrun."""
-
 KEEP_RESULTS = {"finetune", "train", "demo"}
 """Commands whose results are in the run folder, whatever happens to what they print."""
 
 
 def choose_work(command: Callable[[], Any]) -> Callable[[], Any]:
     """Returns the command; in a process of torchrun other than the first, what holds an engine for that one."""
-    if TORCHRUN_MARK not in os.environ:
+    if LAUNCHERS.keys().isdisjoint(os.environ):
         return command
-    from reinforge.adapters.processes import find_launcher
     from reinforge.cli.exits import exit_on_error
 
     def work() -> None:

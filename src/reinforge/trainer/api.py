@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reinforge.adapters.processes import find_launcher
+from reinforge.adapters.launchers import find_launcher
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from reinforge.adapters.launchers import TORCHRUN
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem
 
-MARK = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun for the processes that it starts."""
 ENDED = "ended"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 POLL_S = 0.2
@@ -57,7 +56,7 @@ class TorchrunPlace:
 
 def find_place(environment: Mapping[str, str] = os.environ) -> TorchrunPlace | None:
     """Returns this process's place; None: torchrun has not started it, or has started it alone."""
-    if MARK not in environment or int(environment.get("WORLD_SIZE", "1")) < 2:
+    if TORCHRUN not in environment or int(environment.get("WORLD_SIZE", "1")) < 2:
         return None
     return TorchrunPlace(
         rank=int(environment["RANK"]),

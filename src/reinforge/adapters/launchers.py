@@ -1,7 +1,4 @@
-"""What the embedded engine works with outside of this process: a launcher's other processes, or another sampler.
-
-Both stand around the core and are found by name, when a variable of the environment or a setting names them.
-"""
+"""What has started this process and others that train with it: found by the variable that it sets for each of them."""
 
 from __future__ import annotations
 
@@ -9,19 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reinforge.errors import Problem
-from reinforge.interfaces import PolicyServer
-from reinforge.registry import load_named
-from reinforge.types.sample import Sharding
-
 if TYPE_CHECKING:
     from reinforge.engine import Engine
+    from reinforge.errors import Problem
+    from reinforge.types.sample import Sharding
 
-LAUNCHERS = {"TORCHELASTIC_RUN_ID": "reinforge.scale.torchrun.worker:find_torchrun"}
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+LAUNCHERS = {TORCHRUN: "reinforge.scale.torchrun.worker:find_torchrun"}
 """What looks for the other processes, by the variable that a launcher sets for each process that it starts."""
-
-SAMPLERS = {"vllm": "reinforge.scale.vllm.sampler:VLLMSampler"}
-"""The class of each `sampler`, by its `_type`."""
 
 
 class PeerLauncher(Protocol):
@@ -40,20 +32,12 @@ class PeerLauncher(Protocol):
         """Lets the other processes exit, if this is the first: its command is done."""
 
 
-class OutsideSampler(Protocol):
-    """Another program that samples the weights that the engine trains."""
-
-    policy: PolicyServer
-
-    async def start(self, seed: int) -> None:
-        """Serves the engine's weights from now on."""
-
-    async def close(self) -> None:
-        """Stops what `start` started."""
-
-
 def find_launcher(environment: Mapping[str, str] = os.environ) -> PeerLauncher | None:
     """Returns what has started this process and others; None: this process trains alone."""
     names = [name for variable, name in LAUNCHERS.items() if variable in environment]
-    launcher: PeerLauncher | None = load_named(names[0])() if names else None
+    if not names:
+        return None
+    from reinforge.registry import load_named
+
+    launcher: PeerLauncher | None = load_named(names[0])()
     return launcher
