@@ -8,7 +8,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.row_limits import JsonSyntaxError, JsonText, JsonTooLongError
-from reinforge.traces import importer, records
+from reinforge.traces import records
 from reinforge.traces.entries import Exchange
 from reinforge.traces.importer import ImportOptions, import_traces, merge_calls, redact_value
 from reinforge.traces.ratings import read_value
@@ -280,12 +280,6 @@ def test_a_record_that_is_too_long_is_told(run, monkeypatch):
     rows, report = run(lines(chat(1), chat(2, reply="x" * 400)))
     assert [row["id"] for row in rows] == ["c1"]
     assert "the row has more than 300 characters" in next(iter(report.unread.counts))
-
-
-def test_every_format_of_the_command_line_exists():
-    from reinforge.traces.command import FORMATS
-
-    assert sorted(each.name for each in importer._make_formats(ImportOptions())) == sorted(FORMATS)
 
 
 def test_files_of_the_same_name_share_no_ids(tmp_path):

@@ -105,6 +105,16 @@ class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
     """A Parquet file; needs the extra `data`."""
 
 
+SUFFIXES: dict[str, type[FileDatasetConfig]] = {
+    ".json": JsonDatasetConfig,
+    ".jsonl": JsonlDatasetConfig,
+    ".ndjson": JsonlDatasetConfig,
+    ".csv": CsvDatasetConfig,
+    ".parquet": ParquetDatasetConfig,
+}
+"""The format of a file whose `_type` is not named, by the end of its name."""
+
+
 class HuggingFaceDatasetConfig(FileDatasetConfig, name="hf_dataset"):
     """A folder written by `Dataset.save_to_disk`, or a dataset on the Hugging Face Hub; needs the extra `data`."""
 

@@ -12,26 +12,12 @@ from typing import Any
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.contamination import find_near_duplicates, read_question
-from reinforge.evaluation.datasets import (
-    CsvDatasetConfig,
-    FileDataset,
-    FileDatasetConfig,
-    JsonDatasetConfig,
-    JsonlDatasetConfig,
-    ParquetDatasetConfig,
-)
+from reinforge.evaluation.datasets import SUFFIXES, FileDataset
 from reinforge.evaluation.demonstrations import DEMONSTRATION_SHAPES, LABEL, Demonstration, RowFormat, detect_format
 from reinforge.evaluation.rows import RowProblems
 from reinforge.evaluation.shapes import InvalidRowError, read_label
 from reinforge.types.evaluation import EvalInputItem
 
-CONFIGS: dict[str, type[FileDatasetConfig]] = {
-    ".json": JsonDatasetConfig,
-    ".jsonl": JsonlDatasetConfig,
-    ".ndjson": JsonlDatasetConfig,
-    ".csv": CsvDatasetConfig,
-    ".parquet": ParquetDatasetConfig,
-}
 CONVERSATION = "conversation"
 REPLY_KEYS = ("messages", "completion", "chosen", "rejected", "preferred_output", "non_preferred_output", "answer")
 
@@ -58,8 +44,8 @@ class LoadedRows:
 
 def load_rows(path: Path) -> LoadedRows:
     """Returns the rows of a file; a `ConfigError` has all problems."""
-    if (config_type := CONFIGS.get(path.suffix.lower())) is None:
-        allowed = ", ".join(CONFIGS)
+    if (config_type := SUFFIXES.get(path.suffix.lower())) is None:
+        allowed = ", ".join(SUFFIXES)
         raise ConfigError(
             Problem("", f"the name ends with {path.suffix or 'nothing'}; allowed: {allowed}", "", str(path))
         )

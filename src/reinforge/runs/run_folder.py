@@ -31,10 +31,6 @@ RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", 
 NOT_STARTED = "the run stopped during startup"
 KILLED = "the process was killed, or the machine went down"
 
-RESUMABLE_PARTS = {"epoch", "openpipe_art_trainer", "nemo_customizer_trainer"}
-RESUMABLE_PARTS |= {"group", "openpipe_art_traj_builder", "dpo_traj_builder"}
-"""Trainers and builders whose runs resume between epochs; with any other, the training is repeated as a whole."""
-
 
 @dataclass
 class RunRecord:
@@ -280,7 +276,7 @@ def find_resume_point(folder: Path, record: RunRecord, is_intact: Callable[[str]
     checkpoints = Checkpoints(folder)
     points = [ResumePoint(row.epoch, row.checkpoint) for row in record.snapshots]
     newest = points[0].epoch if points else BASELINE - 1
-    if not has_custom_parts(folder):
+    if record.facts.get("resumes_epochs", True):  # false: the trainer or the builder repeats the training as a whole
         states = ((name, checkpoints.read_state(name)) for name in checkpoints.names())
         points += [ResumePoint(state["epoch"], name, False) for name, state in states if state and "epoch" in state]
         points = [point for point in points if point.is_known or point.epoch > newest]
@@ -290,17 +286,6 @@ def find_resume_point(folder: Path, record: RunRecord, is_intact: Callable[[str]
         if point.checkpoint is None or is_intact(point.checkpoint):
             return point
     return None
-
-
-def has_custom_parts(folder: Path) -> bool:
-    """True if the run has a trainer or builder of the user's own, whose work is repeated as a whole."""
-    config = read_config(folder)
-    try:
-        chosen = config["finetuning"]
-        parts = (("trainers", chosen["trainer"]), ("trajectory_builders", chosen["trajectory_builder"]))
-        return any(config[section][name]["_type"] not in RESUMABLE_PARTS for section, name in parts)
-    except (KeyError, TypeError):
-        return False
 
 
 def measure_size(folder: Path) -> int:

@@ -11,9 +11,9 @@ from reinforge.cli.options import DATA, DEBUG, JSON, OUTPUT, GroupedCommand, Gro
 from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.errors import did_you_mean
 from reinforge.traces.chat_logs import COLUMNS
-from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.importer import ImportOptions, import_traces, make_formats
 
-FORMATS = ("langfuse", "langsmith", "opentelemetry", "litellm", "chat")
+FORMATS = [each.name for each in make_formats(ImportOptions())]
 
 
 def _parse_columns(

@@ -105,7 +105,7 @@ def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions)
     return report
 
 
-def _make_formats(options: ImportOptions) -> list[ExportFormat]:
+def make_formats(options: ImportOptions) -> list[ExportFormat]:
     named = tuple(name for name in (options.label, options.reward) if name is not None)
     chat_logs = ChatLogs(options.columns, named)
     formats: list[ExportFormat] = [OpenTelemetry(), LangSmith(), LiteLLM(), Langfuse(), chat_logs]
@@ -115,7 +115,7 @@ def _make_formats(options: ImportOptions) -> list[ExportFormat]:
 def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions, report: ImportReport) -> None:
     """Adds the records of a file to the store; `prefix` starts the ids of records without one."""
     report.num_files += 1
-    formats, problems = _make_formats(options), report.unread
+    formats, problems = make_formats(options), report.unread
     for number, row in enumerate(read_records(path, problems), start=1):
         if not isinstance(row.value, dict):
             problems.add(row.location, f"expected an object, found {type(row.value).__name__}")

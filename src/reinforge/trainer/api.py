@@ -19,6 +19,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
+from reinforge.evaluation.datasets import SUFFIXES
 from reinforge.registry import Registry
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.run_folder import find_run
@@ -31,7 +32,6 @@ LLM = "agent"
 REWARD = "reward"
 START_S = 5.0
 """Seconds that the thread of a run may take to start, before Ctrl-C leaves it alone."""
-DATASETS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -207,15 +207,15 @@ def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
     if Path(dataset).is_dir():
         return {"_type": "hf_dataset", "file_path": str(dataset)}
     suffix = Path(dataset).suffix.lower()
-    if suffix not in DATASETS:
+    if suffix not in SUFFIXES:
         raise ConfigError(
             Problem(
                 "dataset",
                 f"{dataset}: unknown file type {suffix!r}",
-                f"use {', '.join(DATASETS)}, or pass a list of rows",
+                f"use {', '.join(SUFFIXES)}, or pass a list of rows",
             )
         )
-    return {"_type": DATASETS[suffix], "file_path": str(dataset)}
+    return {"_type": SUFFIXES[suffix].static_type, "file_path": str(dataset)}
 
 
 def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:

@@ -311,11 +311,11 @@ MEASURES: dict[str, Measure] = {
     "entropy": measure_entropy,
     "mismatch": measure_mismatch,
 }
-"""By the name of the guard in `finetuning.guards`."""
+"""By the name of the guard in `finetuning.guards`: every field of `GuardsConfig` has one."""
 
 
 def list_guards(config: GuardsConfig) -> dict[str, GuardLimits]:
-    guards = {name: getattr(config, name) for name in MEASURES}
+    guards = {name: getattr(config, name) for name in GuardsConfig.model_fields}
     return {name: limits for name, limits in guards.items() if limits.limit is not None}
 
 

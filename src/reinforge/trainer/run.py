@@ -370,6 +370,7 @@ class _Run:
             status="running",
             reason="",
             can_resume=True,
+            resumes_epochs=resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder),
         )
         self._started, self._made_of = True, made_of
 

@@ -181,3 +181,13 @@ async def test_ctrl_c_in_a_notebook_stops_the_run_and_waits_for_it(run, tmp_path
     assert run(epochs=500, run_name=None, resume=tmp_path / "r", settings={"limits": {"max_tokens": 1}}).status == (
         "stopped"
     ), "the folder is free again"
+
+
+def test_every_format_of_a_file_is_known_by_the_end_of_its_name(tmp_path):
+    rows = "".join(f'{{"question": "q{number}"}}\n' for number in range(24))
+    (tmp_path / "rows.ndjson").write_text(rows)
+    with pytest.raises(ConfigError, match="no evaluator named") as caught:
+        reinforge.finetune(agent, tmp_path / "rows.ndjson", "no_such_reward", "no-model", output_dir=tmp_path)
+    assert "unknown file type" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"unknown file type '.txt'.*use .json, .jsonl, .ndjson, .csv, .parquet"):
+        reinforge.finetune(agent, "rows.txt", "exact_match", "no-model", output_dir=tmp_path)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from reinforge.runs.run_folder import find_resume_point, read_record
+
 AGENT = """
 async def agent(item, llm, context):
     reply = await llm.chat.completions.create(messages=item.input_obj, max_tokens=6)
@@ -143,6 +145,8 @@ def test_rows_that_show_no_reply_are_refused(offline):
 
 def test_the_small_run_does_everything_once(offline):
     offline.finetune("--smoke", code=0)
+    folder = offline.run.with_name("r-smoke")
+    assert find_resume_point(folder, read_record(folder), lambda checkpoint: True).epoch == 0
 
 
 @pytest.mark.parametrize("shape", ["full", "lora"])

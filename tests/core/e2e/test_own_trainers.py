@@ -6,6 +6,8 @@ from reinforge.config.loader import load_config
 from reinforge.errors import JobFailed
 from reinforge.finetuning import Trainer, TrainerConfig, register_trainer
 from reinforge.runs.progress import SilentProgress
+from reinforge.runs.rows import BASELINE
+from reinforge.runs.run_folder import find_resume_point, read_record
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 from tests.core.e2e.test_own_adapters import remote, use_remote  # noqa: F401  the fixture
@@ -94,6 +96,7 @@ def test_a_trainer_that_neither_collects_nor_submits_does_not_end_well(project, 
     result = project.set("finetuning.num_epochs", 20).finetune(code=3)
     assert "IdleTrainer collected 0 times and submitted no job in 20 epochs (limits" in result.output
     assert project.summary["status"] == "failed"
+    assert find_resume_point(project.run, read_record(project.run), lambda checkpoint: True).epoch == BASELINE
 
 
 async def test_an_unhealthy_backend_is_noticed_around_any_trainer(tmp_path):

@@ -149,6 +149,13 @@ def test_without_its_measure_a_guard_is_silent(play: Any, guard: str, monkeypatc
     assert (run.play(), run.events) == (None, [])
 
 
+def test_a_guard_without_a_measure_is_an_error(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert guards.MEASURES.keys() == GuardsConfig.model_fields.keys()
+    monkeypatch.delitem(guards.MEASURES, "entropy")
+    with pytest.raises(KeyError, match="entropy"):
+        play().play()
+
+
 def test_no_guard_speaks_on_a_healthy_run(play: Any) -> None:
     run = play()
     assert (run.play(), run.events, run.progress.texts) == (None, [], [])

@@ -6,7 +6,9 @@ import textwrap
 import pytest
 
 from reinforge.config.loader import load_config
+from reinforge.config.schema import WorkflowConfig
 from reinforge.errors import ConfigError
+from reinforge.registry import REGISTRY
 from reinforge.trainer.setup.reach import list_reach
 
 TEXT = """
@@ -91,6 +93,20 @@ def test_a_url_may_come_from_a_variable(project):
     (project / "f.yml").write_text('llms: {x: {_type: openai, model_name: m, base_url: "${LLM_URL}"}}\n')
     loaded = load_config(project / "f.yml", environ={"LLM_URL": "https://host/v1"})
     assert list_reach(loaded).hosts == {"https://host/v1": ["llms.x"]}
+
+
+class OwnProgramConfig(WorkflowConfig, name="test_own_program"):
+    """A workflow of a user's that runs a program."""
+
+    command: list[str]
+
+
+def test_the_program_of_a_users_own_workflow_is_listed(project):
+    registry = REGISTRY.child()
+    registry.add("workflow", OwnProgramConfig, object)
+    (project / "f.yml").write_text("workflow: {_type: test_own_program, command: [sh, agent.sh]}\n")
+    reach = list_reach(load_config(project / "f.yml", registry=registry), registry)
+    assert [each.command for each in reach.commands] == ["sh agent.sh"]
 
 
 def test_programs_and_deployed_agents_are_listed(project, monkeypatch):

@@ -28,8 +28,6 @@ from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
 BUNDLED = "bundled:"
-RUN_PROGRAMS = ("reinforge.rollout.workflows.command_workflow", "reinforge.rollout.workflows.mcp_server")
-"""The modules whose blocks run a `command`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +127,8 @@ def _list_imports(loaded: LoadedConfig, registry: Registry) -> Iterator[NamedImp
 
 def _list_commands(loaded: LoadedConfig) -> Iterator[NamedCommand]:
     for path, model in iterate_models(loaded.config):
-        command = getattr(model, "command", None)
-        if type(model).__module__ in RUN_PROGRAMS and command:
+        command = getattr(model, "command", None)  # a block that has one runs it as a program
+        if isinstance(command, list) and command:
             written = shlex.join(read_command(loaded.placeholders, path, command))
             container = getattr(model, "container", None)
             yield NamedCommand(format_path(path), written, _find_file(model, loaded.project_root, container))

@@ -11,7 +11,7 @@ Everything that is wrong with a grader is reported at once, each problem with it
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
@@ -236,7 +236,7 @@ def _check(grader: Grader, where: str, allow_python: bool) -> list[Problem]:
 
 def _to_problem(error: Any, path: str) -> Problem:
     """Returns pydantic's error with a path that leaves out the name of the type that was tried."""
-    kinds = {"string_check", "text_similarity", "score_model", "label_model", "python", "multi"}
+    kinds = {get_args(each.model_fields["type"].annotation)[0] for each in get_args(Grader)}
     parts = [str(part) for part in error["loc"] if str(part) not in kinds]
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
