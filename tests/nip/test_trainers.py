@@ -20,7 +20,7 @@ from reinforge.multiagent import (
 from reinforge.multiagent.decisions import read_decision
 from reinforge.multiagent.nip.rollouts import encode_dialogues
 from reinforge.multiagent.nip.trainers import build_settings
-from reinforge.protocols.settings import find_unsupported_settings
+from reinforge.protocols.openai.settings import find_unsupported_settings
 from tests.groups import dialogue
 
 SETTINGS = ExperimentSettings("r", num_rollout_workers=2)

@@ -23,8 +23,8 @@ from reinforge.protocols import service as openai_service
 from reinforge.protocols.jobs import HostedJobs
 from reinforge.protocols.openai.adapter import OpenAIAdapterConfig
 from reinforge.protocols.openai.service import JOB_KEY, FineTuningService
-from reinforge.rollout.models.endpoint_config import EndpointConfig, OpenAILLMConfig
-from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.endpoint_config import EndpointConfig
+from reinforge.rollout.models.openai_client import OpenAIChat, OpenAILLMConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError, UnexpectedAnswer, extract_error_message
 from reinforge.types.job import TrainingJobRef, TrainingStatusEnum
 from reinforge.types.request import ModelRequest

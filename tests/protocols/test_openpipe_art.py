@@ -22,7 +22,7 @@ from reinforge.protocols.art.config import (
 )
 from reinforge.protocols.art.groups import build_groups
 from reinforge.protocols.art.local_server import ARTServer
-from reinforge.rollout.models.endpoint_config import OpenAILLMConfig
+from reinforge.rollout.models.openai_client import OpenAILLMConfig
 from reinforge.safe_text import redact_secrets
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.request import ChatPrompt, ModelRequest

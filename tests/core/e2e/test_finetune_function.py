@@ -189,5 +189,5 @@ def test_every_format_of_a_file_is_known_by_the_end_of_its_name(tmp_path):
     with pytest.raises(ConfigError, match="no evaluator named") as caught:
         reinforge.finetune(agent, tmp_path / "rows.ndjson", "no_such_reward", "no-model", output_dir=tmp_path)
     assert "unknown file type" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"unknown file type '.txt'.*use .json, .jsonl, .ndjson, .csv, .parquet"):
+    with pytest.raises(ConfigError, match=r"(?s)unknown file type '.txt'.*use .json, .jsonl, .ndjson, .csv, .parquet"):
         reinforge.finetune(agent, "rows.txt", "exact_match", "no-model", output_dir=tmp_path)

@@ -10,8 +10,7 @@ from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.episode import build_trajectory
 from reinforge.rollout.gateway import Gateway
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
-from reinforge.rollout.models.endpoint_config import OpenAILLMConfig
-from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_client import OpenAIChat, OpenAILLMConfig
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.request import ChatPrompt
 from tests.doubles import PolicyModel, examples

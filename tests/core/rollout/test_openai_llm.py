@@ -20,8 +20,8 @@ from reinforge.config.loader import build_config, load_config
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, InvalidCall
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.models import endpoint_config
-from reinforge.rollout.models.endpoint_config import OPENAI_URL, OpenAILLMConfig, is_metadata_host, resolve_endpoint
-from reinforge.rollout.models.openai_client import OpenAIChat, openai_llm
+from reinforge.rollout.models.endpoint_config import OPENAI_URL, is_metadata_host, resolve_endpoint
+from reinforge.rollout.models.openai_client import OpenAIChat, OpenAILLMConfig, openai_llm
 from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse_retry_after
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, cut, fails, page, says, slow

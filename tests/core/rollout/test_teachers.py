@@ -10,9 +10,8 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine.model.source import find_token_difference, read_vocabulary
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, EngineError
-from reinforge.rollout.models.endpoint_config import OpenAILLMConfig
 from reinforge.rollout.models.local_llm import LocalLLM
-from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.openai_client import OpenAIChat, OpenAILLMConfig
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.supports import Supports
 from tests.models import edit_json, make_tiny_model, make_tokenizer

@@ -33,7 +33,7 @@ from reinforge.protocols.art.config import (
 from reinforge.protocols.art.config import ARTBackendConfig as ARTBackendConfig
 from reinforge.protocols.art.groups import ARTGroups, build_groups
 from reinforge.registry import register_trainer_adapter
-from reinforge.rollout.models.endpoint_config import OpenAILLMConfig
+from reinforge.rollout.models.openai_client import OpenAILLMConfig
 from reinforge.rollout.models.policy_llm import find_served_entries
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import TrajectoryCollection

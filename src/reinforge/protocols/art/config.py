@@ -19,8 +19,9 @@ from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.config.schema import Block, FinetuneConfig, TrainerAdapterConfig
 from reinforge.errors import Problem, did_you_mean
 from reinforge.interfaces import Algorithm
-from reinforge.protocols.settings import find_unused_settings
-from reinforge.rollout.models.endpoint_config import EndpointConfig, OpenAILLMConfig, validate_key, validate_url
+from reinforge.protocols.unused_settings import find_unused_settings
+from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.openai_client import OpenAILLMConfig
 
 AFTER_STEP = "after-step-"
 """Start of the id of a job that is only known by the step it started from."""

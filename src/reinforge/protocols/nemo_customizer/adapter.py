@@ -20,7 +20,7 @@ from reinforge.files import replace_file, storage_boundary, to_json
 from reinforge.interfaces import Builder
 from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.nemo_customizer.config import NeMoCustomizerTrainerAdapterConfig
-from reinforge.protocols.settings import find_unused_settings
+from reinforge.protocols.unused_settings import find_unused_settings
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.models.endpoint_config import EndpointConfig
 from reinforge.types.seeding import stable_random

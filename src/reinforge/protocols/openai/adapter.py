@@ -26,15 +26,15 @@ from reinforge.files import to_json
 from reinforge.interfaces import Algorithm, Builder
 from reinforge.protocols.adapter import HostedAdapter
 from reinforge.protocols.openai.rows import TrainingFile, build_preference_file, build_supervised_file
-from reinforge.protocols.settings import METHODS, find_model_problems, find_unsupported_settings
+from reinforge.protocols.openai.settings import METHODS, find_model_problems, find_unsupported_settings
 from reinforge.registry import register_trainer_adapter
 from reinforge.rollout.models.endpoint_config import (
     EndpointConfig,
-    OpenAILLMConfig,
     find_entry_name,
     resolve_endpoint,
     warn_about_api_key,
 )
+from reinforge.rollout.models.openai_client import OpenAILLMConfig
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.seeding import stable_seed
 from reinforge.types.trajectory import TrajectoryCollection

@@ -14,8 +14,8 @@ from reinforge.config.loader import build_config
 from reinforge.errors import BackendError
 from reinforge.evaluation.evaluators.base import to_text
 from reinforge.interfaces import ChatModel
-from reinforge.rollout.models.endpoint_config import OpenAILLMConfig, resolve_endpoint
-from reinforge.rollout.models.openai_client import OpenAIChat
+from reinforge.rollout.models.endpoint_config import resolve_endpoint
+from reinforge.rollout.models.openai_client import OpenAIChat, OpenAILLMConfig
 from reinforge.rollout.runner import EpisodeRunner, score_alone
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.components import ComponentBuilder

@@ -9,12 +9,11 @@ import socket
 import unicodedata
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 
-from reinforge.config.schema import LLMConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder
 from reinforge.registry import TypedConfig
@@ -37,7 +36,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class EndpointConfig(TypedConfig):
-    """Settings of an OpenAI-compatible endpoint: where it is and how often calls are retried."""
+    """Settings of an OpenAI-compatible endpoint: where it is, as `check` shows, and how often calls are retried."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # a key with a line break must not end up in a message
 
@@ -61,27 +60,6 @@ class EndpointConfig(TypedConfig):
     @classmethod
     def _check_key(cls, key: SecretStr | None) -> SecretStr | None:
         return None if key is None else validate_key(key)
-
-
-class OpenAILLMConfig(EndpointConfig, LLMConfig, name="openai"):
-    """A model behind any OpenAI-compatible URL; the agent's own arguments take precedence over these defaults."""
-
-    key_aliases: ClassVar[dict[str, str]] = {"model": "model_name", "request_timeout": "timeout_s"}
-
-    model_name: str = Field(min_length=1, description="The model's name at the endpoint. `model` is also accepted.")
-    temperature: float | None = Field(default=None, ge=0, description="Default temperature.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Default top_p.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Default max_tokens.")
-    seed: int | None = Field(default=None, description="Default seed.")
-    logprobs: bool | None = Field(
-        default=None,
-        description="Request the log-prob of each token. What the endpoint returns, token ids too, is kept with the "
-        "reply for your trajectory builder and trainer adapter.",
-    )
-    top_logprobs: int | None = Field(
-        default=None, ge=0, description="Request this many of the most likely tokens at each position, with logprobs."
-    )
-    extra_body: dict[str, Any] = Field(default_factory=dict, description="Additional fields of the request body.")
 
 
 def validate_url(url: str) -> str:

@@ -18,16 +18,17 @@ import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from reinforge.bounded import load_json
+from reinforge.config.schema import LLMConfig
 from reinforge.errors import BackendError, InvalidCall
 from reinforge.interfaces import Builder
 from reinforge.registry import register_llm
 from reinforge.rollout.models.endpoint_config import (
-    OpenAILLMConfig,
+    EndpointConfig,
     find_entry_name,
     resolve_endpoint,
     warn_about_api_key,
@@ -48,6 +49,27 @@ from reinforge.types.sample import FloatArray, TrainingSample
 PATH = "/chat/completions"
 
 logger = logging.getLogger(__name__)
+
+
+class OpenAILLMConfig(EndpointConfig, LLMConfig, name="openai"):
+    """A model behind any OpenAI-compatible URL; the agent's own arguments take precedence over these defaults."""
+
+    key_aliases: ClassVar[dict[str, str]] = {"model": "model_name", "request_timeout": "timeout_s"}
+
+    model_name: str = Field(min_length=1, description="The model's name at the endpoint. `model` is also accepted.")
+    temperature: float | None = Field(default=None, ge=0, description="Default temperature.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Default top_p.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Default max_tokens.")
+    seed: int | None = Field(default=None, description="Default seed.")
+    logprobs: bool | None = Field(
+        default=None,
+        description="Request the log-prob of each token. What the endpoint returns, token ids too, is kept with the "
+        "reply for your trajectory builder and trainer adapter.",
+    )
+    top_logprobs: int | None = Field(
+        default=None, ge=0, description="Request this many of the most likely tokens at each position, with logprobs."
+    )
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Additional fields of the request body.")
 
 
 @dataclass
