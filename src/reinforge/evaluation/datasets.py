@@ -112,7 +112,6 @@ SUFFIXES: dict[str, type[FileDatasetConfig]] = {
     ".csv": CsvDatasetConfig,
     ".parquet": ParquetDatasetConfig,
 }
-"""The format of a file whose `_type` is not named, by the end of its name."""
 
 
 class HuggingFaceDatasetConfig(FileDatasetConfig, name="hf_dataset"):
@@ -122,6 +121,14 @@ class HuggingFaceDatasetConfig(FileDatasetConfig, name="hf_dataset"):
     split: str | None = Field(default=None, description="Split to read; null: the dataset's only split.")
     subset: str | None = Field(default=None, description="Configuration name of a dataset on the hub.")
     revision: str | None = Field(default=None, description="Revision of a dataset on the hub.")
+
+
+def choose_format(path: Path) -> type[FileDatasetConfig]:
+    """Returns the configuration for a file whose `_type` is not named."""
+    if (found := SUFFIXES.get(path.suffix.lower())) is None:
+        message = f"the name ends with {path.suffix or 'nothing'}; allowed: {', '.join(SUFFIXES)}"
+        raise ConfigError(Problem("", message, "", str(path)))
+    return found
 
 
 class FileDataset(DatasetLoader):

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.contamination import find_near_duplicates, read_question
-from reinforge.evaluation.datasets import SUFFIXES, FileDataset
+from reinforge.evaluation.datasets import FileDataset, choose_format
 from reinforge.evaluation.demonstrations import DEMONSTRATION_SHAPES, LABEL, Demonstration, RowFormat, detect_format
 from reinforge.evaluation.rows import RowProblems
 from reinforge.evaluation.shapes import InvalidRowError, read_label
@@ -44,12 +43,7 @@ class LoadedRows:
 
 def load_rows(path: Path) -> LoadedRows:
     """Returns the rows of a file; a `ConfigError` has all problems."""
-    if (config_type := SUFFIXES.get(path.suffix.lower())) is None:
-        allowed = ", ".join(SUFFIXES)
-        raise ConfigError(
-            Problem("", f"the name ends with {path.suffix or 'nothing'}; allowed: {allowed}", "", str(path))
-        )
-    dataset = FileDataset(config_type(file_path=path), Path.cwd())
+    dataset = FileDataset(choose_format(path)(file_path=path), Path.cwd())
     items = dataset.load()
     row_format = detect_format([item.full_dataset_entry for item in items])
     loaded = LoadedRows(items, dataset.shape or "", row_format, dataset.row_locations)

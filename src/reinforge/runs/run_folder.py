@@ -29,6 +29,7 @@ from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
 NOT_STARTED = "the run stopped during startup"
+PARTIAL_FILE = re.compile(r"\..+\.tmp-\d+")
 KILLED = "the process was killed, or the machine went down"
 
 
@@ -304,11 +305,9 @@ def measure_size(folder: Path) -> int:
 def find_leftovers(folder: Path) -> Iterable[Path]:
     for place in (folder, folder / "checkpoints", folder / "episodes"):
         if place.is_dir():
-            yield from sorted(p for p in place.iterdir() if p.name.startswith((STAGED, TRASH)) or _is_partial_file(p))
-
-
-def _is_partial_file(path: Path) -> bool:
-    return path.is_file() and re.fullmatch(r"\..+\.tmp-\d+", path.name) is not None
+            for path in sorted(place.iterdir()):
+                if path.name.startswith((STAGED, TRASH)) or (path.is_file() and PARTIAL_FILE.fullmatch(path.name)):
+                    yield path
 
 
 def format_utc(seconds: float | None) -> str | None:

@@ -19,7 +19,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
-from reinforge.evaluation.datasets import SUFFIXES
+from reinforge.evaluation.datasets import choose_format
 from reinforge.registry import Registry
 from reinforge.runs.progress import RunProgress, default_progress
 from reinforge.runs.run_folder import find_run
@@ -206,16 +206,7 @@ def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
         return {"_type": "rows", "rows": list(dataset)}
     if Path(dataset).is_dir():
         return {"_type": "hf_dataset", "file_path": str(dataset)}
-    suffix = Path(dataset).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ConfigError(
-            Problem(
-                "dataset",
-                f"{dataset}: unknown file type {suffix!r}",
-                f"use {', '.join(SUFFIXES)}, or pass a list of rows",
-            )
-        )
-    return {"_type": SUFFIXES[suffix].static_type, "file_path": str(dataset)}
+    return {"_type": choose_format(Path(dataset)).static_type, "file_path": str(dataset)}
 
 
 def run_blocking(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:

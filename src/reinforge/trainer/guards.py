@@ -26,10 +26,8 @@ from reinforge.types.evaluation import EvalInputItem
 def find_events(config: GuardsConfig, history: History) -> list[GuardEvent]:
     """Returns the events of the last epoch of a history."""
     found = []
-    for name, limits in list_guards(config).items():
-        assert limits.limit is not None  # `list_guards` leaves the others out
-        counted = count_in_a_row(name, limits.limit, history)
-        if counted is not None:
+    for name, limits in config:
+        if limits.limit is not None and (counted := count_in_a_row(name, limits.limit, history)) is not None:
             found += _list_events(name, limits, history.last.epoch, *counted)
     return found
 
@@ -312,11 +310,6 @@ MEASURES: dict[str, Measure] = {
     "mismatch": measure_mismatch,
 }
 """By the name of the guard in `finetuning.guards`: every field of `GuardsConfig` has one."""
-
-
-def list_guards(config: GuardsConfig) -> dict[str, GuardLimits]:
-    guards = {name: getattr(config, name) for name in GuardsConfig.model_fields}
-    return {name: limits for name, limits in guards.items() if limits.limit is not None}
 
 
 MAX_COMPARED = 20_000

@@ -10,12 +10,11 @@ from reinforge.runs.page.elements import Content, build, build_section, build_ta
 from reinforge.runs.page.page import build_colors
 from reinforge.runs.rows import EpisodeRow, ListedEpisode
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
-from reinforge.view.episode_table import FAILED, ORDERS, EpisodeQuery, EpisodeTable, format_number
+from reinforge.view.episode_table import FAILED, HEADER, ORDERS, EpisodeQuery, EpisodeTable, format_number
 
 FIRST_ROWS = 100
 """Rows that the page itself holds; `view.js` asks for the others."""
 MAX_OTHERS = 60
-HEADER = ("episode", "phase", "epoch", "example", "sample", "outcome", "reward", "relative reward")
 
 
 def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offset: int, live: Live) -> Element:

@@ -21,6 +21,8 @@ ORDERS = {
     "above": "most above its group",
     "below": "most below its group",
 }
+HEADER = ("episode", "phase", "epoch", "example", "sample", "outcome", "reward", "relative reward")
+"""The columns of the cells that `EpisodeTable.build_row` returns after the key."""
 _Group = tuple[int, int, str]
 
 

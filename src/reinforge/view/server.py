@@ -28,11 +28,13 @@ from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
+from reinforge.view.comparison_page import build_comparison
 from reinforge.view.documents import Live, build_problem, build_run_path
 from reinforge.view.episode_pages import build_episode_list, build_episode_page
 from reinforge.view.episode_table import EpisodeQuery
 from reinforge.view.library import RunLibrary
-from reinforge.view.run_page import build_comparison, build_run_list, build_run_page
+from reinforge.view.run_list import build_run_list
+from reinforge.view.run_page import build_run_page
 
 POLL_S = 2.0
 """Seconds between two looks at the files of an open page's run."""

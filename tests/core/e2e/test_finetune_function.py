@@ -183,11 +183,9 @@ async def test_ctrl_c_in_a_notebook_stops_the_run_and_waits_for_it(run, tmp_path
     ), "the folder is free again"
 
 
-def test_every_format_of_a_file_is_known_by_the_end_of_its_name(tmp_path):
-    rows = "".join(f'{{"question": "q{number}"}}\n' for number in range(24))
-    (tmp_path / "rows.ndjson").write_text(rows)
-    with pytest.raises(ConfigError, match="no evaluator named") as caught:
+def test_the_format_of_a_file_is_known_by_the_end_of_its_name(tmp_path):
+    (tmp_path / "rows.ndjson").write_text("".join(f'{{"question": "q{number}"}}\n' for number in range(24)))
+    with pytest.raises(ConfigError, match="no evaluator named"):
         reinforge.finetune(agent, tmp_path / "rows.ndjson", "no_such_reward", "no-model", output_dir=tmp_path)
-    assert "unknown file type" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"(?s)unknown file type '.txt'.*use .json, .jsonl, .ndjson, .csv, .parquet"):
+    with pytest.raises(ConfigError, match="rows.txt: the name ends with .txt; allowed: .json, .jsonl, .ndjson, .csv"):
         reinforge.finetune(agent, "rows.txt", "exact_match", "no-model", output_dir=tmp_path)
