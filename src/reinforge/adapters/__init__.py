@@ -1,1 +1,1 @@
-"""Trainer adapters: each one submits jobs to a training backend and serves the policy if the backend does."""
+"""Trainer adapters: submit jobs to a training backend, serve its policy. Listed in `registry.py` with `protocols`'."""

@@ -1,1 +1,1 @@
-"""Algorithms: assign advantages to tokens and name a loss. No tensors here."""
+"""Algorithms, listed in `registry.py`: assign advantages to tokens and name a loss. No tensors here."""

@@ -1,1 +1,1 @@
-"""Datasets, splits, evaluators and statistics."""
+"""Datasets, splits, evaluators and statistics; `registry.py` lists the datasets and evaluators."""

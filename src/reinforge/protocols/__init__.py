@@ -1,1 +1,1 @@
-"""Training over a wire: OpenAI, ART, Tinker, our sessions and NeMo Customizer, client and server in one folder."""
+"""Training over a wire, client and server in one folder; `PROTOCOLS` in `serving/command.py` lists the servers."""

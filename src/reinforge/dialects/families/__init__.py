@@ -1,1 +1,1 @@
-"""Model families: how each writes tool calls and reasoning, one short file a family or group, behind one port."""
+"""Model families, listed in `detection.py`: how each writes tool calls and reasoning, one short file a family."""

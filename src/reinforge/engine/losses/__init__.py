@@ -1,1 +1,1 @@
-"""Losses by name: policy-gradient losses and preference losses."""
+"""Losses by name, in the modules that `FAMILIES` in `base.py` lists."""

@@ -1,1 +1,1 @@
-"""The built-in protocols, one per file."""
+"""The built-in protocols, one per file, listed in `registry.py`."""

@@ -1,1 +1,1 @@
-"""The models behind the entries of `llms`: the policy, models in this process, and models behind an endpoint."""
+"""The models behind the entries of `llms`, listed in `registry.py`: the policy, models here and behind an endpoint."""

@@ -1,1 +1,1 @@
-"""Agents that are not Python functions of the project: programs, deployed agents, and a loop with tools."""
+"""Agents that are not functions of the project: programs, services, a loop with tools; listed in `registry.py`."""

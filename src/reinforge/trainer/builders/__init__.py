@@ -1,1 +1,1 @@
-"""The bundled trajectory builders: `group`, `tree`, `dataset`."""
+"""The trajectory builders, listed in `registry.py`: `group`, `tree`, `dataset`, `dpo_traj_builder`."""

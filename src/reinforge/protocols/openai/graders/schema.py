@@ -155,14 +155,14 @@ class PythonGrader(GraderBase):
         return self
 
 
-Leaf = Annotated[StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader, Field(discriminator="type")]
+Leaf = StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader
 
 
 class Multi(GraderBase):
     """A formula over the scores of other graders."""
 
     type: Literal["multi"]
-    graders: dict[str, Leaf] = Field(
+    graders: dict[str, Annotated[Leaf, Field(discriminator="type")]] = Field(
         min_length=1, max_length=get_limits().graders, description="Name in the formula -> grader."
     )
     calculate_output: str = Field(max_length=1000, description="The formula, such as `0.5 * a + 0.5 * b`.")
@@ -185,7 +185,7 @@ class Multi(GraderBase):
         return self
 
 
-Grader = StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader | Multi
+Grader = Leaf | Multi
 _ADAPTER: TypeAdapter[Grader] = TypeAdapter(Annotated[Grader, Field(discriminator="type")])
 
 
