@@ -10,7 +10,7 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
-from reinforge.view.episode_table import EpisodeQuery, EpisodeTable
+from reinforge.view.episode_table import HEADER, EpisodeQuery, EpisodeTable
 from tests.doubles import examples
 
 
@@ -92,6 +92,7 @@ def test_control_characters_of_an_example_are_visible_in_its_row_and_kept_in_its
     journal.flush()
     table.update()
     row = table.build_row(table.select(EpisodeQuery(order="newest"))[0])
+    assert len(row) == 1 + len(HEADER)
     assert row[0] == "collect/0/0/a\x1b[31m\u202e/0"
     assert (row[1], row[4]) == ("collect/0/0/a\\x1b[31m\\u202e/0", "a\\x1b[31m\\u202e")
 
