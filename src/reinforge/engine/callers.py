@@ -25,17 +25,11 @@ MAX_TURNS = 8
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """A coroutine that waits for a reply.
+    """A coroutine that waits for a reply."""
 
-    Attributes:
-        loop: Its event loop.
-        future: Done when the reply is.
-        waiter: Done at the next token, while a caller that streams waits for one.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
-    waiter: asyncio.Future[None] | None = None
+    loop: asyncio.AbstractEventLoop  # its event loop
+    future: asyncio.Future[None]  # done when the reply is
+    waiter: asyncio.Future[None] | None = None  # done at the next token, while a caller that streams waits for one
 
     def wake(self) -> None:
         """Wakes a caller that streams; runs in its loop."""

@@ -41,23 +41,14 @@ CRITIC = "critic.safetensors"
 
 @dataclass(slots=True)
 class TrainingState:
-    """The contents of `training/state.json`.
+    """The contents of `training/state.json`."""
 
-    Attributes:
-        version: Version of the weights.
-        num_steps: Optimizer steps made.
-        num_begun: Replies started, which is the sampler's position in its random stream.
-        rng: State of torch's generator, base64.
-        stage: The stage of a pipeline whose optimizer state it is; None: no stage has begun.
-        stage_version: Version of the weights that the stage began with, which are its reference.
-    """
-
-    version: int
-    num_steps: int
-    num_begun: int
-    rng: str
-    stage: str | None = None
-    stage_version: int | None = None
+    version: int  # version of the weights
+    num_steps: int  # optimizer steps made
+    num_begun: int  # replies started, which is the sampler's position in its random stream
+    rng: str  # state of torch's generator, base64
+    stage: str | None = None  # the stage of a pipeline whose optimizer state it is; None: no stage has begun
+    stage_version: int | None = None  # version of the weights that the stage began with, which are its reference
 
 
 @contextmanager

@@ -26,19 +26,12 @@ from reinforge.errors import ConfigError
 
 
 class SharedParams(TypedDict, total=False):
-    """Parameters that every policy-gradient loss takes.
+    """Parameters that every policy-gradient loss takes."""
 
-    Attributes:
-        tis_cap: Upper limit of the importance weight c_t; None: no importance sampling.
-        kl_coef: Weight of the KL penalty toward the reference; 0 needs no reference.
-        kl_estimator: `k1`, `k2` or `k3`.
-        entropy_coef: Weight of the entropy bonus.
-    """
-
-    tis_cap: float | None
-    kl_coef: float
-    kl_estimator: str
-    entropy_coef: float
+    tis_cap: float | None  # upper limit of the importance weight c_t; None: no importance sampling
+    kl_coef: float  # weight of the KL penalty toward the reference; 0 needs no reference
+    kl_estimator: str  # `k1`, `k2` or `k3`
+    entropy_coef: float  # weight of the entropy bonus
 
 
 @register_loss("clipped_pg")

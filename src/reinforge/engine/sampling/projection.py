@@ -34,19 +34,13 @@ from reinforge.engine.sampling.kv_cache import MIN_ROWS
 
 
 class AdapterRows(NamedTuple):
-    """Rows in the order of their adapters.
+    """Rows in the order of their adapters."""
 
-    Attributes:
-        order: The row of the batch at each place of the order; None: the batch is in this order.
-        places: The place of each row of the batch.
-        counts: Rows of each adapter.
-        min_rows: Each adapter multiplies at least this many rows, and the results of rows that are not its own are
-            dropped: with fewer rows, the last bit of a product depends on their number.
-    """
-
-    order: Tensor | None
-    places: Tensor | None
-    counts: list[int]
+    order: Tensor | None  # the row of the batch at each place of the order; None: the batch is in this order
+    places: Tensor | None  # the place of each row of the batch
+    counts: list[int]  # rows of each adapter
+    # each adapter multiplies at least this many rows, and the results of rows that are not its own are dropped: with
+    # fewer rows, the last bit of a product depends on their number
     min_rows: int
 
 
@@ -80,20 +74,12 @@ MAX_COPIED_BYTES = 64 * 2**20
 
 
 class Projection(NamedTuple):
-    """Linear layers with the same input, as one.
+    """Linear layers with the same input, as one."""
 
-    Attributes:
-        weight: `[O, I]`, packed or plain.
-        bias: `[O]`.
-        downs: Of each adapter, `[R, I]`; `[0, I]` where the layers do not have it.
-        ups: Of each adapter: its B in the rows of their layer and the columns of their ranks, times its scaling,
-            `[O, R]`.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    downs: list[Tensor]
-    ups: list[Tensor]
+    weight: Tensor  # `[O, I]`, packed or plain
+    bias: Tensor | None  # `[O]`
+    downs: list[Tensor]  # of each adapter, `[R, I]`; `[0, I]` where the layers do not have it
+    ups: list[Tensor]  # of each adapter, `[O, R]`: its B in the rows and columns of its layers, times its scaling
 
 
 def project(x: Tensor, layer: Projection, rows: AdapterRows) -> Tensor:

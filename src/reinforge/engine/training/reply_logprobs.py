@@ -31,17 +31,11 @@ from reinforge.types.sample import TrainingSample
 
 @dataclass(slots=True)
 class ReplyLogprobs:
-    """Log-probs of replies, one row per reply.
+    """Log-probs of replies, one row per reply."""
 
-    Attributes:
-        logprobs: `[B, T]` log p of each token, 0 after a reply's end.
-        mask: `[B, T]` True where there is a token.
-        values: `[B, T]` the critic's value before each token; None without a critic.
-    """
-
-    logprobs: Tensor
-    mask: Tensor
-    values: Tensor | None = None
+    logprobs: Tensor  # `[B, T]` log p of each token, 0 after a reply's end
+    mask: Tensor  # `[B, T]` True where there is a token
+    values: Tensor | None = None  # `[B, T]` the critic's value before each token; None without a critic
 
 
 def score_replies(

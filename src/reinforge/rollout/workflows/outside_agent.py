@@ -44,13 +44,9 @@ class AgentFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideWorkflow(BoundWorkflow):
-    """A workflow with its own name.
+    """A workflow with its own name."""
 
-    Attributes:
-        name: What messages call the agent.
-    """
-
-    name: str
+    name: str  # what messages call the agent
 
     @property
     def source(self) -> str:

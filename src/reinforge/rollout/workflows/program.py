@@ -44,13 +44,9 @@ class ProgramError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """What one run of a program may use.
+    """What one run of a program may use."""
 
-    Attributes:
-        max_memory_mb: MiB of memory, of each process and of all together; None: no limit.
-    """
-
-    max_memory_mb: int | None = None
+    max_memory_mb: int | None = None  # MiB of memory, of each process and of all together; None: no limit
     max_processes: int | None = None
 
     def find_excess(self, processes: Sequence[RunningProcess]) -> str | None:
