@@ -49,7 +49,6 @@ class Outboxes:
     """Gathers the requests of every event loop, for one sampler.
 
     Args:
-        sampler: Gets the requests.
         sent: Called in a loop after its requests were sent.
     """
 
@@ -114,12 +113,7 @@ def _wake_streams(requests: list[SampleRequest]) -> None:
 
 
 class SamplerTurns:
-    """Lets the sampler work as long as a computation has just taken; called in the sampler's thread, between its parts.
-
-    Args:
-        sampler: Samples from weights that the computation does not change.
-        clock: Returns seconds.
-    """
+    """Lets the sampler work as long as the last part of a computation took; called in its thread between the parts."""
 
     def __init__(self, sampler: ReplySampler, clock: Callable[[], float] = time.monotonic):
         self._sampler, self._clock = sampler, clock

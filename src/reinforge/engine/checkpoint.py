@@ -71,7 +71,6 @@ def write(
     Args:
         model: The model; of one with adapters the active one is written.
         learner: Has the training state; None: only the model is written.
-        num_begun: Replies that the sampler has started.
 
     Raises:
         StorageError: The files cannot be written; the message has their size.
@@ -101,11 +100,7 @@ def write(
 
 @torch.no_grad()
 def load_weights(folder: Path, model: CausalModel) -> None:
-    """Copies a folder's weights into the model, in place.
-
-    Raises:
-        EngineError: The folder holds a different model or different adapters.
-    """
+    """Copies a folder's weights into the model, in place."""
     if model.has_adapters:
         _load_adapters(folder, model)
         return
@@ -141,11 +136,7 @@ def _load_adapters(folder: Path, model: CausalModel) -> None:
 
 
 def load_critic(folder: Path, critic: ValueHead) -> None:
-    """Restores a checkpoint's value head; without one in the checkpoint the head is reset.
-
-    Raises:
-        EngineError: The file is damaged or belongs to a different model.
-    """
+    """Restores a checkpoint's value head; without one in the checkpoint the head is reset."""
     file = folder / TRAINING / CRITIC
     if not file.is_file():
         critic.reset()
@@ -180,11 +171,7 @@ LORA_PARTS = (".lora_", ".modules_to_save.")
 
 
 def write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
-    """Writes the model without its adapters, and its tokenizer, to a new folder.
-
-    Raises:
-        StorageError: The files cannot be written; the message has their size.
-    """
+    """Writes the model without its adapters, and its tokenizer, to a new folder."""
     weights = find_base_weights(model)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     with storage_boundary(folder, num_bytes), hide_progress_bars():

@@ -35,11 +35,7 @@ class DialogueProblem:
 
     @classmethod
     def from_item(cls, item: EvalInputItem, words: Mapping[str, Decision] | None = None) -> DialogueProblem:
-        """Returns the problem of an example; its `expected_output_obj` is the right decision, or None.
-
-        Raises:
-            EvaluationError: The expected output is not accept or reject, 1 or 0, true or false, yes or no.
-        """
+        """Returns the problem of an example; its `expected_output_obj` is the right decision, or None."""
         problem, expected = cls.without_truth(item), item.expected_output_obj
         if expected is None:
             return problem

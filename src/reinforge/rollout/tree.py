@@ -99,9 +99,7 @@ def groups_from_tree(
     """Returns the siblings of each branching point as trajectories; the path above them is context.
 
     Args:
-        targets: For each call, whether its reply is trained.
         back_up: How the rewards of following replies, also of other adapters, count for a reply.
-        policies: The adapter of each entry of `llms`; None: there is only one policy.
     """
     nodes = build_tree(record, targets, policies)
     return [_build_siblings(record, node, node.compute_values(back_up)) for node in nodes]

@@ -127,7 +127,6 @@ class PolicyVersion:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Returns an entry of `summary.json`."""
         return cls(row["version"], row.get("fingerprint", ""), row.get("num_updates"), row.get("checkpoint"))
 
 

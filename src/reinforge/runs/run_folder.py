@@ -331,7 +331,6 @@ def find_run_folders(output_dir: Path) -> list[Path]:
 
 
 def list_runs(output_dir: Path) -> list[Path]:
-    """Returns the run folders in a folder, the latest one last."""
     return sorted(find_run_folders(output_dir), key=_find_start_s)
 
 

@@ -3,6 +3,8 @@
     @register_loss("my_loss")
     def my_loss(batch: TokenBatch, logprobs_BT: Tensor, *, scale: float = 1.0) -> LossOutput: ...
 
+`logprobs_BT` has log p of each trained token under the current weights. A loss that reads what its batch does not have,
+such as log-probs of a reference or the other sample of a pair, raises an error.
 The learner does the averaging: the loss of an optimizer step is sum_t w_s l_t / sum_t w_s over all trained tokens of
 the step, w_s the sample's weight, so the split into micro-batches does not change it. A loss of one number per sample
 becomes sum_s w_s l_s / sum_s w_s.
@@ -124,12 +126,7 @@ def _import_loss(name: str) -> Any:
 
 @register_loss("cross_entropy")
 def cross_entropy(batch: TokenBatch, logprobs_BT: Tensor) -> LossOutput:
-    """Returns the negative log-likelihood of supervised fine-tuning, l_t = -log p(t).
-
-    Args:
-        batch: The tokens.
-        logprobs_BT: log p of each trained token under the current weights.
-    """
+    """Returns the negative log-likelihood of supervised fine-tuning, l_t = -log p(t)."""
     return LossOutput(-logprobs_BT)
 
 

@@ -29,10 +29,6 @@ def distill(
 
     Args:
         batch: As for `clipped_pg`, with the teacher's log-probs as those of the reference.
-        logprobs_BT: log p of each trained token under the current weights.
-        clip_low: The ratio is clipped below at 1 - clip_low.
-        clip_high: The ratio is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
 
     Raises:
         ConfigError: The batch has no log-probs of a teacher.

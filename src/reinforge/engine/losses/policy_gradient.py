@@ -55,16 +55,8 @@ def clipped_pg(
     Differs from the papers: the two ends of the clip are separate; the mean is over the tokens of a step.
 
     Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        clip_low: The ratio is clipped below at 1 - clip_low.
-        clip_high: The ratio is clipped above at 1 + clip_high.
         dual_clip: The ratio is clipped here where the advantage is negative; above 1; None: not clipped.
         constant_length: Divisor of the sum over each sample, whatever its length; None: the mean over tokens.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     gain_BT, metrics = _clip(_log_ratio(batch, logprobs_BT), batch.advantages, clip_low, clip_high)
     if dual_clip is not None:
@@ -95,13 +87,7 @@ def ppo(
     section 3); the error has a factor of 1/2.
 
     Args:
-        batch: As for `clipped_pg`, with returns, old values and current values.
-        logprobs_BT: log p of each trained token under the current weights.
         value_clip: How far a value may move from its value before the job; None: no limit.
-        value_coef: Weight of the critic's error.
-        clip_low: The ratio is clipped below at 1 - clip_low.
-        clip_high: The ratio is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
 
     Raises:
         ConfigError: The batch has no returns or no values.
@@ -134,16 +120,6 @@ def gspo(
     with s_t = sg[s] p(t) / sg[p(t)] and s = exp(mean over the sample's trained tokens of log p / p_old). This is the
     paper's token-level form: its gradient equals that of the sequence-level form where all tokens of a sample have one
     advantage, and it also takes advantages per turn.
-
-    Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        clip_low: s is clipped below at 1 - clip_low.
-        clip_high: s is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     mean_B1 = mean_by_sample(_log_ratio(batch, logprobs_BT), batch.loss_mask)[:, None]
     log_ratio_BT = torch.where(batch.loss_mask, mean_B1.detach() + logprobs_BT - logprobs_BT.detach(), 0.0)
@@ -167,14 +143,7 @@ def cispo(
     with r_t = p(t) / p_old(t).
 
     Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
         clip_low: The weight is clipped below at 1 - clip_low; None: not clipped below, as in the paper.
-        clip_high: The weight is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     log_ratio_BT = _log_ratio(batch, logprobs_BT).detach()
     ratio_BT = log_ratio_BT.exp()
@@ -198,16 +167,6 @@ def sapo(
     g_t = 4 / tau sigma(tau (r_t - 1)) A_t
     with r_t = p(t) / p_old(t) and tau = tau_pos where A_t > 0, else tau_neg. Its gradient is that of r_t A_t times
     4 p (1 - p) with p = sigma(tau (r_t - 1)), which is 1 at r_t = 1 and reported as `gate`.
-
-    Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        tau_pos: Temperature of tokens with a positive advantage.
-        tau_neg: Temperature of the others.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     log_ratio_BT = _log_ratio(batch, logprobs_BT)
     ratio_BT = log_ratio_BT.exp()
@@ -220,7 +179,6 @@ def sapo(
 
 
 def _log_ratio(batch: TokenBatch, logprobs_BT: Tensor) -> Tensor:
-    """Returns log p / p_old of the trained tokens, `[B, T]`, 0 elsewhere."""
     return torch.where(batch.loss_mask, logprobs_BT - batch.old_logprobs, 0.0)
 
 

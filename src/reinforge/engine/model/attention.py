@@ -61,7 +61,6 @@ def grouped_attention(
         attention_mask: Added to the scores, `[B, 1, T, L]`; None: causal.
         scaling: Factor of the scores; None: 1 / sqrt(D).
         shared_keys: Prefixes that all tokens of a row see before their own keys; the mask is then ignored.
-        kwargs: Further arguments of sdpa.
     """
     rows, heads, length, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
@@ -86,11 +85,9 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     """Returns the attention of one new token per row, `[B, H, D]`; compiled by TorchScript, too.
 
     Args:
-        query: `[B, H, D]`.
         key: `[B, K, L, D]`; the heads of a group share it without a copy.
         value: `[B, K, L, D]`.
         mask: Added to the scores, `[B, 1, 1, L]`.
-        scale: Factor of the scores.
     """
     rows, heads, size = query.shape
     grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size) * scale

@@ -121,11 +121,9 @@ class PromptRenderer:
     """Renders requests to tokens and decodes replies with one tokenizer.
 
     Attributes:
-        tokenizer: The Hugging Face tokenizer, with its chat template.
         history: `template`: the template renders whole conversations; `splice`: a prompt continues the sampled tokens.
 
     Args:
-        tokenizer: The tokenizer.
         ends: Tokens at which the sampler ends a reply.
         history: As above.
     """

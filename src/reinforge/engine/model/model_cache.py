@@ -81,11 +81,7 @@ class LayerKind:
 
 
 def find_layer_kinds(config: Any) -> list[LayerKind]:
-    """Returns what each layer keeps, by the cache layers that transformers makes for this configuration.
-
-    Raises:
-        EngineError: A layer keeps something else, such as compressed keys or an index.
-    """
+    """Returns what each layer keeps, by the cache layers that transformers makes for this configuration."""
     kinds = []
     for name in get_layer_types_and_kwargs(config)[0]:
         kept = DYNAMIC_LAYER_TYPE_MAPPING.get(name)

@@ -43,15 +43,7 @@ class PackageModel:
 
 
 def find_package_model(source: str, setting: str) -> PackageModel:
-    """Returns the model of `pip:NAME`, or of `pip:NAME/FILE` where a package carries several.
-
-    Args:
-        source: The name, with `pip:`.
-        setting: The setting that names it, for messages.
-
-    Raises:
-        ConfigError: The package is not installed, or does not carry one such model.
-    """
+    """Returns the model of `pip:NAME`, or of `pip:NAME/FILE` where a package carries several."""
     name, _, wanted = source.removeprefix(PIP).partition("/")
     if not NAME.fullmatch(name):
         message = f"{source!r} is not the name of a package"
@@ -168,7 +160,6 @@ class ModelFormat(Protocol):
 
 
 def get_gguf() -> ModelFormat:
-    """Returns the format of GGUF files."""
     return cast("ModelFormat", importlib.import_module(GGUF_FORMAT))
 
 
@@ -190,12 +181,6 @@ def find_source(name: str, setting: str = MODEL, revision: str | None = None) ->
 
     Args:
         name: Folder, hub id, GGUF file or `pip:NAME`.
-        setting: The setting that names it, for messages.
-        revision: Commit, tag or branch, for a hub id.
-
-    Raises:
-        ConfigError: A package is not installed or carries no model, a GGUF file is damaged, or a revision is given for
-            what has none.
     """
     source = ModelSource(name, name, revision)
     if name.startswith(PIP):
@@ -213,12 +198,7 @@ def find_source(name: str, setting: str = MODEL, revision: str | None = None) ->
 
 
 def resolve_source(config: PolicyConfig) -> ModelSource:
-    """Returns a policy's model as what `from_pretrained` takes: a folder or a hub id; converts a GGUF file, once.
-
-    Raises:
-        ConfigError: The model cannot be loaded.
-        StorageError: The converted model cannot be written.
-    """
+    """Returns a policy's model as what `from_pretrained` takes: a folder or a hub id; converts a GGUF file, once."""
     return open_source(find_source(str(config.model), MODEL, config.revision), MODEL)
 
 
@@ -231,11 +211,7 @@ def describe_source(config: PolicyConfig) -> str:
 
 
 def find_tokenizer_source(config: PolicyConfig) -> ModelSource:
-    """Returns what has a policy's tokenizer: the configured one, the model, or the base of an adapter that has none.
-
-    Raises:
-        ConfigError: See `find_source`.
-    """
+    """Returns what has a policy's tokenizer: the configured one, the model, or the base of an adapter that has none."""
     if config.tokenizer is not None:
         return find_source(config.tokenizer, TOKENIZER)
     own = find_source(str(config.model), MODEL, config.revision)
@@ -246,11 +222,7 @@ def find_tokenizer_source(config: PolicyConfig) -> ModelSource:
 
 
 def open_tokenizer(config: PolicyConfig) -> ModelSource:
-    """Returns the folder or hub id with a policy's tokenizer; converts a GGUF file, once.
-
-    Raises:
-        ConfigError: There is none, or a GGUF file has one that is not supported.
-    """
+    """Returns the folder or hub id with a policy's tokenizer; converts a GGUF file, once."""
     setting = MODEL if config.tokenizer is None else TOKENIZER
     source = find_tokenizer_source(config)
     if source.is_gguf and (problems := get_gguf().find_problems(source.location, setting, tokenizer=True)):
@@ -259,11 +231,7 @@ def open_tokenizer(config: PolicyConfig) -> ModelSource:
 
 
 def check_same_tokens(tokenizer: Any, config: PolicyConfig) -> None:
-    """Checks that a policy's tokenizer, as transformers loaded it, is that of its GGUF file; anything else passes.
-
-    Raises:
-        ConfigError: It gives other tokens.
-    """
+    """Checks that a policy's tokenizer, as transformers loaded it, is that of its GGUF file; anything else passes."""
     source = find_tokenizer_source(config)
     if not source.is_gguf:
         return
@@ -282,12 +250,7 @@ def find_weights(model: str | None) -> ModelSource | None:
 
 
 def open_source(source: ModelSource, setting: str) -> ModelSource:
-    """Returns a source whose location is a folder or a hub id; converts a GGUF file, once.
-
-    Raises:
-        ConfigError: The file cannot be converted.
-        StorageError: The converted model cannot be written.
-    """
+    """Returns a source whose location is a folder or a hub id; converts a GGUF file, once."""
     if source.license is not None:
         logger.info("model %s", source)
     if not source.is_gguf:
@@ -309,11 +272,7 @@ def _find_in_cache(name: str) -> Path | None:
 
 
 def find_base_source(folder: Path, setting: str) -> ModelSource | None:
-    """Returns the base model of an adapter's folder, whichever kind it is; None: the folder holds no adapter.
-
-    Raises:
-        ConfigError: See `find_source`.
-    """
+    """Returns the base model of an adapter's folder, whichever kind it is; None: the folder holds no adapter."""
     base = find_base(folder)
     if base is None:
         return None

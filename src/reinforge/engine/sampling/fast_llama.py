@@ -212,13 +212,7 @@ class FastLlama:
             self._names = None
 
     def decode_step(self, token_ids_B: Tensor, positions_B: Tensor, length: int) -> Tensor:
-        """Returns the logits after one more token of each row, `[B, V]`.
-
-        Args:
-            token_ids_B: The newest token of each row.
-            positions_B: Its position.
-            length: L.
-        """
+        """Returns the logits after one more token of each row, `[B, V]`."""
         (rows, layers), (keys, values) = self._choose_weights(len(token_ids_B)), self._slots()
         capacity = keys[0].shape[2]
         if capacity <= MAX_SPARE * length:

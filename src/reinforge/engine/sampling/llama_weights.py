@@ -44,11 +44,7 @@ class OuterWeights(NamedTuple):
 
 
 class LlamaWeights:
-    """The copies of one model's weights.
-
-    Args:
-        model: A model that `supports_fast_decode`.
-    """
+    """The copies of one model's weights."""
 
     def __init__(self, model: CausalModel):
         self.model, self.base = model, model.base

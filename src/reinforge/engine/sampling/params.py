@@ -19,10 +19,6 @@ MIN_TOP_P = 1e-30
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Checks the settings of one reply.
 
-    Args:
-        params: The settings.
-        vocab_size: Number of tokens that the model knows, for `logit_bias`.
-
     Raises:
         ValueError: The sampler cannot follow one of them; the message names it.
     """

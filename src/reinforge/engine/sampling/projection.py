@@ -45,11 +45,7 @@ class AdapterRows(NamedTuple):
 
 
 def order_rows(names: Sequence[str], device: torch.device, min_rows: int) -> tuple[tuple[str, ...], AdapterRows]:
-    """Returns the adapters of a batch, and the rows of each.
-
-    Args:
-        device: The model's.
-    """
+    """Returns the adapters of a batch, and the rows of each."""
     adapters = tuple(sorted(set(names)))
     if len(adapters) == 1:
         return adapters, AdapterRows(None, None, [len(names)], min_rows)
@@ -196,7 +192,6 @@ def find_stable_rows(model: CausalModel, max_rows: int) -> int:
     """Returns the smallest number of rows from which every product of the model gives a row the same bits.
 
     Args:
-        model: The model; one layer of each shape is tried.
         max_rows: Rows of a full batch; returned if no smaller number works, so that every step has exactly this many.
     """
     before, stable = torch.get_num_threads(), min(MIN_ROWS, max_rows)

@@ -150,7 +150,6 @@ class RunningBatch:
         """Records the tokens that the last token of each filtered row from `start` on was sampled from.
 
         Args:
-            start: The first row.
             counts: Number of kept tokens of each row.
             tokens: `[B, K]` tokens of each row, the kept ones first; more than `K` are too many to record.
             log_mass: log of the kept tokens' summed probability.
@@ -184,7 +183,6 @@ class RunningBatch:
         """Records the log-probs of constrained rows from `start` on, and what those without a filter may have sampled.
 
         Args:
-            start: The first row.
             processed: Of each constrained row, in the distribution that its last token was sampled from.
         """
         for (row, constraint), logprob in zip(self.list_constrained(start), processed.tolist(), strict=True):

@@ -32,10 +32,6 @@ def compile_torchscript(
     Between any two operations a thread that runs Python waits for the lock, up to 5 ms each time while agents run;
     TorchScript releases the lock once for all of them. torch calls TorchScript deprecated: without it the function
     stays unchanged.
-
-    Args:
-        device: Where its tensors are.
-        enabled: False: return the function unchanged.
     """
     return _compile(function) if enabled and device.type == "cpu" else function
 

@@ -160,7 +160,6 @@ class Learner(ShardedOptimizer):
                 sample.old_logprobs = logprobs
 
     def plan_steps(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
-        """Returns the samples' indices for each optimizer step; see the function of this name."""
         return plan_steps(samples, self.config.batch, self.seed, epoch)
 
     def step(
@@ -240,9 +239,6 @@ class Learner(ShardedOptimizer):
 
         Returns:
             Loss and log-probs; None if a number is not finite.
-
-        Raises:
-            EngineError: Other processes share this learner's steps, or the loss gives one number per sample or batch.
         """
         if self.peers is not None:
             raise EngineError("accumulate: gradients of several calls add up in one process only")
@@ -397,7 +393,6 @@ class Learner(ShardedOptimizer):
 
 
 def _average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of each metric over the steps that have it."""
     by_name: dict[str, list[float]] = {}
     for metrics in steps:
         for name, value in metrics.items():

@@ -37,9 +37,6 @@ class ScheduledOptimizer:
 
     Args:
         parameters: The parameters by name; the critic's names begin with `value_head.`.
-        settings: Settings of the optimizer.
-        schedule: The learning rate schedule.
-        critic: Settings of the critic's parameters, if there are any.
 
     Attributes:
         parameters: The trained parameters by name, including the critic's.
@@ -86,7 +83,6 @@ class ScheduledOptimizer:
             group["peak"] = rate
 
     def take_gradients(self) -> None:
-        """Adds the gradients of a backward pass to those of the step."""
         self.masters.take_gradients()
 
     def take_out_gradients(self) -> dict[str, Tensor]:
@@ -150,9 +146,6 @@ class ScheduledOptimizer:
 
         Returns:
             `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
-
-        Raises:
-            EngineError: The optimizer is another one.
         """
         if self._settings.name != "adamw":
             raise EngineError(f"apply: the optimizer is {self._settings.name}, expected adamw")

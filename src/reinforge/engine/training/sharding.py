@@ -60,10 +60,6 @@ class TrainingPass(nn.Module):
 class ShardedModel:
     """One process's shards of a model, and the passes that all processes make together.
 
-    Args:
-        model: The model with all weights.
-        peers: The processes.
-
     Attributes:
         shards: This process's rows of each trained weight, by name; the optimizer updates them in place.
         copied: The model that trains.

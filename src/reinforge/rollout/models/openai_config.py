@@ -102,11 +102,7 @@ def validate_url(url: str) -> str:
 
 
 def validate_key(key: SecretStr) -> SecretStr | None:
-    """Returns a key without whitespace around it, such as the line break of a file; None for an empty one.
-
-    Raises:
-        ValueError: It has a character that no key has, and that an HTTP header may not hold; the key is not shown.
-    """
+    """Returns a key without whitespace around it, such as the line break of a file; None for an empty one."""
     text = key.get_secret_value().strip()
     if (found := re.search(r"[^!-~]", text)) is not None:
         kind = "a line break" if found[0] in "\r\n" else "a space" if found[0].isspace() else "not plain ASCII"
@@ -153,11 +149,7 @@ def _list_embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
 
 
 def resolve_endpoint(config: EndpointConfig, environ: Mapping[str, str] | None = None) -> tuple[str, SecretStr | None]:
-    """Returns the URL and the key; OPENAI_API_KEY is only used with OPENAI_BASE_URL or OpenAI's endpoint.
-
-    Raises:
-        ConfigError: There is no key for OpenAI's endpoint, or OPENAI_BASE_URL or OPENAI_API_KEY is invalid.
-    """
+    """Returns the URL and the key; OPENAI_API_KEY is only used with OPENAI_BASE_URL or OpenAI's endpoint."""
     if config.base_url is not None:
         return config.base_url, config.api_key
     environ = os.environ if environ is None else environ

@@ -113,12 +113,7 @@ def build_variables(episode: Mapping[str, Any], access: GatewayAccess) -> dict[s
 
 
 def decode_answer(text: str, what: str, context: EpisodeContext) -> Any:
-    """Returns the value of an answer in JSON.
-
-    Raises:
-        PolicyFailure: It is not JSON, and the agent only passed on what the policy wrote.
-        AgentFailed: It is not JSON.
-    """
+    """Returns the value of an answer in JSON; text that the agent only passed on is a failure of the policy."""
     try:
         return decode_json(text)
     except ValueError as error:
@@ -134,11 +129,6 @@ def shorten(text: str) -> str:
 
 
 def refuse_windows(what: str) -> None:
-    """Refuses an operating system without process groups.
-
-    Raises:
-        ConfigError: This is Windows.
-    """
     if os.name == "nt":
         raise ConfigError(
             Problem("_type", f"{what} needs process groups, which Windows does not have", "run it in WSL, or on Linux")

@@ -177,11 +177,7 @@ async def run_program(
     limits: ProgramLimits,
     watch: ProgramWatch,
 ) -> ProgramResult:
-    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled.
-
-    Raises:
-        ProgramError: It cannot be started, or exceeded a limit.
-    """
+    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled."""
     mark = uuid.uuid4().hex
     memory = (limits.max_memory_mb or 0) << 20
     command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(memory), *command]
