@@ -41,30 +41,18 @@ class InstallationCheck:
     fix: str = ""  # what to do; empty where nothing is wrong
 
 
-def check_installation(
-    output_dir: Path,
-    *,
-    registry: Registry | None = None,
-    free_bytes: Callable[[Path], int] = free_disk_bytes,
-    find_version: Callable[[str], str | None] | None = None,
-) -> list[InstallationCheck]:
+def check_installation(output_dir: Path) -> list[InstallationCheck]:
     """Returns every check of this installation, in the order in which problems should be solved."""
-    find = find_version or _find_version
-    packages = check_required(importlib.metadata.requires("reinforge") or [], find)
+    python = f"{platform.python_implementation()} {platform.python_version()}"
     engine = check_engine()
-    devices = check_devices() if engine.state == "ok" else []
     return [
-        InstallationCheck("reinforge", "ok", f"{__version__} on {_describe_python()}"),
-        *packages,
+        InstallationCheck("reinforge", "ok", f"{__version__} on {python}, {platform.system()} {platform.machine()}"),
+        *check_required(importlib.metadata.requires("reinforge") or [], _find_version),
         engine,
-        *check_components(registry or REGISTRY),
-        *devices,
-        *check_folders({"runs": output_dir, "cache": home()}, free_bytes),
+        *check_components(REGISTRY),
+        *(check_devices() if engine.state == "ok" else []),
+        *check_folders({"runs": output_dir, "cache": home()}, free_disk_bytes),
     ]
-
-
-def _describe_python() -> str:
-    return f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
 def _find_version(package: str) -> str | None:

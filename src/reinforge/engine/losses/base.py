@@ -30,7 +30,6 @@ from reinforge.types.sample import LossSpec
 FAMILIES = (
     "reinforge.engine.losses.policy_gradient",
     "reinforge.engine.losses.preference",
-    "reinforge.engine.losses.distillation",
     "reinforge.engine.losses.token_weighted",
 )
 """Modules that register losses; imported on the first lookup."""

@@ -69,6 +69,27 @@ def clipped_pg(
     return LossOutput(torch.where(batch.loss_mask, loss_BT, 0.0).sum(dim=1) / constant_length, metrics)
 
 
+@register_loss("distill")
+def distill(
+    batch: TokenBatch,
+    logprobs_BT: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    **shared: Unpack[SharedParams],
+) -> LossOutput:
+    """Returns the clipped policy-gradient loss of the advantages, and reports the divergence from the teacher.
+
+    The reference's log-probs are those of the teacher. The metric `teacher_kl` is the mean of log p_sampler -
+    log p_teacher over the sampled tokens, which estimates the reverse KL per token of the policy that sampled them.
+    """
+    if batch.ref_logprobs is None:
+        raise ConfigError("distill: the batch has no log-probs of a teacher; set `teacher` on the algorithm")
+    output = clipped_pg(batch, logprobs_BT, clip_low=clip_low, clip_high=clip_high, **shared)
+    divergence_BT = torch.where(batch.loss_mask, batch.sampling_logprobs - batch.ref_logprobs, 0.0)
+    return LossOutput(output.loss, {**output.metrics, "teacher_kl": divergence_BT})
+
+
 @register_loss("ppo")
 def ppo(
     batch: TokenBatch,
