@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, ClassVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 
@@ -90,15 +90,20 @@ def validate_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("expected a URL such as http://localhost:8000/v1")
-    if parts.username or parts.password:
-        raise ValueError("the URL contains a user or password, which would end up in logs; use api_key")
+    check_authority(parts, "api_key")
     if parts.query or parts.fragment:
         raise ValueError("the URL contains ? or #; write it only up to /v1")
     if parts.path.endswith("/completions"):
         raise ValueError("write the URL only up to /v1, without /chat/completions")
-    if is_metadata_host(parts.hostname):
-        raise ValueError(f"{parts.hostname} is a link-local address or a cloud's metadata service, which is blocked")
     return url
+
+
+def check_authority(parts: SplitResult, instead: str) -> None:
+    """Refuses a password in a URL, for which there is a setting `instead`, and hosts that hand out secrets."""
+    if parts.username or parts.password:
+        raise ValueError(f"the URL contains a user or password, which would end up in logs; use {instead}")
+    if is_metadata_host(parts.hostname or ""):
+        raise ValueError(f"{parts.hostname} is a link-local address or a cloud's metadata service, which is blocked")
 
 
 def validate_key(key: SecretStr) -> SecretStr | None:
