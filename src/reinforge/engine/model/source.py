@@ -17,15 +17,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, find_base, read_json
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import home
-
-if TYPE_CHECKING:
-    from reinforge.config.policy import PolicyConfig
 
 PIP = "pip:"
 MAX_LICENSE = 200
