@@ -35,9 +35,9 @@ class Stems:
 class BatchSupports:
     """The tokens that each trained token was sampled from, in the order of `loss_mask.nonzero()`."""
 
-    # `[N + 1]`, on the host: trained token n was sampled from `token_ids[ends[n] : ends[n + 1]]`; an empty range stands
-    # for the whole vocabulary, or for a mask
     ends: np.ndarray
+    """`[N + 1]`, on the host: trained token n was sampled from `token_ids[ends[n] : ends[n + 1]]`; an empty range
+    stands for the whole vocabulary, or for a mask."""
     token_ids: Tensor  # the kept tokens of all trained tokens, one after the other
     mask_indices: np.ndarray  # `[N]`, on the host: row of `masks` with the kept tokens; -1: it has none
     masks: Tensor  # `[M, V / 8]` uint8: bits over the vocabulary, the lowest token id first

@@ -49,12 +49,12 @@ class Capture:
     marks: list[Mark] = field(default_factory=list)
     functions: tuple[str, ...] = ()  # open function scopes, outermost first
     overflow: str | None = None  # how a prompt exceeded the context, even if the agent continued; None: none did
-    # why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such a reply
-    # fails because of the policy
     bad_call: str | None = None
-    # why the latest model call got no reply, if the model's service is to blame; None: it got one. A client shows the
-    # agent an error of its own kind, so only this tells whose failure it is
+    """Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such a reply
+    fails because of the policy."""
     lost_call: str | None = None
+    """Why the latest model call got no reply, if the model's service is to blame; None: it got one. A client shows the
+    agent an error of its own kind, so only this tells whose failure it is."""
     pending: int = 0
     num_started: int = 0
     closed: bool = False

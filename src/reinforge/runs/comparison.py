@@ -67,8 +67,8 @@ class RunComparison:
     is_paired: bool = False  # both ran on the same examples
     pairing: str = ""  # what was compared and how, in a sentence
     metrics: list[ComparedMetric] = field(default_factory=list)  # every evaluator that both have, the verdict's first
-    # of the first metric, the most improved first; if paired
     examples: list[ComparedExample] = field(default_factory=list)
+    """Of the first metric, the most improved first; if paired."""
     changes: list[Change] = field(default_factory=list)  # settings that differ, from the first run to the second
     notes: list[str] = field(default_factory=list)  # what to know before the metrics are believed, one sentence each
 

@@ -182,11 +182,11 @@ class EpochMetrics(ReadsLikeADict):
     reward_std: float | None = None  # standard deviation of the rewards of all scored episodes; None: unknown
     completion_tokens: float | None = None  # mean number of sampled tokens of a scored episode; None: unknown
     clipped_share: float | None = None  # of the scored episodes, with a reply that `max_tokens` cut off; None: unknown
-    # evaluator -> mean score of the training episodes that have one
     scores: dict[str, float] = field(default_factory=dict)
+    """Evaluator -> mean score of the training episodes that have one."""
     stage: str | None = None  # the stage of the pipeline that the epoch belongs to; None: the run has no pipeline
-    # reported by job and canary: `loss`, `policy_version`, `canary_k3`
     job: dict[str, Any] = field(default_factory=dict)
+    """Reported by job and canary: `loss`, `policy_version`, `canary_k3`."""
 
     @property
     def share_without_signal(self) -> float | None:

@@ -40,8 +40,8 @@ RESUMABLE_PARTS |= {"group", "openpipe_art_traj_builder", "dpo_traj_builder"}
 class RunRecord:
     """What the journal of a run holds, besides its episodes."""
 
-    # of `RunJournal.set_facts`; empty: it was stopped before it started
     facts: dict[str, Any] = field(default_factory=dict)
+    """Of `RunJournal.set_facts`; empty: it was stopped before it started."""
     sessions: list[Session] = field(default_factory=list)
     stages: list[StageRow] = field(default_factory=list)
     jobs: list[JobRow] = field(default_factory=list)

@@ -39,12 +39,12 @@ FAMILIES = (
 class LossOutput:
     """What a loss returns."""
 
-    # `[B, T]` loss of each token, read where `loss_mask` is True; `[B]` loss of each sample; or one number, weighted by
-    # the sum of the batch's sample weights
     loss: Tensor
-    # name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports their means over a step's trained
-    # tokens, samples or micro-batches
+    """`[B, T]` loss of each token, read where `loss_mask` is True; `[B]` loss of each sample; or one number, weighted
+    by the sum of the batch's sample weights."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports their means over a step's trained
+    tokens, samples or micro-batches."""
 
 
 Loss = Callable[..., Any]

@@ -97,9 +97,9 @@ class LayerStates:
 
     convolution: dict[int, Tensor] = field(default_factory=dict)  # the last inputs of a convolution, `[B, C, k]`
     recurrent: dict[int, Tensor] = field(default_factory=dict)  # recurrent states
-    # True if new states overwrite the tensors, which are then views of the sampler's slots; else they replace them, and
-    # gradients flow from the new states to the old
     in_place: bool = False
+    """True if new states overwrite the tensors, which are then views of the sampler's slots; else they replace them,
+    and gradients flow from the new states to the old."""
 
     def store(self, states: dict[int, Tensor], number: int, new: Tensor) -> Tensor:
         if self.in_place:

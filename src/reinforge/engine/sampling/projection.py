@@ -39,9 +39,9 @@ class AdapterRows(NamedTuple):
     order: Tensor | None  # the row of the batch at each place of the order; None: the batch is in this order
     places: Tensor | None  # the place of each row of the batch
     counts: list[int]  # rows of each adapter
-    # each adapter multiplies at least this many rows, and the results of rows that are not its own are dropped: with
-    # fewer rows, the last bit of a product depends on their number
     min_rows: int
+    """Each adapter multiplies at least this many rows, and the results of rows that are not its own are dropped: with
+    fewer rows, the last bit of a product depends on their number."""
 
 
 def order_rows(names: Sequence[str], device: torch.device, min_rows: int) -> tuple[tuple[str, ...], AdapterRows]:

@@ -46,17 +46,17 @@ class SampleRequest:
     logprobs: tuple[float, ...] = ()
     finish_reason: str = "stop"
     version: int = 0
-    # of each token so far, where sampling is filtered or constrained: its log-prob in the distribution that it was
-    # sampled from
     processed_logprobs: list[float] = field(default_factory=list)
-    # that distribution's tokens; an empty array: too many to record; none: a bias or a penalty changed it
+    """Of each token so far, where sampling is filtered or constrained: its log-prob in the distribution that it was
+    sampled from."""
     supports: list[Support] = field(default_factory=list)
+    """That distribution's tokens; an empty array: too many to record; none: a bias or a penalty changed it."""
     num_top_logprobs: int = 0  # how many of the most likely tokens are named at each position
     top_logprobs: list[tuple[list[int], list[float]]] = field(default_factory=list)  # of each token so far
     error: EngineError | ValueError | None = None  # why there is no reply
     cancelled: bool = False  # set by a caller that no longer waits
-    # each token and its log-prob at once, for a caller that streams; None: the caller takes the reply whole
     new_tokens: list[tuple[int, float]] | None = None
+    """Each token and its log-prob at once, for a caller that streams; None: the caller takes the reply whole."""
 
 
 @dataclass

@@ -57,9 +57,9 @@ class GradientOptions:
     backward: bool = True  # False: compute the loss, and no gradient
     sums_tokens: bool = False  # the caller undoes the mean over tokens, so the loss must give one number per token
     kl_baseline: float | None = None  # KTO's baseline of the step; None: it has none
-    # receives the indices of each micro-batch's samples and their log-probs, `[B, T]`; if memory runs out, samples come
-    # again
     observe: Callable[[Sequence[int], Tensor], None] | None = None
+    """Receives the indices of each micro-batch's samples and their log-probs, `[B, T]`; if memory runs out, samples
+    come again."""
 
 
 class Learner(ShardedOptimizer):
