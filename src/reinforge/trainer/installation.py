@@ -16,7 +16,7 @@ from typing import Literal
 from reinforge.engine import import_engine
 from reinforge.engine.packages import INSTALL, check_packages
 from reinforge.errors import ReinforgeError
-from reinforge.files import home
+from reinforge.files import find_existing_folder, home
 from reinforge.registry import REGISTRY, Registry
 from reinforge.runs.removal import find_obstacle
 from reinforge.trainer.setup.disk_space import free_disk_bytes
@@ -168,10 +168,7 @@ def check_folders(folders: Mapping[str, Path], free_bytes: Callable[[Path], int]
             fix = f"choose a folder on a local disk that you can write to, with {setting}"
             checks.append(InstallationCheck("disk", "broken", text, fix))
             continue
-        existing = folder.expanduser().absolute()
-        while not existing.exists():
-            existing = existing.parent
-        free = free_bytes(existing)
+        free = free_bytes(find_existing_folder(folder.expanduser()))
         text = f"{place}: {free / GIB:.1f} GiB free; files, locks and SQLite work"
         if free < MIN_FREE:
             fix = f"free some space, or choose a folder on another disk, with {setting}"

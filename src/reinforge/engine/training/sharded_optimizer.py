@@ -68,7 +68,6 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.restore(state, num_steps)
 
     def take_gradients(self) -> None:
-        """Adds the gradients of a backward pass to those of the step."""
         if self.sharded is not None:
             self.sharded.take_gradients()
         super().take_gradients()
