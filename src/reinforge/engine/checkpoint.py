@@ -71,9 +71,6 @@ def write(
     Args:
         model: The model; of one with adapters the active one is written.
         learner: Has the training state; None: only the model is written.
-
-    Raises:
-        StorageError: The files cannot be written; the message has their size.
     """
     moments = {} if learner is None else learner.gather_state()
     moments = {name: value.detach().cpu().contiguous() for name, value in moments.items()}

@@ -88,11 +88,7 @@ class EngineJobs:
         self._job = job
 
     def end(self, next_version: int | None = None) -> None:
-        """Ends the open job.
-
-        Args:
-            next_version: Version of the weights if a request comes before `publish`; None: the current one plus 1.
-        """
+        """Ends the open job; a request that comes before `publish` is served `next_version`, or else one more."""
         if (job := self.open_job) is None:
             raise EngineError("end_job: no job is open")
         job.is_open = False
@@ -108,11 +104,7 @@ class EngineJobs:
             self._job.drop_snapshot(adapter)
 
     def undo(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Restores the weights and optimizers from before the job, and serves the old versions again.
-
-        Args:
-            call: Runs a function in the thread that may change weights.
-        """
+        """Restores the weights and optimizers from before the job, and serves the old versions again."""
         job = self._job
         if job is None or not self.can_undo:
             raise EngineError("rollback: no job has begun since the last version was published")

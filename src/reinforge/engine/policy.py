@@ -58,7 +58,6 @@ class EmbeddedPolicy(PolicyServer):
 
     Args:
         sampler: Samples the replies, also those of other adapters.
-        score: Computes log-probs as the learner does.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
 

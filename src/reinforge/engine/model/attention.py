@@ -138,9 +138,6 @@ class AttentionMasks:
         shares_in_place: True if suffixes attend to their shared prefix without a copy, and without a mask wherever no
             window ends; set after a trial run of this model.
         shares_stems: True if the common start of different prompts is shared, too; set the same way.
-
-    Raises:
-        EngineError: The model's kind of attention takes no explicit mask.
     """
 
     shares_in_place = False

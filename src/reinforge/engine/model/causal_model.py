@@ -155,11 +155,7 @@ class CausalModel:
 
     @cached_property
     def layer_kinds(self) -> list[LayerKind]:
-        """What each layer keeps between tokens.
-
-        Raises:
-            EngineError: A layer keeps something that the sampler has no cache for.
-        """
+        """What each layer keeps between tokens."""
         return find_layer_kinds(self.config)
 
     @property

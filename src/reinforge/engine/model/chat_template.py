@@ -125,7 +125,6 @@ class PromptRenderer:
 
     Args:
         ends: Tokens at which the sampler ends a reply.
-        history: As above.
     """
 
     def __init__(self, tokenizer: Any, ends: Sequence[int] = (), *, history: str = "template"):

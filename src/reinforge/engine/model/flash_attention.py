@@ -74,10 +74,7 @@ def flash_attention(
     """Returns softmax(q k^T scale) v over the keys up to each query and over all of its prefix, `[B, S, H, D]`.
 
     Args:
-        query: `[B, H, S, D]`.
-        key: `[B, K, S, D]`.
-        value: `[B, K, S, D]`.
-        scale: Factor of the scores.
+        query: `[B, H, S, D]`; key and value are `[B, K, S, D]`.
         prefix: Keys and values, `[G, K, P, D]` each.
     """
     output = _FlashAttention.apply(query, key, value, scale, () if prefix is None else runs, *(prefix or ()))

@@ -174,11 +174,7 @@ def looks_like_gguf(file: Path) -> bool:
 
 
 def find_source(name: str, setting: str = MODEL, revision: str | None = None) -> ModelSource:
-    """Returns what a name stands for, without reading weights and without the network.
-
-    Args:
-        name: Folder, hub id, GGUF file or `pip:NAME`.
-    """
+    """Returns what a name stands for, without reading weights and without the network."""
     source = ModelSource(name, name, revision)
     if name.startswith(PIP):
         found = find_package_model(name, setting)

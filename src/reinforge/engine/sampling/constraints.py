@@ -32,7 +32,6 @@ class TokenConstraint:
 
     Args:
         params: `logit_bias`, `frequency_penalty` and `presence_penalty` of the reply.
-        vocab_size: V.
         grammar: What the reply must match; None: it is free.
 
     Attributes:

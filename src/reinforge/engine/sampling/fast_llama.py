@@ -179,7 +179,6 @@ class FastLlama:
 
     Args:
         model: The model; call `drop_weights` before its weights change.
-        cache: The rows' keys and values.
         masks: Knows which layers have a window, and how long it is.
         min_rows: Least number of rows that an adapter multiplies.
     """

@@ -67,8 +67,6 @@ class Prefiller:
     """Computes prompts into the slots of one KV cache.
 
     Args:
-        model: The model.
-        cache: The slots.
         masks: Builds the masks of tokens after a cached prefix.
         to_device: Copies an array to the model's device.
         fast_llama: Computes short prompts of Llama-like models; None: the model's modules compute all prompts.

@@ -63,9 +63,6 @@ class DataParallel:
 
     Attributes:
         is_broken: True after a failure among exchanges; there are none any more.
-
-    Raises:
-        EngineError: The others cannot be reached.
     """
 
     is_broken = False

@@ -126,9 +126,6 @@ class ScheduledOptimizer:
     def optimizer_step(self, progress: float) -> dict[str, float] | None:
         """Makes one optimizer step with the accumulated gradients.
 
-        Args:
-            progress: Share of the run that is done, in [0, 1]; it sets the learning rate.
-
         Returns:
             `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
         """
@@ -142,11 +139,7 @@ class ScheduledOptimizer:
         return {"grad_norm": norm, "lr": self._settings.peak * factor}
 
     def apply(self, settings: AdamSettings) -> dict[str, float] | None:
-        """Makes one step of AdamW with the accumulated gradients and settings of its own, and clears the gradients.
-
-        Returns:
-            `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
-        """
+        """Makes a step of AdamW with settings of its own, and clears the gradients; returns what `optimizer_step` does."""
         if self._settings.name != "adamw":
             raise EngineError(f"apply: the optimizer is {self._settings.name}, expected adamw")
         try:

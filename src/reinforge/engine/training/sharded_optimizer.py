@@ -36,11 +36,7 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.sharded: ShardedModel | None = None
 
     def shard(self) -> None:
-        """Divides the model, its gradients and its optimizer among the peers from now on.
-
-        Raises:
-            EngineError: The model cannot be divided.
-        """
+        """Divides the model, its gradients and its optimizer among the peers from now on."""
         from reinforge.engine.training.sharding import ShardedModel
 
         assert self.peers is not None

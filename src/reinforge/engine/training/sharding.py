@@ -64,9 +64,6 @@ class ShardedModel:
         shards: This process's rows of each trained weight, by name; the optimizer updates them in place.
         copied: The model that trains.
         is_divided: True while the weights of the model are freed.
-
-    Raises:
-        EngineError: A weight cannot be divided.
     """
 
     def __init__(self, model: CausalModel, peers: DataParallel):

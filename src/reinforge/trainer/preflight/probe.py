@@ -421,7 +421,6 @@ async def time_jobs(parts: Parts, guess_s: float, left: Callable[[], float]) -> 
 
     Args:
         guess_s: Seconds that a group may take.
-        left: Returns the seconds that are left.
     """
     await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
     collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})
