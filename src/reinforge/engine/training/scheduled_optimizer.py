@@ -139,7 +139,7 @@ class ScheduledOptimizer:
         return {"grad_norm": norm, "lr": self._settings.peak * factor}
 
     def apply(self, settings: AdamSettings) -> dict[str, float] | None:
-        """Makes a step of AdamW with settings of its own, and clears the gradients; returns what `optimizer_step` does."""
+        """Makes a step of AdamW with its own settings and clears the gradients; returns what `optimizer_step` does."""
         if self._settings.name != "adamw":
             raise EngineError(f"apply: the optimizer is {self._settings.name}, expected adamw")
         try:
