@@ -139,14 +139,14 @@ def storage_boundary(path: Path, num_bytes: int | None = None) -> Iterator[None]
         raise
     except Exception as cause:
         full = getattr(cause, "errno", None) in _NO_ROOM or getattr(cause, "sqlite_errorcode", None) in _DATABASE_FULL
-        room = f"; {_count_free_bytes(path):,} bytes are free on its disk" if full else ""
+        room = f"; {shutil.disk_usage(find_existing_folder(path)).free:,} bytes are free on its disk" if full else ""
         raise StorageError(f"cannot write {path}{size}: {type(cause).__name__}: {cause}{room}") from cause
 
 
-def _count_free_bytes(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+def find_existing_folder(path: Path) -> Path:
+    """Returns a path as a folder, or the nearest folder above it that exists; absolute."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.is_dir())
 
 
 def replace_file(path: Path, content: bytes | str) -> None:

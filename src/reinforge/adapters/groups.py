@@ -33,11 +33,7 @@ class GroupsAdapterConfig(TrainerAdapterConfig, name="groups"):
 
 
 class GroupsAdapter(TrainerAdapter):
-    """Splits each job by model.
-
-    Args:
-        adapters: By the name that `llms` and the trajectories have for them.
-    """
+    """Splits each job by model; the adapters are named as in `llms` and the trajectories."""
 
     serves_policy = True
 

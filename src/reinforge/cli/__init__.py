@@ -14,7 +14,7 @@ import click
 
 from reinforge.adapters.launchers import LAUNCHERS, find_launcher
 from reinforge.cli.process import run_process
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, did_you_mean
 from reinforge.limits import get_limits
 from reinforge.safe_text import CleanFormatter, to_printable
 from reinforge.version import __version__
@@ -108,8 +108,6 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Finds a command; the error for a misspelled one suggests the nearest."""
-        from reinforge.errors import did_you_mean
-
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS) or ";"
             ctx.fail(f'unknown command "{args[0]}"{hint} allowed: {", ".join(COMMANDS)}')

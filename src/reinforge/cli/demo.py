@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from reinforge.cli.exits import run_and_exit
-from reinforge.cli.finetune import find_run_to_resume
+from reinforge.cli.finetune import train
 from reinforge.cli.options import DEBUG, JSON, OVERRIDE, RUN, GroupedCommand, option
-from reinforge.cli.output import say
 
 NEXT = """\
 next:
@@ -66,52 +63,45 @@ def command(
         raise click.UsageError("--calculator needs --pretrained")
     if long_run and pretrained:
         raise click.UsageError("--long cannot be combined with --pretrained")
-    chosen = [*overrides] if seed is None else [("finetuning.seed", str(seed)), *overrides]
+    from reinforge.tasks.tic_tac_toe import DEMO, DEMO_LONG
+    from reinforge.tasks.word_problems import CALCULATOR, WORD_PROBLEMS
 
-    def run() -> Any:
-        from reinforge.config.loader import load_config
-        from reinforge.runs.progress import SilentProgress, default_progress
-        from reinforge.tasks.tic_tac_toe import DEMO, DEMO_LONG
-        from reinforge.tasks.word_problems import CALCULATOR, WORD_PROBLEMS
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.run import run_config
-
-        nonlocal pretrained
-        options = RunOptions(run_name, SilentProgress() if as_json else default_progress())
-        if resume is not None:
-            options.resume, loaded = find_run_to_resume(resume, None, chosen)
-            pretrained = loaded.config.eval.general.dataset.static_type == "word_problems"
-        elif pretrained:
-            loaded = load_config(WORD_PROBLEMS, overrides=[*(CALCULATOR if calculator else ()), *chosen])
-        else:
-            loaded = load_config(DEMO_LONG if long_run else DEMO, overrides=chosen)
-        return run_config(loaded, options)
-
-    summary = run_and_exit(run, as_json=as_json, debug=debug)
-    if not as_json:
-        show, example = (_show_problems, PRETRAINED_EXAMPLE) if pretrained else (_show_games, EXAMPLE)
-        show(summary.folder)
-        say(NEXT.format(folder=summary.folder, example=example))
+    file = WORD_PROBLEMS if pretrained else DEMO_LONG if long_run else DEMO
+    train(
+        file if resume is None else None,
+        as_json=as_json,
+        debug=debug,
+        smoke=False,
+        dry_run=False,
+        require_improvement=False,
+        run_name=run_name,
+        resume=resume,
+        allow_config_change=False,
+        at_end=lambda summary: _describe_end(summary.folder),
+        overrides=(
+            *(CALCULATOR if calculator else ()),
+            *([] if seed is None else [("finetuning.seed", str(seed))]),
+            *overrides,
+        ),
+    )
 
 
-def _show_problems(folder: Path) -> None:
+def _describe_end(folder: Path) -> list[str]:
+    from reinforge.runs.run_folder import read_config
     from reinforge.tasks.word_problems.display import format_problems
 
-    for line in format_problems(folder):
-        say(line)
-    say()
+    is_pretrained = read_config(folder)["eval"]["general"]["dataset"]["_type"] == "word_problems"
+    shown, example = (format_problems(folder), PRETRAINED_EXAMPLE) if is_pretrained else (_list_games(folder), EXAMPLE)
+    return [*shown, "", NEXT.format(folder=folder, example=example)]
 
 
-def _show_games(folder: Path) -> None:
+def _list_games(folder: Path) -> list[str]:
     from reinforge.runs.episodes import read_outputs
     from reinforge.tasks.tic_tac_toe.display import choose_example, format_game
 
     before, after = read_outputs(folder, "confirm_base"), read_outputs(folder, "confirm_tuned")
     example = choose_example(before, after)
     if example is None:
-        return
-    for title, games in (("before", before), ("after", after)):
-        say()
-        for line in format_game(f"{title} ({example})", games[example]):
-            say(line)
-    say()
+        return []
+    arms = (("before", before), ("after", after))
+    return [line for name, games in arms for line in ("", *format_game(f"{name} ({example})", games[example]))]

@@ -38,8 +38,8 @@ def run_and_exit(
     debug: bool = False,
     require_improvement: bool = False,
     at_end: AtEnd = lambda summary: [],
-) -> RunSummary:
-    """Runs something, prints and returns its summary, or exits with the exit code of the failure.
+) -> None:
+    """Runs something and prints its summary, or exits with the exit code of the failure.
 
     Args:
         require_improvement: Exit with code 3 if the model was not promoted.
@@ -57,7 +57,6 @@ def run_and_exit(
             say(line)
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)
-    return summary
 
 
 @contextmanager

@@ -258,7 +258,6 @@ def transcripts_command(
       reinforge runs transcripts last --phase validate --epoch -1 --limit 2
     """
     with exit_on_error(as_json=format == "json", debug=debug):
-        from reinforge.errors import ConfigError, Problem
         from reinforge.runs.transcripts import format_transcripts, read_transcripts
 
         folder = find_run(run, Path(output_dir))

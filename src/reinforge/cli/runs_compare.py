@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reinforge.cli.exits import Command
+from reinforge.cli.exits import Command, run_work
 from reinforge.cli.options import JSON, OUTPUT_DIR, option
 from reinforge.cli.output import say, say_json, say_table
 
@@ -54,7 +54,6 @@ def compare_command(first: str, second: str, score_with: str | None, output_dir:
 
 
 def _rescore(runs: list[Path], judge: Path) -> Rescored:
-    from reinforge.cli.exits import run_work
     from reinforge.errors import ConfigError, Problem
     from reinforge.trainer.rescoring import FLAG, rescore
     from reinforge.trainer.resume import load_run_config

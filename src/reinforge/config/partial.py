@@ -59,9 +59,6 @@ def build_partial(
 
     Args:
         valid: The components without problems.
-
-    Raises:
-        ConfigError: Nothing is left; lists the problems of the document.
     """
     reported = {problem.path for problem in document.problems}
     places = {path: value for path, _, value in iterate_components(document)}

@@ -54,15 +54,10 @@ def settable_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 class Keys(NamedTuple):
-    """The keys of some data that are not those of its fields.
+    """The keys of some data that are not those of its fields."""
 
-    Attributes:
-        unknown: The path of each key that no field accepts, with the keys allowed there.
-        aliases: The path of each key that is spelled by an alias, with its class; nested keys come first.
-    """
-
-    unknown: list[tuple[KeyPath, list[str]]]
-    aliases: dict[KeyPath, type[ConfigModel]]
+    unknown: list[tuple[KeyPath, list[str]]]  # the path of each key that no field accepts, with the keys allowed there
+    aliases: dict[KeyPath, type[ConfigModel]]  # of keys spelled by an alias, nested keys first
 
 
 def find_keys(annotation: Any, value: Any, path: KeyPath = ()) -> Keys:

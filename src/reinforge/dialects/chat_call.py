@@ -21,17 +21,12 @@ from reinforge.types.request import ReplyDelta
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One model call that a client asked for.
+    """One model call that a client asked for."""
 
-    Attributes:
-        arguments: Arguments of `llm.chat.completions.create`, without `model` and `stream`.
-        options: What only the dialect needs to write the response, such as `include_usage`.
-    """
-
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # arguments of `llm.chat.completions.create`, without `model` and `stream`
     model: str
     stream: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # for writing the response, such as `include_usage`
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,10 +180,6 @@ def build_tool_grammar(
     Args:
         tool_choice: `auto`, `none`, `required`, or the name of the tool that must be called.
         template_kwargs: Arguments of the template; they say whether the model thinks.
-
-    Raises:
-        ValueError: There is no such tool, or the template shows no known format, or the grammar of a tool's parameters
-            cannot be written in it.
     """
     family, schemas = find_family(chat_template), ToolSchemas.from_tools(tools)
     if tool_choice == "auto" and parallel:

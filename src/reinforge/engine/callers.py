@@ -25,17 +25,11 @@ MAX_TURNS = 8
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """A coroutine that waits for a reply.
+    """A coroutine that waits for a reply."""
 
-    Attributes:
-        loop: Its event loop.
-        future: Done when the reply is.
-        waiter: Done at the next token, while a caller that streams waits for one.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
-    waiter: asyncio.Future[None] | None = None
+    loop: asyncio.AbstractEventLoop  # its event loop
+    future: asyncio.Future[None]  # done when the reply is
+    waiter: asyncio.Future[None] | None = None  # done at the next token, while a caller that streams waits for one
 
     def wake(self) -> None:
         """Wakes a caller that streams; runs in its loop."""
@@ -55,7 +49,6 @@ class Outboxes:
     """Gathers the requests of every event loop, for one sampler.
 
     Args:
-        sampler: Gets the requests.
         sent: Called in a loop after its requests were sent.
     """
 
@@ -120,12 +113,7 @@ def _wake_streams(requests: list[SampleRequest]) -> None:
 
 
 class SamplerTurns:
-    """Lets the sampler work as long as a computation has just taken; called in the sampler's thread, between its parts.
-
-    Args:
-        sampler: Samples from weights that the computation does not change.
-        clock: Returns seconds.
-    """
+    """Lets the sampler work as long as the last part of a computation took; called in its thread between the parts."""
 
     def __init__(self, sampler: ReplySampler, clock: Callable[[], float] = time.monotonic):
         self._sampler, self._clock = sampler, clock

@@ -41,23 +41,14 @@ CRITIC = "critic.safetensors"
 
 @dataclass(slots=True)
 class TrainingState:
-    """The contents of `training/state.json`.
+    """The contents of `training/state.json`."""
 
-    Attributes:
-        version: Version of the weights.
-        num_steps: Optimizer steps made.
-        num_begun: Replies started, which is the sampler's position in its random stream.
-        rng: State of torch's generator, base64.
-        stage: The stage of a pipeline whose optimizer state it is; None: no stage has begun.
-        stage_version: Version of the weights that the stage began with, which are its reference.
-    """
-
-    version: int
-    num_steps: int
-    num_begun: int
-    rng: str
-    stage: str | None = None
-    stage_version: int | None = None
+    version: int  # version of the weights
+    num_steps: int  # optimizer steps made
+    num_begun: int  # replies started, which is the sampler's position in its random stream
+    rng: str  # state of torch's generator, base64
+    stage: str | None = None  # the stage of a pipeline whose optimizer state it is; None: no stage has begun
+    stage_version: int | None = None  # version of the weights that the stage began with, which are its reference
 
 
 @contextmanager
@@ -80,10 +71,6 @@ def write(
     Args:
         model: The model; of one with adapters the active one is written.
         learner: Has the training state; None: only the model is written.
-        num_begun: Replies that the sampler has started.
-
-    Raises:
-        StorageError: The files cannot be written; the message has their size.
     """
     moments = {} if learner is None else learner.gather_state()
     moments = {name: value.detach().cpu().contiguous() for name, value in moments.items()}
@@ -110,11 +97,7 @@ def write(
 
 @torch.no_grad()
 def load_weights(folder: Path, model: CausalModel) -> None:
-    """Copies a folder's weights into the model, in place.
-
-    Raises:
-        EngineError: The folder holds a different model or different adapters.
-    """
+    """Copies a folder's weights into the model, in place."""
     if model.has_adapters:
         _load_adapters(folder, model)
         return
@@ -150,11 +133,7 @@ def _load_adapters(folder: Path, model: CausalModel) -> None:
 
 
 def load_critic(folder: Path, critic: ValueHead) -> None:
-    """Restores a checkpoint's value head; without one in the checkpoint the head is reset.
-
-    Raises:
-        EngineError: The file is damaged or belongs to a different model.
-    """
+    """Restores a checkpoint's value head; without one in the checkpoint the head is reset."""
     file = folder / TRAINING / CRITIC
     if not file.is_file():
         critic.reset()
@@ -189,11 +168,7 @@ LORA_PARTS = (".lora_", ".modules_to_save.")
 
 
 def write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
-    """Writes the model without its adapters, and its tokenizer, to a new folder.
-
-    Raises:
-        StorageError: The files cannot be written; the message has their size.
-    """
+    """Writes the model without its adapters, and its tokenizer, to a new folder."""
     weights = find_base_weights(model)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     with storage_boundary(folder, num_bytes), hide_progress_bars():

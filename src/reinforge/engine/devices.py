@@ -57,17 +57,11 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The memory of a device, in bytes.
+    """The memory of a device, in bytes."""
 
-    Attributes:
-        device: Its name: `cpu`, `cuda:0`.
-        peak: The most that this process has used; None: unknown.
-        total: All there is for this process; None: unknown.
-    """
-
-    device: str
-    peak: int | None
-    total: int | None
+    device: str  # its name: `cpu`, `cuda:0`
+    peak: int | None  # the most that this process has used; None: unknown
+    total: int | None  # all there is for this process; None: unknown
 
 
 def measure_memory(device: torch.device) -> MemoryUse:
@@ -97,15 +91,10 @@ TOLERANCE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrial:
-    """What a device did.
+    """What a device did."""
 
-    Attributes:
-        name: The device, with its memory.
-        problem: What went wrong; empty: nothing did.
-    """
-
-    name: str
-    problem: str = ""
+    name: str  # the device, with its memory
+    problem: str = ""  # what went wrong; empty: nothing did
 
 
 def try_devices() -> list[DeviceTrial]:

@@ -81,6 +81,9 @@ T = TypeVar("T")
 class Engine:
     """Owns the model, its sampler and its learner. Calls block; run them in a worker thread.
 
+    Where a method takes an `adapter`, None means the first one of the open job, or the first of all. A method that
+    changes its weights needs an open job for it, and raises an `EngineError` without.
+
     Attributes:
         policy: Samples from the published weights; with several adapters, with the first one.
         policies: The policy of each adapter by name; only "default" if the adapters have no names.
@@ -301,7 +304,6 @@ class Engine:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters; tied ones count once."""
         return sum(map(count_weights, self.model.module.parameters()))
 
     def _call(self, function: Callable[[], T], adapter: str | None = None) -> T:
@@ -344,10 +346,6 @@ class Engine:
 
         Args:
             stage: Its name, as given to `load`.
-            adapter: The adapter to train, one of the job's; None: its first.
-
-        Raises:
-            EngineError: No job is open for the adapter, or the engine has no such stage, or not its reference.
         """
         name = self._jobs.require_adapter("use_stage", adapter)
         self._stages.require(stage)
@@ -365,9 +363,6 @@ class Engine:
     def load_reference(self, folder: str | Path, version: int) -> None:
         """Makes a checkpoint's weights the reference of the current stage.
 
-        Args:
-            folder: The checkpoint.
-
         Raises:
             EngineError: The folder holds another model.
         """
@@ -381,7 +376,6 @@ class Engine:
 
         Args:
             needs: What to compute; with adapters the reference is the model without any adapter.
-            adapter: The adapter to score with; None: the open job's first, or the first of all.
             defer: Leave `inexact` log-probs to the next `update`, whose first step computes them anyway.
 
         Raises:
@@ -417,12 +411,11 @@ class Engine:
 
         Args:
             progress_start: Share of the run that is done before the job, in [0, 1].
-            progress_end: Share of the run that is done after the job.
             epoch: Seeds the order of samples.
 
         Raises:
             ConfigError: No loss has that name.
-            EngineError: No job is open for the adapter, or weights are not finite after the update.
+            EngineError: Weights are not finite after the update.
         """
         name, progress = self._jobs.require_adapter("update", adapter), JobProgress(progress_start, progress_end, epoch)
         return self._call(lambda: self._update(name, samples, loss, progress), name)
@@ -455,7 +448,6 @@ class Engine:
         Args:
             samples: Samples with what the loss reads; how they are spread over calls does not change the sum.
             backward: False: return loss and log-probs, and add no gradient.
-            adapter: The adapter; None: the open job's first, or the first of all.
 
         Returns:
             The sums of this call; None if a number is not finite, which leaves the earlier gradients as they were.
@@ -475,14 +467,13 @@ class Engine:
 
         Args:
             settings: Of this step; the configuration's learning rate and schedule play no part.
-            adapter: The adapter to train, one of the job's; None: its first.
 
         Returns:
             `grad_norm` before clipping and `lr`; None if the gradient was not finite: no step was made, and the
             gradients are gone.
 
         Raises:
-            EngineError: No job is open for the adapter, or weights are not finite after the step.
+            EngineError: Weights are not finite after the step.
         """
         name = self._jobs.require_adapter("apply", adapter)
 
@@ -521,11 +512,8 @@ class Engine:
     def put_adapter(self, weights: AdapterWeights, adapter: str | None = None) -> None:
         """Gives an adapter other weights, and an empty optimizer without gradients, within an open job.
 
-        Args:
-            adapter: The adapter, one of the job's; None: its first.
-
         Raises:
-            EngineError: No job is open for the adapter, or the weights are those of other layers.
+            EngineError: The weights are those of other layers.
         """
         name = self._jobs.require_adapter("put_adapter", adapter)
 
@@ -557,13 +545,12 @@ class Engine:
                 a dict of metrics, or as a `LossOutput`. One number is taken as the mean over the batch's samples.
             progress: Share of the run that is done, in [0, 1]; it sets the learning rate.
             entropy_grad: The loss reads `batch.entropies` with gradient.
-            adapter: The adapter to train, one of the job's; None: its first.
 
         Returns:
             `loss`, `grad_norm`, `lr` and the loss's metrics; None if the step was skipped.
 
         Raises:
-            EngineError: No job is open for the adapter, no sample can be trained, or the loss has the wrong shape.
+            EngineError: No sample can be trained, or the loss has the wrong shape.
         """
         name = self._jobs.require_adapter("step", adapter)
         usable = [sample for sample in samples if sample.num_trained and sample.weight > 0]
@@ -576,11 +563,7 @@ class Engine:
         return self._call(step, name)
 
     def set_learning_rate(self, rate: float, adapter: str | None = None) -> None:
-        """Sets the peak learning rate of the next jobs; the optimizer keeps its state.
-
-        Args:
-            adapter: The adapter that it is for; None: the open job's first, or the first of all.
-        """
+        """Sets the peak learning rate of the next jobs; the optimizer keeps its state."""
         learner = self._learners[self._jobs.resolve_adapter(adapter)]
         self._call(lambda: learner.set_learning_rate(rate), adapter)
 
@@ -597,11 +580,7 @@ class Engine:
         self._jobs.undo(self._call)
 
     def logprobs(self, samples: Sequence[TrainingSample], adapter: str | None = None) -> list[FloatArray]:
-        """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere.
-
-        Args:
-            adapter: The adapter to score with; None: the open job's first, or the first of all.
-        """
+        """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
         return self._call(lambda: self._scorer.logprobs(samples), adapter)
 
     def reply_logprobs(
@@ -639,7 +618,6 @@ class Engine:
         An existing checkpoint is replaced only after the new one is complete and on disk.
 
         Args:
-            adapter: The adapter to save; None: the open job's first, or the first of all.
             with_training: False: write the model alone, without the training state.
 
         Raises:
@@ -663,10 +641,6 @@ class Engine:
         The optimizer state comes from the checkpoint; a plain model starts with a fresh one. Inside an open job, the
         job stays open. Otherwise this is a separate job: afterwards `publish`, or else the first request, opens
         admission with the checkpoint's version.
-
-        Args:
-            folder: The checkpoint, or the model.
-            adapter: The adapter to load into; None: the open job's first, or the first of all.
 
         Raises:
             EngineError: The folder holds another model; weights and job are unchanged.
@@ -704,11 +678,8 @@ class Engine:
     def reset(self, adapter: str | None = None) -> None:
         """Restores weights and optimizer to their state after loading, within an open job.
 
-        Args:
-            adapter: The adapter to reset, one of the job's; None: its first.
-
         Raises:
-            EngineError: No job is open for the adapter, or the engine was loaded without `keep_initial`.
+            EngineError: The engine was loaded without `keep_initial`.
         """
         name = self._jobs.require_adapter("reset", adapter)
         if name not in self._initial:

@@ -24,9 +24,6 @@ def limit_garbage_collection(*, enabled: bool = True) -> Iterator[None]:
 
     What an earlier run of this process left, such as its model, is collected first. Does nothing if objects are frozen
     already: by another run of this process, or by the program itself.
-
-    Args:
-        enabled: False: do nothing.
     """
     global _had_run
     if not enabled or gc.get_freeze_count():

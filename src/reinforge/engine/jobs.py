@@ -15,15 +15,7 @@ from reinforge.errors import EngineError
 
 
 class ServedCopy:
-    """Shares everything with a model but the weights that its jobs train.
-
-    Args:
-        model: The trained model.
-        adapters: The adapters that jobs train.
-
-    Attributes:
-        model: The copy, which the sampler samples from.
-    """
+    """A copy of a model, `model`, which the sampler samples from: only the weights that jobs train are its own."""
 
     def __init__(self, model: CausalModel, adapters: Sequence[str]):
         self._trained = model
@@ -70,22 +62,14 @@ class EngineJobs:
         return self._job is not None and (self._job.is_open or self._job.is_changed)
 
     def resolve_adapter(self, adapter: str | None) -> str:
-        """Returns an adapter's name; None means the first of the open job, or the first of all.
-
-        Raises:
-            EngineError: There is none of this name.
-        """
+        """Returns an adapter's name; None means the first of the open job, or the first of all."""
         name = adapter or (self.open_job.adapters[0] if self.open_job is not None else self._first)
         if name not in self._policies:
             raise EngineError(f"no adapter is named {name}; the adapters are: {', '.join(self._policies)}")
         return name
 
     def require_adapter(self, method: str, adapter: str | None) -> str:
-        """Returns the name of an adapter that the open job may change; None means its first.
-
-        Raises:
-            EngineError: No job is open for the adapter.
-        """
+        """Returns the name of an adapter that the open job may change; None means its first."""
         if self.open_job is None:
             raise EngineError(f"{method}: no job is open; call begin_job() first")
         if adapter is not None and adapter not in self.open_job.adapters:
@@ -93,11 +77,7 @@ class EngineJobs:
         return self.resolve_adapter(adapter)
 
     def begin(self, *adapters: str) -> None:
-        """Begins a job for these adapters, or for the first, once their policies have closed admission.
-
-        Raises:
-            EngineError: A job is already open.
-        """
+        """Begins a job for these adapters, or for the first, once their policies have closed admission."""
         job = EngineJob(tuple(map(self.resolve_adapter, adapters)) or (self._first,))
         if self.open_job is not None and self.open_job.adapters != job.adapters:
             raise EngineError(
@@ -108,14 +88,7 @@ class EngineJobs:
         self._job = job
 
     def end(self, next_version: int | None = None) -> None:
-        """Ends the open job.
-
-        Args:
-            next_version: Version of the weights if a request comes before `publish`; None: the current one plus 1.
-
-        Raises:
-            EngineError: No job is open.
-        """
+        """Ends the open job; a request that comes before `publish` is served `next_version`, or else one more."""
         if (job := self.open_job) is None:
             raise EngineError("end_job: no job is open")
         job.is_open = False
@@ -131,14 +104,7 @@ class EngineJobs:
             self._job.drop_snapshot(adapter)
 
     def undo(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Restores the weights and optimizers from before the job, and serves the old versions again.
-
-        Args:
-            call: Runs a function in the thread that may change weights.
-
-        Raises:
-            EngineError: No job has begun since the last version was published.
-        """
+        """Restores the weights and optimizers from before the job, and serves the old versions again."""
         job = self._job
         if job is None or not self.can_undo:
             raise EngineError("rollback: no job has begun since the last version was published")

@@ -40,19 +40,12 @@ IMITATION = "cross_entropy"
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """A peak learning rate and where it comes from.
+    """A peak learning rate and where it comes from."""
 
-    Attributes:
-        value: The rate.
-        default: What it would be without a configured one.
-        subject: What it is for, such as "all weights of 153 M parameters".
-        is_set: True if it was configured.
-    """
-
-    value: float
-    default: float
-    subject: str
-    is_set: bool
+    value: float  # the rate
+    default: float  # what it would be without a configured one
+    subject: str  # what it is for, such as "all weights of 153 M parameters"
+    is_set: bool  # True if it was configured
 
     def __str__(self) -> str:
         if not self.is_set:

@@ -12,11 +12,7 @@ from reinforge.types.sample import FloatArray
 
 
 class NamedPolicies(PolicyServer):
-    """Publishes all policies as the same version; a request without a name goes to the first.
-
-    Args:
-        policies: By name, at least one.
-    """
+    """Publishes all policies as the same version; a request without a name goes to the first."""
 
     def __init__(self, policies: Mapping[str, PolicyServer]):
         self._policies = dict(policies)
@@ -25,15 +21,9 @@ class NamedPolicies(PolicyServer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, in order."""
         return tuple(self._policies)
 
     def get_policy(self, name: str) -> PolicyServer:
-        """Returns the policy with this name.
-
-        Raises:
-            ConfigError: There is none.
-        """
         if name not in self._policies:
             raise ConfigError(Problem("llms", f"there is no adapter {name}, only {', '.join(self._policies)}"))
         return self._policies[name]
@@ -61,7 +51,6 @@ class NamedPolicies(PolicyServer):
         return await self._first.encode(request, reply)
 
     async def publish(self, version: int) -> None:
-        """Opens admission on all of them."""
         for policy in self._policies.values():
             await policy.publish(version)
 

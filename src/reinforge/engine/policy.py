@@ -58,12 +58,6 @@ class EmbeddedPolicy(PolicyServer):
 
     Args:
         sampler: Samples the replies, also those of other adapters.
-        renderer: The model's tokenizer and template.
-        name: The model's name.
-        adapter: The adapter that this policy samples from.
-        grammars: Compiles what replies must match.
-        score: Computes log-probs as the learner does.
-        fingerprint: Computes a hash of the weights.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
 
@@ -110,7 +104,6 @@ class EmbeddedPolicy(PolicyServer):
 
     @property
     def history(self) -> str:
-        """How earlier replies reach the model: `template` or `splice`."""
         return self.renderer.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
@@ -138,15 +131,9 @@ class EmbeddedPolicy(PolicyServer):
     async def stream(
         self, request: ModelRequest, markers: Sequence[str] = ()
     ) -> AsyncGenerator[ReplyPiece | ModelReply, None]:
-        """Yields the tokens of one reply as they are sampled, and then the reply.
+        """Yields the tokens of one reply as they are sampled, and then the reply; fails as `sample` does.
 
         Sampling stops when the generator is closed.
-
-        Raises:
-            ValueError: The sampler cannot follow the request's settings or its grammar, or the prompt cannot be
-                tokenized.
-            ContextOverflow: The prompt leaves no room for a reply.
-            EngineError: The engine is closed, or failed while it sampled.
         """
         loop = asyncio.get_running_loop()
         caller = Caller(loop, loop.create_future())
@@ -177,11 +164,7 @@ class EmbeddedPolicy(PolicyServer):
         return await caller.loop.run_in_executor(_RENDERER, self.build_request, request, caller, grammar)
 
     async def compile_grammar(self, request: ModelRequest) -> CompiledGrammar | None:
-        """Returns the grammar that a reply must match, ready for the sampler; None: it is free.
-
-        Raises:
-            ValueError: It cannot be compiled.
-        """
+        """Returns the grammar that a reply must match, ready for the sampler; None: it is free."""
         if request.grammar is None:
             return None
         return await self._grammars.compile(self.renderer.bind_grammar(request.grammar))
@@ -206,28 +189,19 @@ class EmbeddedPolicy(PolicyServer):
         return TokenLogprobs(prompt, token_ids, (math.nan,) * len(token_ids), policy_version=-1)
 
     async def publish(self, version: int) -> None:
-        """Opens admission on the weights of `version`; with a served copy, once no reply is in flight.
-
-        Raises:
-            EngineError: A job is changing the weights.
-        """
+        """Opens admission on the weights of `version`; with a served copy, once no reply is in flight."""
         if self._copy_weights is None:
             self.open(version)
         else:
             await asyncio.to_thread(self.open, version)
 
     async def fingerprint(self) -> str:
-        """Returns a short hash of the current weights."""
         return await asyncio.to_thread(self._fingerprint)
 
     # Called by the engine.
 
     def close_admission(self) -> None:
-        """Begins a job; returns when no reply is in flight, or at once if a copy of the weights serves meanwhile.
-
-        Raises:
-            EngineError: A job is open already.
-        """
+        """Begins a job; returns when no reply is in flight, or at once if a copy of the weights serves meanwhile."""
         with self._lock:
             if self._admission is AdmissionState.JOB:
                 raise EngineError("a job is already open; call end_job() or rollback() first")

@@ -66,11 +66,7 @@ def _find_obstacle(model: CausalModel) -> str | None:
 
 
 def add_saved_adapter(model: CausalModel, name: str, folder: Path) -> None:
-    """Adds a saved adapter to a model that has adapters already; the active one stays active.
-
-    Raises:
-        EngineError: The adapter is not plain LoRA, or belongs to another model.
-    """
+    """Adds a saved adapter to a model that has adapters already; the active one stays active."""
     from peft import LoraConfig
 
     if not model.has_adapters:

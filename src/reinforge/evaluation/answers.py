@@ -16,9 +16,6 @@ def parse_answer(value: Any, *, allow_fence: bool = False) -> Any:
     """Returns the value of a JSON string; other values are returned unchanged.
 
     `allow_fence` also accepts JSON inside one ``` block with nothing around it.
-
-    Raises:
-        ValueError: It is not JSON, None, beyond a limit of `bounded` or `files.find_unwritable`.
     """
     if value is None:
         raise ValueError("the agent returned nothing")

@@ -141,11 +141,7 @@ def find_unlabeled(rows: Sequence[Any]) -> list[int]:
 
 
 def parse_demonstrations(row: Mapping[str, Any], shape: str, reward_key: str | None = None) -> list[Demonstration]:
-    """Returns a row's conversation, or its chosen and its rejected one.
-
-    Raises:
-        InvalidRowError: The row has no assistant message to train on, no reward, or is malformed.
-    """
+    """Returns a row's conversation, or its chosen and its rejected one."""
     if not isinstance(row, Mapping):
         raise InvalidRowError(f"expected an object, found {type(row).__name__}")
     tools = row.get("tools") or None

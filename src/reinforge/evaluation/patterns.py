@@ -42,11 +42,7 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def search_pattern(pattern: str, text: str, timeout_s: float, *, whole: bool = False) -> Any:
-    """Returns the first match in a string, or None; with `whole` the pattern must match all of it.
-
-    Raises:
-        PatternTimeout: The time limit was reached.
-    """
+    """Returns the first match in a string, or None; with `whole` the pattern must match all of it."""
     compiled = compile_pattern(pattern)
     find = compiled.fullmatch if whole else compiled.search
     try:

@@ -64,7 +64,6 @@ def find_commonest_reason(reasons: Iterable[str]) -> str | None:
 
 
 def describe_failure(record: EpisodeRecord) -> str:
-    """Returns an episode's outcome and reason: `timeout: not finished after 60 s`."""
     return f"{record.outcome}: {record.reason}"
 
 

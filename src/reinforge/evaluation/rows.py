@@ -274,7 +274,6 @@ def read_hugging_face_rows(
     """Returns the rows of a saved dataset, or of a dataset on the Hugging Face Hub.
 
     Args:
-        source: The folder or hub id from the configuration.
         folder: The folder of a saved dataset; None: `source` is a hub id.
         choice: `split`, `subset` and `revision`; None for those that are not set.
     """

@@ -43,10 +43,6 @@ def split_examples(
 
     The order of the dataset's rows does not change which example goes into which split. The column `id_key` does not
     count as content.
-
-    Raises:
-        ConfigError: A split would be empty, the counts exceed the number of examples, ids repeat, or equal rows are in
-            different splits.
     """
     _check_unique_ids(items)
     check_group_key(items, config.group_key)
@@ -187,7 +183,6 @@ def _assign_by_size(groups: list[list[str]], config: SplitsConfig, seed: int) ->
 
 
 def _compute_sizes(total: int, config: SplitsConfig) -> dict[str, int]:
-    """Returns the number of examples for each split."""
     given = {name: float(getattr(config, name)) for name in SPLITS}
     for name, value in given.items():
         if value > 1 and value != int(value):

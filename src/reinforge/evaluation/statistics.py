@@ -151,16 +151,9 @@ def compute_paired_difference(
     the same p-value.
 
     Args:
-        base: Example id -> score of the base model.
-        tuned: Example id -> score of the tuned model.
-        margin: Difference that the p-value tests against.
-        level: Coverage of the interval.
         clusters: Example id -> its cluster, such as the conversation; an example without one is its own. Examples of
             one cluster are not independent: the standard error is that of the sums of the clusters
             (`compute_clustered_error`), and the test flips the sign of a whole cluster.
-
-    Raises:
-        ValueError: No example has a score from both models.
     """
     ids = sorted(base.keys() & tuned.keys())
     if not ids:

@@ -35,11 +35,7 @@ class DialogueProblem:
 
     @classmethod
     def from_item(cls, item: EvalInputItem, words: Mapping[str, Decision] | None = None) -> DialogueProblem:
-        """Returns the problem of an example; its `expected_output_obj` is the right decision, or None.
-
-        Raises:
-            EvaluationError: The expected output is not accept or reject, 1 or 0, true or false, yes or no.
-        """
+        """Returns the problem of an example; its `expected_output_obj` is the right decision, or None."""
         problem, expected = cls.without_truth(item), item.expected_output_obj
         if expected is None:
             return problem
@@ -51,66 +47,41 @@ class DialogueProblem:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
+    """One message."""
 
-    Attributes:
-        round: Its round, from 0.
-        channel: Its channel; the agents that see the channel read it from the next round on.
-        text: What the agent wrote.
-        shown: What the other agents see.
-        call_id: The model call that sampled it.
-        num_retries: Invalid replies that were sampled before it.
-        refused: Why the message is invalid: the agent's last attempt, which no agent sees; None if it is valid.
-        token_limit: The reply was cut at the maximum number of tokens.
-    """
-
-    round: int
+    round: int  # its round, from 0
     agent: str
-    channel: str
-    text: str
-    shown: str
-    call_id: str = ""
-    num_retries: int = 0
-    refused: str | None = None
-    token_limit: bool = False
+    channel: str  # its channel; the agents that see the channel read it from the next round on
+    text: str  # what the agent wrote
+    shown: str  # what the other agents see
+    call_id: str = ""  # the model call that sampled it
+    num_retries: int = 0  # invalid replies that were sampled before it
+    refused: str | None = None  # why it is invalid: the agent's last attempt, which no agent sees; None: it is valid
+    token_limit: bool = False  # the reply was cut at the maximum number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outcome of one round.
-
-    Attributes:
-        decision: The verifier's decision; None if it has not decided.
-        terminated: The dialogue reached its last round without a decision.
-        rewards: What each agent earned in this round; agents whose reward is unknown are left out.
-    """
+    """The outcome of one round."""
 
     done: bool = False
-    decision: Decision | None = None
-    terminated: bool = False
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    decision: Decision | None = None  # the verifier's decision; None if it has not decided
+    terminated: bool = False  # the dialogue reached its last round without a decision
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of this round, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A dialogue so far.
-
-    Attributes:
-        stances: The decision that each prover argues for.
-        messages: By round, and by speaker within a round.
-        round: The next round, from 0.
-        absent: Agents that do not speak in this episode.
-        order: Order of the agents in which messages of the same round are delivered; empty: the round's own order.
-    """
+    """A dialogue so far."""
 
     problem: DialogueProblem
-    stances: Mapping[str, Decision] = field(default_factory=dict)
-    messages: tuple[Message, ...] = ()
-    round: int = 0
+    stances: Mapping[str, Decision] = field(default_factory=dict)  # the decision that each prover argues for
+    messages: tuple[Message, ...] = ()  # by round, and by speaker within a round
+    round: int = 0  # the next round, from 0
     step: Step = field(default_factory=Step)
     rewards: Mapping[str, float] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
-    order: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()  # agents that do not speak in this episode
+    order: tuple[str, ...] = ()  # of the agents, for messages of one round; empty: the round's own order
 
     def messages_in(self, round_: int) -> list[Message]:
         messages = [message for message in self.messages if message.round == round_]

@@ -63,23 +63,15 @@ class _DialogueBranch:
 
 @dataclass(slots=True)
 class _PendingReply:
-    """A reply that a branch waits for.
-
-    Attributes:
-        messages: The prompt.
-        invalid_reason: Why the last reply is invalid or could not be sampled; None if it is valid.
-        num_retries: Invalid replies before the last one.
-        overflow: Set if the prompt does not fit the context.
-        last: The last reply, valid or not; its agent is penalized for an invalid one.
-    """
+    """A reply that a branch waits for."""
 
     turn: Turn
-    messages: list[ChatMessage]
+    messages: list[ChatMessage]  # the prompt
     dialogue: Dialogue
-    invalid_reason: str | None = None
-    num_retries: int = 0
-    overflow: ContextOverflow | None = None
-    last: Message | None = None
+    invalid_reason: str | None = None  # why the last reply is invalid or could not be sampled; None if it is valid
+    num_retries: int = 0  # invalid replies before the last one
+    overflow: ContextOverflow | None = None  # set if the prompt does not fit the context
+    last: Message | None = None  # the last reply, valid or not; its agent is penalized for an invalid one
 
     @property
     def message(self) -> Message | None:

@@ -144,21 +144,13 @@ class ProtocolConfig(DialogueConfig):
 
 
 class ProtocolHandler(ABC):
-    """A protocol. It keeps no state of an episode; that is all in the `Dialogue`.
+    """A protocol. It keeps no state of an episode; that is all in the `Dialogue`."""
 
-    Attributes:
-        provers: Names of the agents that argue.
-        verifiers: Names of the agents that decide; the decision of the first one counts.
-        others: Names of all other agents.
-        needs_truth: Every example must have a right decision.
-        labels_channels: Messages carry their channel's name for agents that see several channels.
-    """
-
-    provers: tuple[str, ...] = ()
-    verifiers: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    needs_truth: bool = False
-    labels_channels: ClassVar[bool] = True
+    provers: tuple[str, ...] = ()  # names of the agents that argue
+    verifiers: tuple[str, ...] = ()  # names of the agents that decide; the decision of the first one counts
+    others: tuple[str, ...] = ()  # names of all other agents
+    needs_truth: bool = False  # every example must have a right decision
+    labels_channels: ClassVar[bool] = True  # messages carry their channel's name for agents that see several channels
 
     def __init__(self, config: ProtocolConfig):
         self.config = config

@@ -44,12 +44,7 @@ SINGLE_AGENT_BUILDERS = ("group", "tree")
 
 
 async def build_protocol_workflow(handler: ProtocolHandler, builder: Builder) -> BoundWorkflow:
-    """Returns a protocol ready to run, with the agents that its configuration describes.
-
-    Raises:
-        ConfigError: Lists every problem: missing or unknown agents or entries of `llms`, agents that never speak, a
-            verifier that never decides, no agent to train.
-    """
+    """Returns a protocol ready to run, with the agents that its configuration describes."""
     problems = [*find_protocol_problems(handler), *_find_name_problems(handler), *_find_builder_problems(builder)]
     agents: dict[str, PureTextWholeAgent] = {}
     for name, parameters in handler.config.agents.items():

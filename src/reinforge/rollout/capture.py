@@ -42,25 +42,19 @@ class StartedCall:
 
 @dataclass(slots=True)
 class Capture:
-    """The model calls and marks of one episode so far.
+    """The model calls and marks of one episode so far."""
 
-    Attributes:
-        seed: The episode's sampling seed, which differs between siblings.
-        functions: Open function scopes, outermost first.
-        overflow: How a prompt exceeded the context, even if the agent continued; None: none did.
-        bad_call: Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such
-            a reply fails because of the policy.
-        lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A
-            client shows the agent an error of its own kind, so only this tells whose failure it is.
-    """
-
-    seed: int
+    seed: int  # the episode's sampling seed, which differs between siblings
     calls: list[ModelCall] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    functions: tuple[str, ...] = ()
-    overflow: str | None = None
+    functions: tuple[str, ...] = ()  # open function scopes, outermost first
+    overflow: str | None = None  # how a prompt exceeded the context, even if the agent continued; None: none did
     bad_call: str | None = None
+    """Why a tool call in the policy's latest replies is unusable; None: none is. An agent that fails on such a reply
+    fails because of the policy."""
     lost_call: str | None = None
+    """Why the latest model call got no reply, if the model's service is to blame; None: it got one. A client shows the
+    agent an error of its own kind, so only this tells whose failure it is."""
     pending: int = 0
     num_started: int = 0
     closed: bool = False

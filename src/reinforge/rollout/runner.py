@@ -50,16 +50,11 @@ async def score_alone(record: EpisodeRecord) -> None:
 
 @dataclass(slots=True)
 class RunnerStatus:
-    """The runner's progress, for the watchdog and the final summary.
-
-    Attributes:
-        num_abandoned: Workflows that did not end after their timeout and still run: in a thread, or as a task that
-            ignores its cancellation.
-    """
+    """The runner's progress, for the watchdog and the final summary."""
 
     num_running: int = 0
     num_finished: int = 0
-    num_abandoned: int = 0
+    num_abandoned: int = 0  # workflows that still run after their timeout, as a thread or an uncancellable task
     last_progress_s: float = 0.0
 
 

@@ -101,11 +101,7 @@ def _build_tool_message(step: IntermediateStep) -> Message:
 
 
 def _build_message(value: Any, step: IntermediateStep) -> Message:
-    """Returns a message that is a dict, or an object of a framework with `role` or `type`, and `content`.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Returns a message that is a dict, or an object of a framework with `role` or `type`, and `content`."""
     if isinstance(value, str):
         return {"role": "user", "content": value}
     read = value.get if isinstance(value, Mapping) else lambda name, default=None: getattr(value, name, default)

@@ -25,19 +25,13 @@ BackUp = Literal["none", "mean", "max"]
 
 @dataclass(slots=True)
 class TreeNode:
-    """One branching point: a prompt and its replies.
-
-    Attributes:
-        calls: The trained replies, ordered by seed so that the order does not depend on timing.
-        adapter: The adapter that replied; None: the only policy.
-        name: Indices of the replies that lead here: "0.2" for the third reply to the first reply; "" at the root.
-    """
+    """One branching point: a prompt and its replies."""
 
     messages: list[Message]
-    calls: list[ModelCall] = field(default_factory=list)
+    calls: list[ModelCall] = field(default_factory=list)  # the trained replies, by seed, so that timing plays no part
     rewards: list[float] = field(default_factory=list)
-    adapter: str | None = None
-    name: str = ""
+    adapter: str | None = None  # the adapter that replied; None: the only policy
+    name: str = ""  # indices of the replies that lead here: "0.2" for the third reply to the first; "" at the root
     children: list[list[TreeNode]] = field(default_factory=list)
 
     def compute_values(self, back_up: BackUp) -> list[float]:
@@ -105,9 +99,7 @@ def groups_from_tree(
     """Returns the siblings of each branching point as trajectories; the path above them is context.
 
     Args:
-        targets: For each call, whether its reply is trained.
         back_up: How the rewards of following replies, also of other adapters, count for a reply.
-        policies: The adapter of each entry of `llms`; None: there is only one policy.
     """
     nodes = build_tree(record, targets, policies)
     return [_build_siblings(record, node, node.compute_values(back_up)) for node in nodes]

@@ -28,9 +28,6 @@ def bind_workflow(function: Any, llm: str | None = None, *, share_environment_se
     Args:
         function: A plain or async callable `(item, llm, context)`, or a class with such instances.
         llm: Entry of `llms` to pass as `llm`; None: the only entry, or the only one that is trained.
-
-    Raises:
-        ConfigError: It is not callable with three arguments.
     """
     if inspect.isclass(function):
         function = function()
@@ -47,11 +44,7 @@ def bind_workflow(function: Any, llm: str | None = None, *, share_environment_se
 
 
 def refuse_coroutine(output: Any, workflow: BoundWorkflow) -> Any:
-    """Returns the agent's output, unless an `await` is missing before it, or the agent yields instead of returning.
-
-    Raises:
-        TypeError: It is a coroutine, a task or a generator; the message names the function with its file and line.
-    """
+    """Returns the agent's output, unless an `await` is missing before it, or the agent yields instead of returning."""
     if inspect.isgenerator(output) or inspect.isasyncgen(output):
         raise TypeError(f"{workflow.source} returned a generator: write `return` instead of `yield`")
     if not inspect.isawaitable(output):

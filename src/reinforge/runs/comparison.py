@@ -59,27 +59,18 @@ class ComparedMetric:
 
 @dataclass
 class RunComparison:
-    """Two runs side by side.
-
-    Attributes:
-        split: The examples: `confirm` or `select`.
-        is_paired: Both ran on the same examples.
-        pairing: What was compared and how, in a sentence.
-        metrics: Every evaluator that both have, the verdict's first.
-        examples: Every example of the first metric that both have, the most improved first; empty unless paired.
-        changes: Settings that differ, from the first run to the second.
-        notes: What to know before the metrics are believed, one sentence each.
-    """
+    """Two runs side by side."""
 
     first: RunOverview
     second: RunOverview
-    split: str = CONFIRM
-    is_paired: bool = False
-    pairing: str = ""
-    metrics: list[ComparedMetric] = field(default_factory=list)
+    split: str = CONFIRM  # the examples: `confirm` or `select`
+    is_paired: bool = False  # both ran on the same examples
+    pairing: str = ""  # what was compared and how, in a sentence
+    metrics: list[ComparedMetric] = field(default_factory=list)  # every evaluator that both have, the verdict's first
     examples: list[ComparedExample] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    """Of the first metric, the most improved first; if paired."""
+    changes: list[Change] = field(default_factory=list)  # settings that differ, from the first run to the second
+    notes: list[str] = field(default_factory=list)  # what to know before the metrics are believed, one sentence each
 
     def conclude(self) -> str:
         if not self.metrics:

@@ -17,33 +17,22 @@ MAX_COMPARED = 2000
 
 @dataclass(frozen=True, slots=True)
 class FoundEpisode:
-    """An episode of the journal.
+    """An episode of the journal."""
 
-    Attributes:
-        key: Its name, `phase/epoch/round/example/generation`.
-        data: As `episode_json.dump_episode` wrote it.
-        number: Its position among the `total` matching episodes, from 0; None: it was found by its key.
-    """
-
-    key: str
-    data: dict[str, Any]
-    number: int | None
+    key: str  # its name, `phase/epoch/round/example/generation`
+    data: dict[str, Any]  # as `episode_json.dump_episode` wrote it
+    number: int | None  # its position among the `total` matching episodes, from 0; None: it was found by its key
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedExample:
-    """One example in two runs, or before and after training.
-
-    Attributes:
-        first, second: Mean score of its episodes in each.
-        keys: The key of its first episode in each.
-    """
+    """One example in two runs, or before and after training."""
 
     example_id: str
-    first: float
-    second: float
-    keys: tuple[str, str]
+    first: float  # mean score of its episodes
+    second: float  # the same in the other run, or after training
+    keys: tuple[str, str]  # the key of its first episode in each
 
     @property
     def change(self) -> float:

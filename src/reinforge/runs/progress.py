@@ -152,27 +152,49 @@ class _Counters:
         return parts
 
 
-class PlainProgress:
-    """Writes plain lines, to standard error or another stream that is not a terminal."""
+class StatusLine(SilentProgress):
+    """Keeps where the run is as one line of text, for a page."""
 
-    def __init__(self, stream: TextIO | None = None, every_s: float = 5.0, clock: Clock = time.monotonic):
-        self._stream: TextIO | None = stream if stream is not None else sys.stderr
-        self._every_s = every_s
+    def __init__(self, clock: Clock = time.monotonic):
         self._counters = _Counters(clock)
-        self._next_s = clock() + every_s
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         self._counters.num_epochs = num_epochs
-        self._write([_format_start(run_id, folder), *_format_settings(settings)])
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
         self._counters.begin_stage(epoch, stage, total)
-        self._write_progress_if_due()
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
         self._counters.add(outcome, reward, num_tokens)
-        if self._counters.clock() >= self._next_s:
-            self._write_progress_if_due()
+
+    def epoch_done(self, metrics: EpochMetrics) -> None:
+        self._counters.end_epoch(metrics.epoch)
+
+    def __str__(self) -> str:
+        """Returns `epoch 3 (4/20) collect: 57 episodes, reward 0.412, ~5 min 20 s left`."""
+        return ": ".join(filter(None, (self._counters.format_position(), ", ".join(self._counters.format_counts()))))
+
+
+class PlainProgress(StatusLine):
+    """Writes plain lines, to standard error or another stream that is not a terminal."""
+
+    def __init__(self, stream: TextIO | None = None, every_s: float = 5.0, clock: Clock = time.monotonic):
+        super().__init__(clock)
+        self._stream: TextIO | None = stream if stream is not None else sys.stderr
+        self._every_s = every_s
+        self._next_s = clock() + every_s
+
+    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
+        super().start(run_id, folder, num_epochs, settings)
+        self._write([_format_start(run_id, folder), *_format_settings(settings)])
+
+    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
+        super().stage(epoch, stage, total)
+        self._write_progress_if_due()
+
+    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
+        super().episode(outcome, reward, num_tokens)
+        self._write_progress_if_due()
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
         self._write([_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch(metrics.epoch))])
@@ -204,29 +226,6 @@ class PlainProgress:
             self._stream.flush()
         except (OSError, ValueError):
             self._stream = None
-
-
-class StatusLine(SilentProgress):
-    """Keeps where the run is as one line of text, for a page."""
-
-    def __init__(self, clock: Clock = time.monotonic):
-        self._counters = _Counters(clock)
-
-    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        self._counters.num_epochs = num_epochs
-
-    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        self._counters.begin_stage(epoch, stage, total)
-
-    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        self._counters.add(outcome, reward, num_tokens)
-
-    def epoch_done(self, metrics: EpochMetrics) -> None:
-        self._counters.end_epoch(metrics.epoch)
-
-    def __str__(self) -> str:
-        """Returns `epoch 3 (4/20) collect: 57 episodes, reward 0.412, ~5 min 20 s left`."""
-        return ": ".join(filter(None, (self._counters.format_position(), ", ".join(self._counters.format_counts()))))
 
 
 class RichProgress(StatusLine):

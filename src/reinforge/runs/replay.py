@@ -38,7 +38,6 @@ class JournalClock:
         self.at_s: float | None = None
 
     def __call__(self) -> float:
-        """Returns seconds since the Unix epoch."""
         return time.time() if self.at_s is None else self.at_s
 
 

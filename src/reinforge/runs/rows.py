@@ -33,21 +33,15 @@ MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One process that worked on a run; times are seconds since the Unix epoch.
+    """One process that worked on a run; times are seconds since the Unix epoch."""
 
-    Attributes:
-        id: From 1, in the order of the sessions.
-        resumed_after: The last finished epoch when it started; -1: none was finished; None: it started from scratch.
-        ended_s, ended: When and how it ended, for example `completed`; None: it is still running, or was killed.
-    """
-
-    id: int
+    id: int  # from 1, in the order of the sessions
     started_s: float
     pid: int
     host: str
-    resumed_after: int | None
-    ended_s: float | None
-    ended: str | None
+    resumed_after: int | None  # the last finished epoch when it started; -1: none was; None: it started from scratch
+    ended_s: float | None  # None: it is still running, or was killed
+    ended: str | None  # how, for example `completed`
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +56,14 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One training job.
-
-    Attributes:
-        backend, ref: Where it runs and its name there; None: it has not been submitted yet.
-        state: `intent` before it is submitted, then the value of its `TrainingStatusEnum`.
-        status: Its last known status; None: the backend has not reported one yet.
-    """
+    """One training job."""
 
     job_key: str
     epoch: int
-    backend: str | None
-    state: str
-    ref: TrainingJobRef | None
-    status: TrainingJobStatus | None
+    backend: str | None  # where it runs; None: it has not been submitted yet
+    state: str  # `intent` before it is submitted, then the value of its `TrainingStatusEnum`
+    ref: TrainingJobRef | None  # its name there
+    status: TrainingJobStatus | None  # its last known status; None: the backend has not reported one yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +76,16 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeHead:
-    """A finished episode without its messages.
-
-    Attributes:
-        epoch: -1: the baseline.
-        round: Which refill of the epoch it belongs to.
-        outcome, reason: Such as `timeout`, and why it failed; may be empty.
-        reward, scores: Of each evaluator; None: missing.
-    """
+    """A finished episode without its messages."""
 
     key: str
-    epoch: int
-    round: int
+    epoch: int  # -1: the baseline
+    round: int  # which refill of the epoch it belongs to
     example_id: str
-    outcome: str
-    reason: str
-    reward: float | None
-    scores: dict[str, float | None]
+    outcome: str  # such as `timeout`
+    reason: str  # why it failed; may be empty
+    reward: float | None  # None: missing
+    scores: dict[str, float | None]  # of each evaluator
 
 
 @dataclass(slots=True)  # not frozen: 100,000 of them are made at once
@@ -124,32 +105,21 @@ class ListedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeExtent:
-    """How far the recorded episodes reach; while it stays the same, they do too.
-
-    Attributes:
-        newest: `number` of the newest one; 0: there is none.
-        session_s: When the last process began to work on the run: it may have removed episodes.
-    """
+    """How far the recorded episodes reach; while it stays the same, they do too."""
 
     count: int
-    newest: int
-    session_s: float
+    newest: int  # `number` of the newest one; 0: there is none
+    session_s: float  # when the last process began to work on the run: it may have removed episodes
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """One version of the weights.
+    """One version of the weights."""
 
-    Attributes:
-        version: From 0, the weights before training.
-        num_updates: Optimizer steps of the job that made it; None: the backend does not report them.
-        checkpoint: Its checkpoint, relative to the run folder; None: it has none.
-    """
-
-    version: int
+    version: int  # from 0, the weights before training
     fingerprint: str
-    num_updates: int | None
-    checkpoint: str | None = None
+    num_updates: int | None  # optimizer steps of the job that made it; None: the backend does not report them
+    checkpoint: str | None = None  # its checkpoint, relative to the run folder; None: it has none
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the entry of `summary.json`, which does not name checkpoints."""
@@ -157,23 +127,16 @@ class PolicyVersion:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Returns an entry of `summary.json`."""
         return cls(row["version"], row.get("fingerprint", ""), row.get("num_updates"), row.get("checkpoint"))
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A point from which a run can resume.
+    """A point from which a run can resume."""
 
-    Attributes:
-        epoch: The last epoch whose job is done; -1: before the first epoch.
-        version: Version of the weights that this job made; None: the backend serves no policy.
-        checkpoint: Folder of these weights, relative to the run folder; None: the backend does not export its weights.
-    """
-
-    epoch: int
-    version: int | None
-    checkpoint: str | None
+    epoch: int  # the last epoch whose job is done; -1: before the first epoch
+    version: int | None  # version of the weights that this job made; None: the backend serves no policy
+    checkpoint: str | None  # folder of these weights in the run folder; None: the backend does not export them
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,51 +161,32 @@ class ReadsLikeADict:
 
 @dataclass
 class EpochMetrics(ReadsLikeADict):
-    """The metrics of one epoch: a line of `training_metrics.jsonl` and an entry of `reward_history.json`.
-
-    Attributes:
-        avg_reward: Mean reward over the examples; None: unknown, or the data has no rewards.
-        ci_low, ci_high: Ends of its 95 % interval; None: unknown.
-        num_clusters: Distinct prompts or conversations of the examples, which the interval counts; None: unknown.
-        filtered_avg_reward: Mean reward of the groups that were trained on; None: none were.
-        num_groups_kept: Groups that were trained on.
-        num_groups_zero_variance: Groups dropped because all siblings have the same reward.
-        num_groups_low_spread: Groups dropped because the rewards of the siblings differ too little.
-        num_groups_outside: Groups that the curriculum left out.
-        num_groups_spared: Groups that were not even collected because the curriculum would have left them out.
-        num_missing: Episodes that failed for reasons outside the policy; None: the builder does not count them.
-        missing_reason: The most common of these reasons; None: none is missing, or it is not known.
-        curriculum_percentile: Share of the groups that the curriculum admits, from 0 to 1.
-        reward_std: Standard deviation of the rewards of all scored episodes; None: unknown.
-        completion_tokens: Mean number of sampled tokens of a scored episode; None: unknown.
-        clipped_share: Share of the scored episodes with a reply that was cut off at `max_tokens`; None: unknown.
-        scores: Evaluator -> mean score of the training episodes; those that are missing are left out.
-        stage: The stage of the pipeline that the epoch belongs to; None: the run has no pipeline.
-        job: What the training job and the canary reported, by name: `loss`, `policy_version`, `canary_k3`, ...
-    """
+    """The metrics of one epoch: a line of `training_metrics.jsonl` and an entry of `reward_history.json`."""
 
     epoch: int
-    avg_reward: float | None = None
-    ci_low: float | None = None
+    avg_reward: float | None = None  # mean reward over the examples; None: unknown, or the data has no rewards
+    ci_low: float | None = None  # of its 95 % interval; None: unknown
     ci_high: float | None = None
-    num_clusters: int | None = None
-    filtered_avg_reward: float | None = None
+    num_clusters: int | None = None  # distinct prompts or conversations, which the interval counts; None: unknown
+    filtered_avg_reward: float | None = None  # mean reward of the groups that were trained on; None: none were
     num_groups: int | None = None
-    num_groups_kept: int | None = None
-    num_groups_zero_variance: int | None = None
-    num_groups_low_spread: int | None = None
-    num_groups_outside: int | None = None
-    num_groups_spared: int | None = None
+    num_groups_kept: int | None = None  # groups that were trained on
+    num_groups_zero_variance: int | None = None  # groups dropped because all siblings have the same reward
+    num_groups_low_spread: int | None = None  # groups dropped because the rewards of the siblings differ too little
+    num_groups_outside: int | None = None  # groups that the curriculum left out
+    num_groups_spared: int | None = None  # not even collected: the curriculum would have left them out
     num_trajectories: int | None = None
-    num_missing: int | None = None
-    missing_reason: str | None = None
-    curriculum_percentile: float | None = None
-    reward_std: float | None = None
-    completion_tokens: float | None = None
-    clipped_share: float | None = None
+    num_missing: int | None = None  # episodes that the environment failed; None: the builder does not count them
+    missing_reason: str | None = None  # the most common of these reasons; None: none is missing, or it is not known
+    curriculum_percentile: float | None = None  # share of the groups that the curriculum admits, from 0 to 1
+    reward_std: float | None = None  # standard deviation of the rewards of all scored episodes; None: unknown
+    completion_tokens: float | None = None  # mean number of sampled tokens of a scored episode; None: unknown
+    clipped_share: float | None = None  # of the scored episodes, with a reply that `max_tokens` cut off; None: unknown
     scores: dict[str, float] = field(default_factory=dict)
-    stage: str | None = None
+    """Evaluator -> mean score of the training episodes that have one."""
+    stage: str | None = None  # the stage of the pipeline that the epoch belongs to; None: the run has no pipeline
     job: dict[str, Any] = field(default_factory=dict)
+    """Reported by job and canary: `loss`, `policy_version`, `canary_k3`."""
 
     @property
     def share_without_signal(self) -> float | None:
@@ -276,40 +220,23 @@ def fill_gaps(rows: Sequence[EpochMetrics]) -> list[EpochMetrics]:
 
 @dataclass
 class ValidationRow(ReadsLikeADict):
-    """One validation on the `select` examples: an entry of `validation_history.json`.
+    """One validation on the `select` examples: an entry of `validation_history.json`."""
 
-    Attributes:
-        epoch: The epoch after which it ran; -1: the baseline.
-        avg_reward: Mean reward; None: unknown, see `error`.
-        ci_low, ci_high: Ends of its 95 % interval; None: unknown.
-        num_examples: Examples that were scored; None: not reported.
-        num_unscored: Examples that are missing for reasons outside the policy; None: not reported.
-        metrics: Evaluator -> mean score; None: unknown.
-        summaries: Evaluator -> mean score with its interval.
-        outcomes: Outcome -> number of episodes.
-        error: Why there is no reward; None: there is one.
-        version: Version of the weights; None: not known.
-        checkpoint: Their checkpoint, relative to the run folder; None: there is none.
-        unscored_reason: The most common reason why examples are missing; None: none is, or it is not known.
-        num_clusters: Distinct prompts or conversations of the examples, which the intervals count; None: not reported.
-        extra: What else a user's own `run_validation_evaluation` returned.
-    """
-
-    epoch: int
-    avg_reward: float | None = None
-    ci_low: float | None = None
+    epoch: int  # the epoch after which it ran; -1: the baseline
+    avg_reward: float | None = None  # mean reward; None: unknown, see `error`
+    ci_low: float | None = None  # of its 95 % interval; None: unknown
     ci_high: float | None = None
-    num_examples: int | None = None
-    num_unscored: int | None = None
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    summaries: dict[str, MetricSummary] = field(default_factory=dict)
-    outcomes: dict[str, int] = field(default_factory=dict)
-    error: str | None = None
-    version: int | None = None
-    checkpoint: str | None = None
-    unscored_reason: str | None = None
-    num_clusters: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    num_examples: int | None = None  # examples that were scored; None: not reported
+    num_unscored: int | None = None  # examples that are missing for reasons outside the policy; None: not reported
+    metrics: dict[str, float | None] = field(default_factory=dict)  # evaluator -> mean score; None: unknown
+    summaries: dict[str, MetricSummary] = field(default_factory=dict)  # evaluator -> mean score with its interval
+    outcomes: dict[str, int] = field(default_factory=dict)  # outcome -> number of episodes
+    error: str | None = None  # why there is no reward; None: there is one
+    version: int | None = None  # version of the weights; None: not known
+    checkpoint: str | None = None  # their checkpoint, relative to the run folder; None: there is none
+    unscored_reason: str | None = None  # the most common one; None: no example is missing, or it is not known
+    num_clusters: int | None = None  # distinct prompts or conversations, which the intervals count; None: unknown
+    extra: dict[str, Any] = field(default_factory=dict)  # what else a user's own `run_validation_evaluation` returned
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the row as `validation_history.json` holds it; `extra` follows the known fields."""
@@ -362,23 +289,15 @@ GUARD = "GUARD"
 
 @dataclass(frozen=True, slots=True)
 class GuardEvent:
-    """A guard has warned, or stopped the run.
+    """A guard has warned, or stopped the run."""
 
-    Attributes:
-        epoch: The epoch after which it did; -1: before training.
-        guard: Its name in `finetuning.guards`.
-        text: What was found and what to do, as sentences.
-        value, limit: The figure and its limit; None: there is none.
-        count: Measurements in a row beyond the limit.
-    """
-
-    epoch: int
-    guard: str
+    epoch: int  # the epoch after which it did; -1: before training
+    guard: str  # its name in `finetuning.guards`
     action: Literal["warn", "halt"]
-    text: str
-    value: float | None = None
-    limit: float | None = None
-    count: int = 1
+    text: str  # what was found and what to do, as sentences
+    value: float | None = None  # None: there is no figure
+    limit: float | None = None  # of the figure
+    count: int = 1  # measurements in a row beyond the limit
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -35,22 +35,16 @@ KILLED = "the process was killed, or the machine went down"
 
 @dataclass
 class RunRecord:
-    """What the journal of a run holds, besides its episodes.
-
-    Attributes:
-        facts: As `RunJournal.set_facts` recorded them; empty: the run was stopped before it started.
-        validations: The baseline first.
-        versions: The oldest first.
-        snapshots: The newest first.
-    """
+    """What the journal of a run holds, besides its episodes."""
 
     facts: dict[str, Any] = field(default_factory=dict)
+    """Of `RunJournal.set_facts`; empty: it was stopped before it started."""
     sessions: list[Session] = field(default_factory=list)
     stages: list[StageRow] = field(default_factory=list)
     jobs: list[JobRow] = field(default_factory=list)
-    validations: list[ValidationRow] = field(default_factory=list)
-    versions: list[PolicyVersion] = field(default_factory=list)
-    snapshots: list[SnapshotRow] = field(default_factory=list)
+    validations: list[ValidationRow] = field(default_factory=list)  # the baseline first
+    versions: list[PolicyVersion] = field(default_factory=list)  # the oldest first
+    snapshots: list[SnapshotRow] = field(default_factory=list)  # the newest first
 
     @property
     def epochs_done(self) -> int | None:
@@ -91,28 +85,19 @@ def read_record(folder: Path) -> RunRecord:
 
 @dataclass
 class RunOverview:
-    """A run at a glance; None is what is not known.
-
-    Attributes:
-        status: See the table at the head of this module.
-        reason: Why it ended, or what is wrong with it; may be empty.
-        owner: The process that works on it.
-        started_s, ended_s: When the first session started and the last one ended, in seconds since the Unix epoch.
-        summary: How the run ended; None: it has not ended, or the summary cannot be read.
-        record: The journal; None: it cannot be read.
-    """
+    """A run at a glance; None is what is not known."""
 
     folder: Path
-    status: str = DAMAGED
-    reason: str = ""
-    owner: str | None = None
+    status: str = DAMAGED  # see the table at the head of this module
+    reason: str = ""  # why it ended, or what is wrong with it; may be empty
+    owner: str | None = None  # the process that works on it
     epochs_done: int | None = None
     num_epochs: int | None = None
-    started_s: float | None = None
-    ended_s: float | None = None
+    started_s: float | None = None  # the first session, in seconds since the Unix epoch
+    ended_s: float | None = None  # the last session
     num_bytes: int = 0
-    summary: RunSummary | None = None
-    record: RunRecord | None = None
+    summary: RunSummary | None = None  # how the run ended; None: it has not ended, or the summary cannot be read
+    record: RunRecord | None = None  # the journal; None: it cannot be read
 
     @property
     def rewards(self) -> tuple[float | None, float | None]:
@@ -252,17 +237,11 @@ def read_overview_of_any(folder: Path) -> RunOverview:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where `--resume` resumes.
+    """Where `--resume` resumes."""
 
-    Attributes:
-        epoch: The last finished epoch; -1: none is finished.
-        checkpoint: The checkpoint with its weights; None: the weights are on the backend.
-        is_known: False: the checkpoint is not in the journal yet; it will be adopted.
-    """
-
-    epoch: int
-    checkpoint: str | None
-    is_known: bool = True
+    epoch: int  # the last finished epoch; -1: none is finished
+    checkpoint: str | None  # the checkpoint with its weights; None: the weights are on the backend
+    is_known: bool = True  # False: the checkpoint is not in the journal yet; it will be adopted
 
     def __str__(self) -> str:
         return f"{describe_position(self.epoch)} from {self.checkpoint or 'the weights on the backend'}"
@@ -336,7 +315,6 @@ def find_run_folders(output_dir: Path) -> list[Path]:
 
 
 def list_runs(output_dir: Path) -> list[Path]:
-    """Returns the run folders in a folder, the latest one last."""
     return sorted(find_run_folders(output_dir), key=_find_start_s)
 
 

@@ -20,19 +20,12 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """A model that can be loaded.
+    """A model that can be loaded."""
 
-    Attributes:
-        path: Folder, GGUF file, hub id, `pip:NAME` or `bundled:NAME`.
-        description: Which of a run's models it is; empty for any other model.
-        adapters: Names of several adapters or models that agents use together, each in a subfolder of `path`.
-        run: Folder of the run that it is from; None: it was not named by a run.
-    """
-
-    path: str
-    description: str = ""
-    adapters: tuple[str, ...] = ()
-    run: Path | None = None
+    path: str  # folder, GGUF file, hub id, `pip:NAME` or `bundled:NAME`
+    description: str = ""  # which of a run's models it is; empty for any other model
+    adapters: tuple[str, ...] = ()  # of several adapters or models used together, each in a subfolder of `path`
+    run: Path | None = None  # folder of the run that it is from; None: it was not named by a run
 
     def __str__(self) -> str:
         return f"{self.path} ({self.description})" if self.description else self.path

@@ -32,66 +32,36 @@ STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 
 @dataclass
 class RunSummary:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        run_id: Name of the run.
-        status: `stopped`: by a budget or a signal.
-        folder: The run folder; not part of `summary.json`.
-        reason: One sentence: the gate's reason if there is a verdict, else why the run ended.
-        baseline: The base model on `select`.
-        final: The model after the last epoch on `select`.
-        best: The best checkpoint on `select`.
-        confirm_base, confirm_tuned: Base model and best checkpoint on `confirm`.
-        improvement: Tuned minus base on `confirm`.
-        promoted: Whether the best checkpoint passed the gate; None: no verdict.
-        episodes: Outcome -> number of episodes of the whole run.
-        tokens: Number of `prompt`, `completion` and `trained` tokens.
-        wall_time_s: Stage -> seconds.
-        policy_versions: Every version of the weights, the oldest first.
-        checkpoint: The best checkpoint, relative to the run folder.
-        config_sha256: Hash of the resolved configuration.
-        evaluators: Every evaluator before and after, on `confirm`; on `select` if the verdict compared nothing.
-        warnings: What to know before the new model is used, one sentence each.
-        missing_reason: The most common reason of the episodes that the environment failed; None: none failed.
-        smoke: It was a quick test of the configuration (`--smoke`), whose metrics mean nothing.
-        can_resume: False if resuming it would end in the same way.
-        best_epoch: Epoch of `best`, -1 for the base model; None: unknown.
-        num_jobs: Training jobs of the whole run; None: unknown.
-        guards: What the guards found, in the order of the epochs.
-        stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
-        evaluators_sha256: Evaluator -> hash of its code, its settings and its judge's model.
-        predictions: What a preflight of the same configuration and data predicted, and what the run measured.
-    """
-
-    run_id: str
-    status: RunStatus
-    folder: Path
-    reason: str = ""
-    baseline: MetricSummary | None = None
-    final: MetricSummary | None = None
-    best: MetricSummary | None = None
-    confirm_base: MetricSummary | None = None
-    confirm_tuned: MetricSummary | None = None
-    improvement: Improvement | None = None
-    promoted: bool | None = None
-    episodes: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    wall_time_s: dict[str, float] = field(default_factory=dict)
-    policy_versions: list[PolicyVersion] = field(default_factory=list)
-    checkpoint: str | None = None
-    config_sha256: str = ""
-    evaluators: list[MetricChange] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    missing_reason: str | None = None
-    smoke: bool = False
-    can_resume: bool = True
-    best_epoch: int | None = None
-    num_jobs: int | None = None
-    guards: list[GuardEvent] = field(default_factory=list)
-    stages: dict[str, int] = field(default_factory=dict)
-    evaluators_sha256: dict[str, str] = field(default_factory=dict)
-    predictions: list[Prediction] = field(default_factory=list)
+    run_id: str  # name of the run
+    status: RunStatus  # `stopped`: by a budget or a signal
+    folder: Path  # the run folder; not part of `summary.json`
+    reason: str = ""  # one sentence: the gate's reason if there is a verdict, else why the run ended
+    baseline: MetricSummary | None = None  # the base model on `select`
+    final: MetricSummary | None = None  # the model after the last epoch on `select`
+    best: MetricSummary | None = None  # the best checkpoint on `select`
+    confirm_base: MetricSummary | None = None  # the base model on `confirm`
+    confirm_tuned: MetricSummary | None = None  # the best checkpoint on `confirm`
+    improvement: Improvement | None = None  # tuned minus base on `confirm`
+    promoted: bool | None = None  # whether the best checkpoint passed the gate; None: no verdict
+    episodes: dict[str, int] = field(default_factory=dict)  # outcome -> number of episodes of the whole run
+    tokens: dict[str, int] = field(default_factory=dict)  # number of `prompt`, `completion` and `trained` tokens
+    wall_time_s: dict[str, float] = field(default_factory=dict)  # stage -> seconds
+    policy_versions: list[PolicyVersion] = field(default_factory=list)  # every version of the weights, the oldest first
+    checkpoint: str | None = None  # the best checkpoint, relative to the run folder
+    config_sha256: str = ""  # hash of the resolved configuration
+    evaluators: list[MetricChange] = field(default_factory=list)  # before and after, on `confirm` or else `select`
+    warnings: list[str] = field(default_factory=list)  # what to know before the new model is used, one sentence each
+    missing_reason: str | None = None  # the most common of the episodes that the environment failed; None: none did
+    smoke: bool = False  # it was a quick test of the configuration (`--smoke`), whose metrics mean nothing
+    can_resume: bool = True  # False if resuming it would end in the same way
+    best_epoch: int | None = None  # epoch of `best`, -1 for the base model; None: unknown
+    num_jobs: int | None = None  # training jobs of the whole run; None: unknown
+    guards: list[GuardEvent] = field(default_factory=list)  # what the guards found, in the order of the epochs
+    stages: dict[str, int] = field(default_factory=dict)  # of the pipeline, with their epochs, in order
+    evaluators_sha256: dict[str, str] = field(default_factory=dict)  # hash of code, settings, judge's model
+    predictions: list[Prediction] = field(default_factory=list)  # of a preflight, and what the run measured
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}

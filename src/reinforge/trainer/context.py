@@ -388,11 +388,7 @@ class RunContext:
             self._clocks.discard(clock)
 
     def check_budget(self) -> None:
-        """Stops before an epoch that the limits leave no room for; they hold for one call, not for a resumed run.
-
-        Raises:
-            BudgetReached: The run has used its minutes or its tokens, except for those that its verdict needs.
-        """
+        """Stops before an epoch that the limits leave no room for; they hold for one call, not for a resumed run."""
         self._check_budget(0.0, self._compute_reserve(before_epoch=True))
 
     def _check_budget(self, slack_s: float, reserve: tuple[float, int]) -> None:

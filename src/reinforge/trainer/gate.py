@@ -253,15 +253,11 @@ class BaseComparison:
         context, summary = self._context, self._summary
         best = choose_best_validation(context.validations, self._gate.metric)
         summary.best, summary.best_epoch = self.get_summary(best), best.epoch if best is not None else None
-        if summary.num_jobs == 0:
+        if summary.num_jobs == 0 or best is None or best.epoch == versions.BASELINE:
             self._compare_validations(context.validations[-1])
-            summary.promoted = False
-            summary.reason = "no training job was submitted, so the base model stays"
-            return
-        if best is None or best.epoch == versions.BASELINE:
-            self._compare_validations(context.validations[-1])
-            summary.promoted = False
-            summary.reason = "no checkpoint beat the base model on the select examples, so the base model stays"
+            lack = "no checkpoint beat the base model on the select examples"
+            why = "no training job was submitted" if summary.num_jobs == 0 else lack
+            summary.promoted, summary.reason = False, f"{why}, so the base model stays"
             return
         base = context.validations[0]
         if not base.checkpoint or not best.checkpoint:

@@ -16,7 +16,7 @@ from typing import Literal
 from reinforge.engine import import_engine
 from reinforge.engine.packages import INSTALL, check_packages
 from reinforge.errors import ReinforgeError
-from reinforge.files import home
+from reinforge.files import find_existing_folder, home
 from reinforge.registry import REGISTRY, Registry
 from reinforge.runs.removal import find_obstacle
 from reinforge.trainer.setup.disk_space import free_disk_bytes
@@ -41,30 +41,18 @@ class InstallationCheck:
     fix: str = ""  # what to do; empty where nothing is wrong
 
 
-def check_installation(
-    output_dir: Path,
-    *,
-    registry: Registry | None = None,
-    free_bytes: Callable[[Path], int] = free_disk_bytes,
-    find_version: Callable[[str], str | None] | None = None,
-) -> list[InstallationCheck]:
+def check_installation(output_dir: Path) -> list[InstallationCheck]:
     """Returns every check of this installation, in the order in which problems should be solved."""
-    find = find_version or _find_version
-    packages = check_required(importlib.metadata.requires("reinforge") or [], find)
+    python = f"{platform.python_implementation()} {platform.python_version()}"
     engine = check_engine()
-    devices = check_devices() if engine.state == "ok" else []
     return [
-        InstallationCheck("reinforge", "ok", f"{__version__} on {_describe_python()}"),
-        *packages,
+        InstallationCheck("reinforge", "ok", f"{__version__} on {python}, {platform.system()} {platform.machine()}"),
+        *check_required(importlib.metadata.requires("reinforge") or [], _find_version),
         engine,
-        *check_components(registry or REGISTRY),
-        *devices,
-        *check_folders({"runs": output_dir, "cache": home()}, free_bytes),
+        *check_components(REGISTRY),
+        *(check_devices() if engine.state == "ok" else []),
+        *check_folders({"runs": output_dir, "cache": home()}, free_disk_bytes),
     ]
-
-
-def _describe_python() -> str:
-    return f"{platform.python_implementation()} {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
 def _find_version(package: str) -> str | None:
@@ -180,10 +168,7 @@ def check_folders(folders: Mapping[str, Path], free_bytes: Callable[[Path], int]
             fix = f"choose a folder on a local disk that you can write to, with {setting}"
             checks.append(InstallationCheck("disk", "broken", text, fix))
             continue
-        existing = folder.expanduser().absolute()
-        while not existing.exists():
-            existing = existing.parent
-        free = free_bytes(existing)
+        free = free_bytes(find_existing_folder(folder.expanduser()))
         text = f"{place}: {free / GIB:.1f} GiB free; files, locks and SQLite work"
         if free < MIN_FREE:
             fix = f"free some space, or choose a folder on another disk, with {setting}"

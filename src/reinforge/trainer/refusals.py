@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from reinforge.algorithms.curriculum import Selection
 from reinforge.config.schema import FinetuneConfig
-from reinforge.errors import EvaluationError, JobFailed
+from reinforge.errors import EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import choose_error_type, describe_too_many
 from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
 from reinforge.rollout.episode import WORKFLOW
@@ -21,10 +21,16 @@ IDENTICAL_EPOCHS = 3
 """More than this share of groups with identical siblings, in this many epochs in a row, is an error."""
 
 
-def _build_refusal(message: str) -> EvaluationError:
-    error = EvaluationError(message)
+Error = TypeVar("Error", bound=ReinforgeError)
+
+
+def _forbid_resume(error: Error) -> Error:
     error.can_resume = False  # the same agent and settings would collect the same again
     return error
+
+
+def _build_refusal(message: str) -> EvaluationError:
+    return _forbid_resume(EvaluationError(message))
 
 
 async def refuse_unhealthy(adapter: TrainerAdapter) -> None:
@@ -46,28 +52,24 @@ def build_empty_epochs_error(num_epochs: int, setting: str, reasons: str, found:
         "easier or harder examples, a finer reward, or a larger num_generations"
     )
     sentence = f"{why[0].upper()}{why[1:]}" + ("" if why.endswith("?") else ".")
-    error = JobFailed(f"{head}, {reasons}. {sentence} Look at an episode with `{episode}`")
-    error.can_resume = False  # the same agent and settings would collect the same again
-    return error
+    return _forbid_resume(JobFailed(f"{head}, {reasons}. {sentence} Look at an episode with `{episode}`"))
 
 
 def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> JobFailed:
     """Returns the error to raise after a run in which a user's trainer submitted no job."""
-    error = JobFailed(
+    text = (
         f"nothing was trained: {trainer} collected {num_collections} times and submitted no job in {num_epochs} "
         f"epoch{'s' * (num_epochs != 1)} (limits.allow_no_training: true accepts that). Its run() must call "
         "self.trainer_adapter.submit(...) with the groups to train on, and return the status of each job"
     )
-    error.can_resume = False
-    return error
+    return _forbid_resume(JobFailed(text))
 
 
 def refuse_untrained(statuses: Sequence[TrainingJobStatus]) -> None:
     """Refuses jobs that say that they have made no optimizer step."""
     if statuses and all(status.num_updates == 0 for status in statuses):
-        error = JobFailed("nothing was trained: no job made an optimizer step (limits.allow_no_training accepts that)")
-        error.can_resume = False
-        raise error
+        message = "nothing was trained: no job made an optimizer step (limits.allow_no_training accepts that)"
+        raise _forbid_resume(JobFailed(message))
 
 
 def find_episode_command(selection: Selection, run: str, epoch: int) -> str:

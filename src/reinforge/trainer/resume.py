@@ -108,11 +108,7 @@ def _explain_secret(problem: Problem, folder: Path) -> Problem:
 
 
 def load_for_verdict(folder: Path, project_root: Path | None = None) -> LoadedConfig:
-    """Returns the configuration of a stopped run, for the epochs that it has trained and without its limits.
-
-    Raises:
-        ConfigError: The run has trained no epoch, or is a pipeline, whose verdict is that of its last stage.
-    """
+    """Returns the configuration of a stopped run, for the epochs that it has trained and without its limits."""
     done = [row.epoch for row in JournalReader(folder).snapshot_rows() if row.epoch > BASELINE]
     if not done:
         message = f"{folder.name} has not finished an epoch, so there is nothing to judge"

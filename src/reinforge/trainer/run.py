@@ -306,9 +306,6 @@ class _Run:
             remove_folder(context.folder / MODEL)
 
     async def _train(self) -> list[TrainingJobStatus]:
-        """Raises:
-        JobFailed: A job failed, or nothing was trained.
-        """
         num_epochs, may_train_nothing = self.config.num_epochs, self.config.limits.allow_no_training
         if isinstance(self.trainer, EpochTrainer):
             try:

@@ -204,11 +204,7 @@ Prompts = Mapping[str, Sequence[list[Message]]]
 
 
 async def probe(policy: PolicyServer, version: int, prompts: Prompts, previous_fingerprint: str | None) -> CanaryReport:
-    """Checks that the policy and each of its adapters serve `version`, with new weights.
-
-    Raises:
-        JobFailed: The weights did not change, or the sampler serves other weights than the learner's.
-    """
+    """Checks that the policy and each of its adapters serve `version`, with new weights."""
     fingerprint = await policy.fingerprint()
     if fingerprint == previous_fingerprint:
         raise JobFailed(

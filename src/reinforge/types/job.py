@@ -52,11 +52,7 @@ JOB_STATUS: dict[str, TrainingStatusEnum] = {
 
 
 def parse_job_status(status: str) -> TrainingStatusEnum:
-    """Returns the status for what a service calls it.
-
-    Raises:
-        BackendError: The status is unknown; treating it as "running" would wait forever.
-    """
+    """Returns the status for what a service calls it."""
     try:
         return JOB_STATUS[status.lower()]
     except KeyError:

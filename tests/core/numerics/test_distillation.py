@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from reinforge.engine.losses.distillation import distill
-from reinforge.engine.losses.policy_gradient import clipped_pg
+from reinforge.engine.losses.policy_gradient import clipped_pg, distill
 from reinforge.errors import ConfigError
 from tests.core.numerics.test_losses import make_batch, row
 

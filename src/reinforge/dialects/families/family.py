@@ -38,16 +38,11 @@ class ToolFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A model's reply.
+    """A model's reply."""
 
-    Attributes:
-        content: The text around the calls; the whole reply if there are none.
-        failure: Why what looks like a call cannot be parsed; None: it can, or nothing looks like a call.
-    """
-
-    content: str
+    content: str  # the text around the calls; the whole reply if there are none
     calls: list[Call] = field(default_factory=list)
-    failure: str | None = None
+    failure: str | None = None  # why what looks like a call cannot be parsed; None: nothing is wrong
     reasoning: str | None = None
 
     def build_message(self, call_id: str) -> Message:
@@ -80,19 +75,13 @@ THINK = ThinkingTags("<think>", "</think>")
 
 
 class Family(ABC):
-    """One text format of tool calls and reasoning.
-
-    Attributes:
-        thinking: What surrounds its reasoning; None: the family's `read` finds it, or there is none.
-        reads_channels: True if `read` is needed without tools, too: it finds reasoning and text.
-        call_id_length: Number of letters and digits of a call's id, where the template checks it; None: any id will do.
-    """
+    """One text format of tool calls and reasoning."""
 
     tool_format: ClassVar[ToolFormat]
     start: ClassVar[str | None] = None
-    thinking: ThinkingTags | None = THINK
-    call_id_length: ClassVar[int | None] = None
-    reads_channels: ClassVar[bool] = False
+    thinking: ThinkingTags | None = THINK  # around its reasoning; None: the family's `read` finds it, or there is none
+    call_id_length: ClassVar[int | None] = None  # letters and digits of an id, where the template checks it
+    reads_channels: ClassVar[bool] = False  # True if `read` is needed without tools, too: it finds reasoning and text
 
     @property
     def call_starts(self) -> tuple[str, ...]:

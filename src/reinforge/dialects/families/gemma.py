@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.bounded import check_reply, decode_json
+from reinforge.dialects.families.call_reader import CallReader, refuse_twice
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -31,7 +32,6 @@ from reinforge.limits import get_limits
 
 _NAME = re.compile(r"\s*+call:([^\s{]++)\s*+\{")
 _KEY = re.compile(r"\s*+([^:,{}\[\]]*+):")
-_SPACE = re.compile(r"\s*+")
 _PLAIN = re.compile(r"[^,}\]]++")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -117,53 +117,37 @@ class Gemma(Family):
         return f"{grammar.marker(self.string)} {quote(value)} {grammar.marker(self.string)}" if value else '""'
 
 
-class GemmaArguments:
+class GemmaArguments(CallReader):
     def __init__(self, text: str, string: str):
-        check_reply(text)
-        self.text, self.string, self.position = text, string, 0
+        super().__init__(text)
+        self.string = string
 
     def read_object(self, start: int, depth: int) -> dict[str, Any]:
         """Returns the object whose opening brace stands before `start` and leaves the position behind it."""
         self.position = start
         value: dict[str, Any] = {}
-        while not self._skip("}"):
-            if value:
-                self._expect(",")
+        for _ in self.iterate_items("}"):
             key = self._read_key()
-            if key in value:
-                raise ValueError(f"the key {key[:80]!r} is there twice")
+            refuse_twice(value, key, "key")
             value[key] = self._read_value(depth + 1)
         return value
 
     def _read_key(self) -> str:
-        if self._skip(self.string):
+        if self.skip(self.string):
             key = self._read_string()
-            self._expect(":")
+            self.expect(":")
             return key
-        found = _KEY.match(self.text, self.position)
-        if found is None:
-            raise ValueError(f"expected a key, found {self.text[self.position : self.position + 40]!r}")
-        self.position = found.end()
-        return found[1].strip().strip('"')
+        return self.take(_KEY, "a key")[1].strip().strip('"')
 
     def _read_value(self, depth: int) -> Any:
         check_reply(self.text, depth)
-        if self._skip(self.string):
+        if self.skip(self.string):
             return self._read_string()
-        if self._skip("{"):
+        if self.skip("{"):
             return self.read_object(self.position, depth)
-        if self._skip("["):
-            items: list[Any] = []
-            while not self._skip("]"):
-                if items:
-                    self._expect(",")
-                items.append(self._read_value(depth + 1))
-            return items
-        found = _PLAIN.match(self.text, self.position)
-        if found is None:
-            raise ValueError(f"expected a value, found {self.text[self.position : self.position + 40]!r}")
-        self.position = found.end()
-        word = found[0].strip()
+        if self.skip("["):
+            return [self._read_value(depth + 1) for _ in self.iterate_items("]")]
+        word = self.take(_PLAIN, "a value")[0].strip()
         return decode_json(_WORDS.get(word, word))
 
     def _read_string(self) -> str:
@@ -172,15 +156,3 @@ class GemmaArguments:
             raise ValueError("an unterminated string")
         value, self.position = self.text[self.position : end], end + len(self.string)
         return value
-
-    def _skip(self, mark: str) -> bool:
-        found = _SPACE.match(self.text, self.position)
-        position = found.end() if found else self.position
-        if not self.text.startswith(mark, position):
-            return False
-        self.position = position + len(mark)
-        return True
-
-    def _expect(self, mark: str) -> None:
-        if not self._skip(mark):
-            raise ValueError(f"expected {mark!r}, found {self.text[self.position : self.position + 40]!r}")

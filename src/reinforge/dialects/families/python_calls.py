@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.bounded import check_reply, decode_json, decode_json_prefix, find_surrogate, join_surrogates
+from reinforge.dialects.families.call_reader import CallReader, refuse_twice
 from reinforge.dialects.families.family import (
     Call,
     Family,
@@ -37,60 +38,42 @@ _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 
-class PythonCalls:
-    def __init__(self, text: str):
-        check_reply(text)
-        self.text, self.position = text, 0
+class PythonCalls(CallReader):
+    may_end_with_comma = True
 
     def read_list(self, start: int) -> list[Call]:
         """Returns the calls of `[f(a=1), g()]` and leaves the position behind it."""
         self.position = start
-        self._expect("[")
-        calls: list[Call] = []
-        while not self._skip("]"):
-            if calls:
-                self._expect(",")
-                if self._skip("]"):
-                    break
-            calls.append(self.read_call(None))
-        return calls
+        self.expect("[")
+        return [self.read_call(None) for _ in self.iterate_items("]")]
 
     def read_call(self, name_end: int | None, opening: int = 1) -> Call:
         if name_end is None:
             name = self._read_name()
-            self._expect("(")
+            self.expect("(")
         else:
             name, self.position = self.text[self.position : name_end], name_end + opening
         arguments: dict[str, Any] = {}
-        while not self._skip(")"):
-            if arguments:
-                self._expect(",")
-                if self._skip(")"):
-                    break
+        for _ in self.iterate_items(")"):
             key = self._read_name()
-            self._expect("=")
-            if key in arguments:
-                raise ValueError(f"the argument {key[:80]!r} is there twice")
+            self.expect("=")
+            refuse_twice(arguments, key, "argument")
             arguments[key] = self._read_value(1)
         return name, arguments
 
     def _read_name(self) -> str:
-        self._skip_space()
-        found = _NAME.match(self.text, self.position)
-        if found is None:
-            raise ValueError(f"expected a name, found {self._rest()}")
-        self.position = found.end()
-        return found[0]
+        self.skip_space()
+        return self.take(_NAME, "a name")[0]
 
     def _read_value(self, depth: int) -> Any:
         check_reply(self.text, depth)
-        self._skip_space()
+        self.skip_space()
         mark = self.text[self.position : self.position + 1]
         if mark in ("'", '"'):
             return self._read_string()
         if mark in ("[", "("):
             self.position += 1
-            return self._read_items("]" if mark == "[" else ")", depth)
+            return [self._read_value(depth + 1) for _ in self.iterate_items("]" if mark == "[" else ")")]
         if mark == "{":
             self.position += 1
             return self._read_dict(depth)
@@ -100,58 +83,20 @@ class PythonCalls:
         if (found := _NAME.match(self.text, self.position)) and found[0] in _WORDS:
             self.position = found.end()
             return _WORDS[found[0]]
-        raise ValueError(f"expected a value, found {self._rest()}")
-
-    def _read_items(self, closing: str, depth: int) -> list[Any]:
-        items: list[Any] = []
-        while not self._skip(closing):
-            if items:
-                self._expect(",")
-                if self._skip(closing):
-                    break
-            items.append(self._read_value(depth + 1))
-        return items
+        raise self.unexpected("a value")
 
     def _read_dict(self, depth: int) -> dict[str, Any]:
         value: dict[str, Any] = {}
-        while not self._skip("}"):
-            if value:
-                self._expect(",")
-                if self._skip("}"):
-                    break
-            self._skip_space()
+        for _ in self.iterate_items("}"):
+            self.skip_space()
             key = self._read_string()
-            self._expect(":")
-            if key in value:
-                raise ValueError(f"the key {key[:80]!r} is there twice")
+            self.expect(":")
+            refuse_twice(value, key, "key")
             value[key] = self._read_value(depth + 1)
         return value
 
     def _read_string(self) -> str:
-        found = _STRING.match(self.text, self.position)
-        if found is None:
-            raise ValueError(f"expected a quoted string, found {self._rest()}")
-        self.position = found.end()
-        return decode_escapes(found[0][1:-1])
-
-    def _skip_space(self) -> None:
-        while self.position < len(self.text) and self.text[self.position].isspace():
-            self.position += 1
-
-    def _skip(self, mark: str) -> bool:
-        self._skip_space()
-        if not self.text.startswith(mark, self.position):
-            return False
-        self.position += len(mark)
-        return True
-
-    def _expect(self, mark: str) -> None:
-        if not self._skip(mark):
-            raise ValueError(f"expected {mark!r}, found {self._rest()}")
-
-    def _rest(self) -> str:
-        rest = self.text[self.position : self.position + 40]
-        return repr(rest) if rest else "the end of the text"
+        return decode_escapes(self.take(_STRING, "a quoted string")[0][1:-1])
 
 
 def decode_escapes(text: str) -> str:

@@ -3,6 +3,8 @@
     @register_loss("my_loss")
     def my_loss(batch: TokenBatch, logprobs_BT: Tensor, *, scale: float = 1.0) -> LossOutput: ...
 
+`logprobs_BT` has log p of each trained token under the current weights. A loss that reads what its batch does not have,
+such as log-probs of a reference or the other sample of a pair, raises an error.
 The learner does the averaging: the loss of an optimizer step is sum_t w_s l_t / sum_t w_s over all trained tokens of
 the step, w_s the sample's weight, so the split into micro-batches does not change it. A loss of one number per sample
 becomes sum_s w_s l_s / sum_s w_s.
@@ -28,7 +30,6 @@ from reinforge.types.sample import LossSpec
 FAMILIES = (
     "reinforge.engine.losses.policy_gradient",
     "reinforge.engine.losses.preference",
-    "reinforge.engine.losses.distillation",
     "reinforge.engine.losses.token_weighted",
 )
 """Modules that register losses; imported on the first lookup."""
@@ -36,17 +37,14 @@ FAMILIES = (
 
 @dataclass(slots=True)
 class LossOutput:
-    """What a loss returns.
-
-    Attributes:
-        loss: `[B, T]` loss of each token, read where `loss_mask` is True; `[B]` loss of each sample; or one number,
-            weighted by the sum of the batch's sample weights.
-        metrics: Name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports their means over a
-            step's trained tokens, samples or micro-batches.
-    """
+    """What a loss returns."""
 
     loss: Tensor
+    """`[B, T]` loss of each token, read where `loss_mask` is True; `[B]` loss of each sample; or one number, weighted
+    by the sum of the batch's sample weights."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> `[B, T]`, `[B]` or one number, without gradient; the learner reports their means over a step's trained
+    tokens, samples or micro-batches."""
 
 
 Loss = Callable[..., Any]
@@ -127,12 +125,7 @@ def _import_loss(name: str) -> Any:
 
 @register_loss("cross_entropy")
 def cross_entropy(batch: TokenBatch, logprobs_BT: Tensor) -> LossOutput:
-    """Returns the negative log-likelihood of supervised fine-tuning, l_t = -log p(t).
-
-    Args:
-        batch: The tokens.
-        logprobs_BT: log p of each trained token under the current weights.
-    """
+    """Returns the negative log-likelihood of supervised fine-tuning, l_t = -log p(t)."""
     return LossOutput(-logprobs_BT)
 
 

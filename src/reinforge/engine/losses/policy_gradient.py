@@ -26,19 +26,12 @@ from reinforge.errors import ConfigError
 
 
 class SharedParams(TypedDict, total=False):
-    """Parameters that every policy-gradient loss takes.
+    """Parameters that every policy-gradient loss takes."""
 
-    Attributes:
-        tis_cap: Upper limit of the importance weight c_t; None: no importance sampling.
-        kl_coef: Weight of the KL penalty toward the reference; 0 needs no reference.
-        kl_estimator: `k1`, `k2` or `k3`.
-        entropy_coef: Weight of the entropy bonus.
-    """
-
-    tis_cap: float | None
-    kl_coef: float
-    kl_estimator: str
-    entropy_coef: float
+    tis_cap: float | None  # upper limit of the importance weight c_t; None: no importance sampling
+    kl_coef: float  # weight of the KL penalty toward the reference; 0 needs no reference
+    kl_estimator: str  # `k1`, `k2` or `k3`
+    entropy_coef: float  # weight of the entropy bonus
 
 
 @register_loss("clipped_pg")
@@ -62,16 +55,8 @@ def clipped_pg(
     Differs from the papers: the two ends of the clip are separate; the mean is over the tokens of a step.
 
     Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        clip_low: The ratio is clipped below at 1 - clip_low.
-        clip_high: The ratio is clipped above at 1 + clip_high.
         dual_clip: The ratio is clipped here where the advantage is negative; above 1; None: not clipped.
         constant_length: Divisor of the sum over each sample, whatever its length; None: the mean over tokens.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     gain_BT, metrics = _clip(_log_ratio(batch, logprobs_BT), batch.advantages, clip_low, clip_high)
     if dual_clip is not None:
@@ -82,6 +67,27 @@ def clipped_pg(
     if constant_length is None:
         return LossOutput(loss_BT, metrics)
     return LossOutput(torch.where(batch.loss_mask, loss_BT, 0.0).sum(dim=1) / constant_length, metrics)
+
+
+@register_loss("distill")
+def distill(
+    batch: TokenBatch,
+    logprobs_BT: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    **shared: Unpack[SharedParams],
+) -> LossOutput:
+    """Returns the clipped policy-gradient loss of the advantages, and reports the divergence from the teacher.
+
+    The reference's log-probs are those of the teacher. The metric `teacher_kl` is the mean of log p_sampler -
+    log p_teacher over the sampled tokens, which estimates the reverse KL per token of the policy that sampled them.
+    """
+    if batch.ref_logprobs is None:
+        raise ConfigError("distill: the batch has no log-probs of a teacher; set `teacher` on the algorithm")
+    output = clipped_pg(batch, logprobs_BT, clip_low=clip_low, clip_high=clip_high, **shared)
+    divergence_BT = torch.where(batch.loss_mask, batch.sampling_logprobs - batch.ref_logprobs, 0.0)
+    return LossOutput(output.loss, {**output.metrics, "teacher_kl": divergence_BT})
 
 
 @register_loss("ppo")
@@ -102,13 +108,7 @@ def ppo(
     section 3); the error has a factor of 1/2.
 
     Args:
-        batch: As for `clipped_pg`, with returns, old values and current values.
-        logprobs_BT: log p of each trained token under the current weights.
         value_clip: How far a value may move from its value before the job; None: no limit.
-        value_coef: Weight of the critic's error.
-        clip_low: The ratio is clipped below at 1 - clip_low.
-        clip_high: The ratio is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
 
     Raises:
         ConfigError: The batch has no returns or no values.
@@ -141,16 +141,6 @@ def gspo(
     with s_t = sg[s] p(t) / sg[p(t)] and s = exp(mean over the sample's trained tokens of log p / p_old). This is the
     paper's token-level form: its gradient equals that of the sequence-level form where all tokens of a sample have one
     advantage, and it also takes advantages per turn.
-
-    Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        clip_low: s is clipped below at 1 - clip_low.
-        clip_high: s is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     mean_B1 = mean_by_sample(_log_ratio(batch, logprobs_BT), batch.loss_mask)[:, None]
     log_ratio_BT = torch.where(batch.loss_mask, mean_B1.detach() + logprobs_BT - logprobs_BT.detach(), 0.0)
@@ -174,14 +164,7 @@ def cispo(
     with r_t = p(t) / p_old(t).
 
     Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
         clip_low: The weight is clipped below at 1 - clip_low; None: not clipped below, as in the paper.
-        clip_high: The weight is clipped above at 1 + clip_high.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     log_ratio_BT = _log_ratio(batch, logprobs_BT).detach()
     ratio_BT = log_ratio_BT.exp()
@@ -205,16 +188,6 @@ def sapo(
     g_t = 4 / tau sigma(tau (r_t - 1)) A_t
     with r_t = p(t) / p_old(t) and tau = tau_pos where A_t > 0, else tau_neg. Its gradient is that of r_t A_t times
     4 p (1 - p) with p = sigma(tau (r_t - 1)), which is 1 at r_t = 1 and reported as `gate`.
-
-    Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        tau_pos: Temperature of tokens with a positive advantage.
-        tau_neg: Temperature of the others.
-        shared: See `SharedParams`.
-
-    Raises:
-        ConfigError: kl_coef is set and the batch has no reference log-probs.
     """
     log_ratio_BT = _log_ratio(batch, logprobs_BT)
     ratio_BT = log_ratio_BT.exp()
@@ -227,7 +200,6 @@ def sapo(
 
 
 def _log_ratio(batch: TokenBatch, logprobs_BT: Tensor) -> Tensor:
-    """Returns log p / p_old of the trained tokens, `[B, T]`, 0 elsewhere."""
     return torch.where(batch.loss_mask, logprobs_BT - batch.old_logprobs, 0.0)
 
 

@@ -39,16 +39,7 @@ def dpo(
     Both samples of a pair carry the loss of the pair, so means over samples are means over pairs.
 
     Args:
-        batch: Whole pairs, with reference log-probs.
-        logprobs_BT: log p of each trained token under the current weights.
-        beta: Scale of h in the logistic loss.
         label_smoothing: In [0, 0.5).
-        sft_coef: Weight of the preferred sample's negative log-likelihood.
-        length_normalized: Average over tokens instead of summing.
-
-    Raises:
-        ConfigError: The batch has no reference log-probs.
-        TrajectoryError: A sample's pair is not in the batch.
     """
     h_P, metrics = _compute_margins(batch, logprobs_BT, length_normalized, "dpo")
     loss_P = -(1 - label_smoothing) * logsigmoid(beta * h_P) - label_smoothing * logsigmoid(-beta * h_P)
@@ -66,14 +57,7 @@ def ipo(batch: TokenBatch, logprobs_BT: Tensor, *, beta: float = 0.1, length_nor
     l = (h - 1 / (2 beta))^2, h as in `dpo`; beta is the paper's tau. Unlike DPO's, the margin stops growing.
 
     Args:
-        batch: Whole pairs, with reference log-probs.
-        logprobs_BT: log p of each trained token under the current weights.
-        beta: The target margin is 1 / (2 beta) nats.
         length_normalized: Average over tokens instead of summing; the target is then in nats per token.
-
-    Raises:
-        ConfigError: The batch has no reference log-probs.
-        TrajectoryError: A sample's pair is not in the batch.
     """
     h_P, metrics = _compute_margins(batch, logprobs_BT, length_normalized, "ipo")
     return LossOutput(_spread_to_samples(batch, (h_P - 1 / (2 * beta)) ** 2), metrics)
@@ -85,14 +69,6 @@ def orpo(batch: TokenBatch, logprobs_BT: Tensor, *, odds_ratio_coef: float = 0.1
 
     l = -m_w - odds_ratio_coef log sigma(log odds_w - log odds_l)
     with m the mean log-prob of a sample's trained tokens and log odds = m - log(1 - e^m). There is no reference.
-
-    Args:
-        batch: Whole pairs.
-        logprobs_BT: log p of each trained token under the current weights.
-        odds_ratio_coef: Weight of the odds ratio, the paper's lambda.
-
-    Raises:
-        TrajectoryError: A sample's pair is not in the batch.
     """
     means_B = mean_by_sample(logprobs_BT, batch.loss_mask)
     chosen_P, rejected_P = means_B[_get_pairs(batch, "orpo")].unbind(dim=1)
@@ -110,16 +86,6 @@ def simpo(
 
     l = -log sigma(beta (m_w - m_l) - gamma) - sft_coef m_w
     with m the mean log-prob of a sample's trained tokens. There is no reference.
-
-    Args:
-        batch: Whole pairs.
-        logprobs_BT: log p of each trained token under the current weights.
-        beta: Scale of the difference.
-        gamma: Margin that the scaled difference should exceed.
-        sft_coef: Weight of the preferred sample's negative log-likelihood.
-
-    Raises:
-        TrajectoryError: A sample's pair is not in the batch.
     """
     means_B = mean_by_sample(logprobs_BT, batch.loss_mask)
     chosen_P, rejected_P = means_B[_get_pairs(batch, "simpo")].unbind(dim=1)
@@ -134,14 +100,6 @@ def kto(batch: TokenBatch, logprobs_BT: Tensor, *, beta: float = 0.1) -> LossOut
     l = |A| (1 - sigma(beta (r - z))) if A > 0, else |A| (1 - sigma(beta (z - r)))
     with r = log p / p_ref summed over a sample's trained tokens, A its advantage (a weight, negative where the sample
     is undesirable), and z the `kl_baseline` of the whole step, without gradient.
-
-    Args:
-        batch: Samples with reference log-probs.
-        logprobs_BT: log p of each trained token under the current weights.
-        beta: Scale of r - z in the sigmoid.
-
-    Raises:
-        ConfigError: The batch has no reference log-probs, or no KL baseline.
     """
     if batch.kl_baseline is None:
         raise ConfigError(

@@ -15,12 +15,7 @@ from reinforge.engine.token_batch import TokenBatch
 
 @register_loss("weighted_cross_entropy")
 def weighted_cross_entropy(batch: TokenBatch, logprobs_BT: Tensor) -> LossOutput:
-    """Returns the negative log-likelihood with a weight for each token, l_t = -A_t log p(t).
-
-    Args:
-        batch: The tokens, with the weights as advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-    """
+    """Returns the negative log-likelihood with the advantages as weights, l_t = -A_t log p(t)."""
     return LossOutput(-batch.advantages * logprobs_BT)
 
 
@@ -31,11 +26,6 @@ def dro(batch: TokenBatch, logprobs_BT: Tensor, *, beta: float) -> LossOutput:
 
     l_t = -A_t log p(t) + beta / 2 (log p(t) - log p_old(t))^2
     Differs from the papers: one number per token instead of per reply, and the client computes the advantages.
-
-    Args:
-        batch: The tokens, with old log-probs and advantages.
-        logprobs_BT: log p of each trained token under the current weights.
-        beta: Weight of the penalty.
     """
     d_BT = torch.where(batch.loss_mask, logprobs_BT - batch.old_logprobs, 0.0)
     return LossOutput(-batch.advantages * logprobs_BT + beta / 2 * d_BT**2, {"approx_kl": d_BT.detach() ** 2 / 2})

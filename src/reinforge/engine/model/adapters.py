@@ -20,15 +20,10 @@ from reinforge.errors import EngineError, boundary
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """The weights of an adapter, on the CPU.
+    """The weights of an adapter, on the CPU."""
 
-    Attributes:
-        tensors: By the path of the layer and `A` or `B`.
-        lora_alpha: The adapter's output is multiplied by lora_alpha / R.
-    """
-
-    tensors: Mapping[str, Tensor]
-    lora_alpha: float
+    tensors: Mapping[str, Tensor]  # by the path of the layer and `A` or `B`
+    lora_alpha: float  # the adapter's output is multiplied by lora_alpha / R
 
     @property
     def num_bytes(self) -> int:
@@ -41,12 +36,6 @@ def make_adapter_weights(
     """Returns the first weights of an adapter: A uniform in +-1 / sqrt(inputs), B zero (arXiv:2106.09685).
 
     Its output is multiplied by alpha / rank, so that one learning rate suits every rank.
-
-    Args:
-        adapter: One of them, for its layers.
-
-    Raises:
-        EngineError: The rank is larger.
     """
     generator, tensors = torch.Generator().manual_seed(seed), {}
     most = model.module.peft_config[adapter].r
@@ -72,14 +61,7 @@ def read_adapter_weights(model: CausalModel, adapter: str) -> AdapterWeights:
 
 
 def load_adapter_weights(model: CausalModel, adapter: str, folder: Path) -> AdapterWeights:
-    """Returns the weights of an adapter in PEFT's layout.
-
-    Args:
-        adapter: One of its adapters, for its layers.
-
-    Raises:
-        EngineError: The folder cannot be read, or lacks a layer.
-    """
+    """Returns the weights of an adapter in PEFT's layout."""
     with boundary(EngineError, f"cannot read the adapter of {folder}"):
         saved = load_file(folder / "adapter_model.safetensors")
         alpha = json.loads((folder / "adapter_config.json").read_text())["lora_alpha"]
@@ -95,11 +77,7 @@ def load_adapter_weights(model: CausalModel, adapter: str, folder: Path) -> Adap
 
 @torch.no_grad()
 def write_adapter_weights(model: CausalModel, adapter: str, weights: AdapterWeights) -> None:
-    """Gives an adapter other weights, in place.
-
-    Raises:
-        EngineError: They belong to other layers, or have another rank.
-    """
+    """Gives an adapter other weights, in place."""
     targets = {}
     for path, layer in _iterate_layers(model, adapter):
         targets[f"{path}.A"], targets[f"{path}.B"] = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
@@ -121,15 +99,10 @@ def scale_adapter(model: CausalModel, adapter: str, lora_alpha: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AdapterScales:
-    """By what an adapter's output is multiplied, as PEFT keeps it.
+    """By what an adapter's output is multiplied, as PEFT keeps it."""
 
-    Attributes:
-        lora_alpha: That of its settings, which are saved with it.
-        layers: `lora_alpha` and factor of each layer, by its path.
-    """
-
-    lora_alpha: float
-    layers: Mapping[str, tuple[float, float]]
+    lora_alpha: float  # that of its settings, which are saved with it
+    layers: Mapping[str, tuple[float, float]]  # `lora_alpha` and factor of each layer, by its path
 
 
 def read_scales(model: CausalModel, adapter: str) -> AdapterScales | None:
@@ -162,7 +135,6 @@ class LoRABatch:
     """Sends each row of a model's batches through the row's own adapter.
 
     Args:
-        model: A model with adapters.
         min_rows: In decode steps each adapter multiplies at least this many rows; repeated rows fill the gap. With
             fewer rows, the last bit of a product depends on how many rows of the batch use the adapter.
     """
@@ -174,11 +146,7 @@ class LoRABatch:
         self.hook_layers()
 
     def hook_layers(self) -> None:
-        """Takes over the layers that have got adapters since the last time.
-
-        Raises:
-            EngineError: Embeddings have one, whose rows are looked up and not multiplied.
-        """
+        """Takes over the layers that have got adapters since the last time."""
         from peft.tuners.lora import LoraLayer
 
         for path, layer in self.model.module.named_modules():  # PEFT's layers are modules and `LoraLayer`s

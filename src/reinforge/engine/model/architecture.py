@@ -102,7 +102,6 @@ def read_names(file: str, name: str) -> frozenset[str]:
     """Returns the keys of a table in a file of transformers, without importing it; none if it cannot be found.
 
     Args:
-        file: Path of the file in the package.
         name: Name of the table: a dictionary, or `OrderedDict` of pairs.
     """
     spec = importlib.util.find_spec("transformers")

@@ -36,15 +36,10 @@ FEW_SCORES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """Keys and values of shared prefixes, passed through a model to `grouped_attention` as `shared_keys`.
+    """Keys and values of shared prefixes, passed through a model to `grouped_attention` as `shared_keys`."""
 
-    Attributes:
-        layers: The prefixes' keys and values, `[G, K, P, D]` in each layer.
-        runs: Which rows have which prefix.
-    """
-
-    layers: Sequence[CacheLayerMixin]
-    runs: Sequence[PrefixRun]
+    layers: Sequence[CacheLayerMixin]  # the prefixes' keys and values, `[G, K, P, D]` in each layer
+    runs: Sequence[PrefixRun]  # which rows have which prefix
 
 
 def grouped_attention(
@@ -66,7 +61,6 @@ def grouped_attention(
         attention_mask: Added to the scores, `[B, 1, T, L]`; None: causal.
         scaling: Factor of the scores; None: 1 / sqrt(D).
         shared_keys: Prefixes that all tokens of a row see before their own keys; the mask is then ignored.
-        kwargs: Further arguments of sdpa.
     """
     rows, heads, length, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
@@ -91,11 +85,9 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     """Returns the attention of one new token per row, `[B, H, D]`; compiled by TorchScript, too.
 
     Args:
-        query: `[B, H, D]`.
         key: `[B, K, L, D]`; the heads of a group share it without a copy.
         value: `[B, K, L, D]`.
         mask: Added to the scores, `[B, 1, 1, L]`.
-        scale: Factor of the scores.
     """
     rows, heads, size = query.shape
     grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size) * scale
@@ -146,9 +138,6 @@ class AttentionMasks:
         shares_in_place: True if suffixes attend to their shared prefix without a copy, and without a mask wherever no
             window ends; set after a trial run of this model.
         shares_stems: True if the common start of different prompts is shared, too; set the same way.
-
-    Raises:
-        EngineError: The model's kind of attention takes no explicit mask.
     """
 
     shares_in_place = False

@@ -106,12 +106,10 @@ class CausalModel:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens that have a logit."""
         return self.config.vocab_size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Data type of the model's own weights."""
         return self.module.dtype
 
     @property
@@ -157,11 +155,7 @@ class CausalModel:
 
     @cached_property
     def layer_kinds(self) -> list[LayerKind]:
-        """What each layer keeps between tokens.
-
-        Raises:
-            EngineError: A layer keeps something that the sampler has no cache for.
-        """
+        """What each layer keeps between tokens."""
         return find_layer_kinds(self.config)
 
     @property
@@ -272,11 +266,7 @@ class CausalModel:
 
 
 def find_checkpointable_layers(model: CausalModel) -> list[nn.Module]:
-    """Returns the layers that transformers marks as checkpointable.
-
-    Raises:
-        ConfigError: The family marks none.
-    """
+    """Returns the layers that transformers marks as checkpointable."""
     layers = [module for module in model.module.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         path = "finetuning.policy.activation_checkpointing"
@@ -305,12 +295,7 @@ def _run_checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Fingerprinter:
-    """Hashes one model with each of its adapters; weights that never change are hashed once.
-
-    Args:
-        model: The model.
-        trained: The trained parameters of all adapters.
-    """
+    """Hashes one model with each of its adapters; weights that never change are hashed once."""
 
     def __init__(self, model: CausalModel, trained: Collection[nn.Parameter]):
         self.model = model

@@ -121,13 +121,10 @@ class PromptRenderer:
     """Renders requests to tokens and decodes replies with one tokenizer.
 
     Attributes:
-        tokenizer: The Hugging Face tokenizer, with its chat template.
         history: `template`: the template renders whole conversations; `splice`: a prompt continues the sampled tokens.
 
     Args:
-        tokenizer: The tokenizer.
         ends: Tokens at which the sampler ends a reply.
-        history: As above.
     """
 
     def __init__(self, tokenizer: Any, ends: Sequence[int] = (), *, history: str = "template"):

@@ -41,17 +41,11 @@ OPERATIONS = 4e8
 
 @dataclass(frozen=True, slots=True)
 class DtypeChoice:
-    """A data type and why it was chosen.
+    """A data type and why it was chosen."""
 
-    Attributes:
-        dtype: `float32` or `bfloat16`.
-        reason: Why, in words; empty if it was configured.
-        speedup: Time of a product in float32 divided by that in bfloat16; None: not measured.
-    """
-
-    dtype: str
-    reason: str = ""
-    speedup: float | None = None
+    dtype: str  # `float32` or `bfloat16`
+    reason: str = ""  # why, in words; empty if it was configured
+    speedup: float | None = None  # time of a product in float32 divided by that in bfloat16; None: not measured
 
     def __str__(self) -> str:
         return f"{self.dtype} ({self.reason})" if self.reason else self.dtype

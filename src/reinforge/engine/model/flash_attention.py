@@ -34,20 +34,13 @@ CHUNK_QUERIES = 96
 
 @dataclass(frozen=True, slots=True)
 class PrefixRun:
-    """Adjacent rows of adjacent prefixes, each prefix with the same number of rows.
+    """Adjacent rows of adjacent prefixes, each prefix with the same number of rows."""
 
-    Attributes:
-        rows, prefixes: Their places in the batch.
-        members: Rows of each prefix, m.
-        length: Tokens of the longest prefix.
-        mask: Added to the scores of shorter prefixes, `[G, 1, 1, P]`; None: all have the same length.
-    """
-
-    rows: slice
-    prefixes: slice
-    members: int
-    length: int
-    mask: Tensor | None = None
+    rows: slice  # their place in the batch
+    prefixes: slice  # their place among the prefixes
+    members: int  # rows of each prefix, m
+    length: int  # tokens of the longest prefix
+    mask: Tensor | None = None  # added to the scores of shorter prefixes, `[G, 1, 1, P]`; None: all are equally long
 
 
 def find_prefix_runs(groups: Sequence[int], lengths: Sequence[int]) -> list[PrefixRun] | None:
@@ -81,10 +74,7 @@ def flash_attention(
     """Returns softmax(q k^T scale) v over the keys up to each query and over all of its prefix, `[B, S, H, D]`.
 
     Args:
-        query: `[B, H, S, D]`.
-        key: `[B, K, S, D]`.
-        value: `[B, K, S, D]`.
-        scale: Factor of the scores.
+        query: `[B, H, S, D]`; key and value are `[B, K, S, D]`.
         prefix: Keys and values, `[G, K, P, D]` each.
     """
     output = _FlashAttention.apply(query, key, value, scale, () if prefix is None else runs, *(prefix or ()))

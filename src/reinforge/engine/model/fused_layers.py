@@ -121,7 +121,6 @@ def use_fused_layers(module: nn.Module, *, has_adapters: bool) -> None:
     """Replaces `forward` of the layers that a formula here fits, where the model has adapters or low precision.
 
     Args:
-        module: The model.
         has_adapters: Adapters are trained and the model's own weights are frozen.
     """
     if not has_adapters and next(module.parameters()).dtype.itemsize >= 4:

@@ -142,11 +142,7 @@ class ValueHead(nn.Module):
     """V = w . x + b on the features of the last layer, in float32.
 
     Args:
-        model: The policy.
         shares_trunk: True if the critic's gradient also trains the policy's layers.
-
-    Raises:
-        ConfigError: The family has no features apart from its logits.
     """
 
     def __init__(self, model: CausalModel, *, shares_trunk: bool):

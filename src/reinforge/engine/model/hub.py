@@ -29,7 +29,6 @@ def check_model_source(source: str | Path, path: str, *, weights: bool = True, r
     Args:
         path: The setting that names it, for messages.
         weights: Its weights are loaded, not only its configuration.
-        revision: Commit, tag or branch of a hub id.
 
     Raises:
         ConfigError: It refers to code, to weights outside of it, or to an adapter as the base of an adapter.
@@ -60,11 +59,7 @@ def check_model_source(source: str | Path, path: str, *, weights: bool = True, r
 
 
 def check_trainable(source: ModelSource, path: str) -> None:
-    """Checks that a model generates text in a way that the engine can train, before its weights are downloaded.
-
-    Raises:
-        ConfigError: It does not: an encoder, an encoder-decoder, or a family that transformers does not have.
-    """
+    """Checks that a model generates text in a way that the engine can train, before its weights are downloaded."""
     folder = find_folder(source.location, SMALL_FILES, local_only=True, revision=source.revision)
     settings = read_json(folder / CONFIG) if folder is not None else None
     if settings is not None and (found := list(find_untrainable(settings))):
@@ -78,12 +73,7 @@ def find_adapter_base(source: str | Path, path: str, revision: str | None = None
 
 
 def check_tokenizer_source(source: str | Path, path: str, revision: str | None = None) -> bool:
-    """Checks a tokenizer as `check_model_source` does a model; returns True if only local files may be used.
-
-    Raises:
-        ConfigError: It refers to code.
-        BackendUnavailable: It is a hub id, and neither the cache has it nor does the hub answer.
-    """
+    """Checks a tokenizer as `check_model_source` does a model; returns True if only local files may be used."""
     is_offline = is_hub_unreachable(source, revision)
     folder = find_folder(source, (TOKENIZER_CONFIG,), local_only=is_offline, revision=revision)
     if folder is not None and (problems := check_tokenizer_settings(folder, path)):
@@ -92,11 +82,7 @@ def check_tokenizer_source(source: str | Path, path: str, revision: str | None =
 
 
 def is_hub_unreachable(source: str | Path, revision: str | None = None) -> bool:
-    """Returns True for a hub id that can only come from the cache, because there is no connection to the hub.
-
-    Raises:
-        BackendUnavailable: The cache does not have it, either.
-    """
+    """Returns True for a hub id that can only come from the cache, because there is no connection to the hub."""
     if Path(source).is_dir():
         return False
     from huggingface_hub import constants
@@ -122,11 +108,7 @@ def is_hub_unreachable(source: str | Path, revision: str | None = None) -> bool:
 def find_folder(
     source: str | Path, names: tuple[str, ...], *, local_only: bool, revision: str | None = None
 ) -> Path | None:
-    """Returns the folder with those of a model's files that exist, fetched from the hub if needed; None: there is none.
-
-    Args:
-        revision: Commit, tag or branch of a hub id.
-    """
+    """Returns the folder with those of a model's files that exist, fetched from the hub if needed; None: none do."""
     if Path(source).is_dir():
         return Path(source)
     from transformers.utils import cached_file

@@ -45,9 +45,6 @@ def pick_device(name: str) -> torch.device:
     """Returns the device called `name`; `auto` prefers CUDA, then MPS, then the CPU.
 
     Another accelerator that torch knows (such as `xpu`) is used only if it is named.
-
-    Raises:
-        ConfigError: This machine has no such device.
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -77,8 +74,6 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
 
     Args:
         source: Folder, hub id, GGUF file or `pip:NAME`; of an adapter, the base model is loaded, too.
-        dtype: Type of the weights.
-        revision: Commit, tag or branch of a hub id.
 
     Raises:
         ConfigError: The model refers to code, or to weights outside of its folder, or lacks weights.
@@ -147,7 +142,6 @@ def add_adapter(
     found that this matches full fine-tuning); no dropout, which would make sampled log-probs inexact.
 
     Args:
-        module: The model.
         revision: Commit, tag or branch of the model at the hub, by which a saved adapter finds it again.
 
     Raises:
@@ -196,9 +190,6 @@ def check_modules_to_save(module: Any, names: Sequence[str]) -> None:
     """Checks that each name matches only modules of that name, whose weights are not tied to other modules.
 
     PEFT takes every module whose path ends with the name's text, so `norm` would match `input_layernorm`, too.
-
-    Raises:
-        ConfigError: A name matches no module, or also others, or weights of a module are tied.
     """
     where = f"{LORA}.modules_to_save"
     paths = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
@@ -265,11 +256,7 @@ def load_model(
 
 
 def load_tokenizer(config: PolicyConfig) -> Any:
-    """Returns the tokenizer with the configured chat template.
-
-    Raises:
-        ConfigError: There is no chat template.
-    """
+    """Returns the tokenizer with the configured chat template."""
     source, setting = config.tokenizer or config.model, TOKENIZER if config.tokenizer else MODEL
     with _translate_load_errors(source, f"cannot load the tokenizer {source}"):
         own = open_tokenizer(config)

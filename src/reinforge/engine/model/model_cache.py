@@ -73,25 +73,15 @@ KEEPS_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What one layer keeps between tokens.
+    """What one layer keeps between tokens."""
 
-    Attributes:
-        name: Its type in the model's configuration, such as `full_attention`.
-        has_keys: True for keys and values.
-        has_states: True for states.
-    """
-
-    name: str
-    has_keys: bool
-    has_states: bool
+    name: str  # its type in the model's configuration, such as `full_attention`
+    has_keys: bool  # True for keys and values
+    has_states: bool  # True for states
 
 
 def find_layer_kinds(config: Any) -> list[LayerKind]:
-    """Returns what each layer keeps, by the cache layers that transformers makes for this configuration.
-
-    Raises:
-        EngineError: A layer keeps something else, such as compressed keys or an index.
-    """
+    """Returns what each layer keeps, by the cache layers that transformers makes for this configuration."""
     kinds = []
     for name in get_layer_types_and_kwargs(config)[0]:
         kept = DYNAMIC_LAYER_TYPE_MAPPING.get(name)
@@ -103,18 +93,13 @@ def find_layer_kinds(config: Any) -> list[LayerKind]:
 
 @dataclass(slots=True)
 class LayerStates:
-    """States of one layer, `[B, ...]` each, by number: a layer may have several.
+    """States of one layer, `[B, ...]` each, by number: a layer may have several."""
 
-    Attributes:
-        convolution: The last inputs of a convolution, `[B, C, k]`.
-        recurrent: Recurrent states.
-        in_place: True if new states overwrite the tensors, which are then views of the sampler's slots; else they
-            replace them, and gradients flow from the new states to the old.
-    """
-
-    convolution: dict[int, Tensor] = field(default_factory=dict)
-    recurrent: dict[int, Tensor] = field(default_factory=dict)
+    convolution: dict[int, Tensor] = field(default_factory=dict)  # the last inputs of a convolution, `[B, C, k]`
+    recurrent: dict[int, Tensor] = field(default_factory=dict)  # recurrent states
     in_place: bool = False
+    """True if new states overwrite the tensors, which are then views of the sampler's slots; else they replace them,
+    and gradients flow from the new states to the old."""
 
     def store(self, states: dict[int, Tensor], number: int, new: Tensor) -> Tensor:
         if self.in_place:
@@ -202,20 +187,14 @@ def make_prefill_cache(kinds: Sequence[LayerKind]) -> ModelCache:
 class LeftPadding:
     """Rows of different lengths that end at the same column, so that states are those after each row's last token.
 
-        a b c         a b c
-        d         =>  . . d      is_token 1 1 1 and 0 0 1, positions 0 1 2 and 0 0 0
-
-    Attributes:
-        starts: `[B]` column of each row's first token.
-        positions: `[B, T]` positions, which are the columns before the shift; 0 for padding.
-        key_positions: `[B, T]` the same, with the greatest integer for padding, which no query sees then.
-        is_token: `[B, T]` 1 for tokens and 0 for padding, by which the model multiplies what its states take in.
+    a b c         a b c
+    d         =>  . . d      is_token 1 1 1 and 0 0 1, positions 0 1 2 and 0 0 0
     """
 
-    starts: Tensor
-    positions: Tensor
-    key_positions: Tensor
-    is_token: Tensor
+    starts: Tensor  # `[B]` column of each row's first token
+    positions: Tensor  # `[B, T]` positions, which are the columns before the shift; 0 for padding
+    key_positions: Tensor  # `[B, T]` the same, with the greatest integer for padding, which no query sees then
+    is_token: Tensor  # `[B, T]` 1 for tokens and 0 for padding, by which the model multiplies what its states take in
 
     @classmethod
     def from_lengths(cls, lengths_B: Tensor, width: int, dtype: torch.dtype) -> LeftPadding:

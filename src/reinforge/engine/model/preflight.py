@@ -93,7 +93,6 @@ def check_adapters(config: PolicyConfig, names: Sequence[str], *, critic: bool) 
 
     Args:
         names: The names; empty: one policy without named adapters.
-        critic: True if a critic is trained, too.
     """
     if not names:
         return []
@@ -223,7 +222,6 @@ def _check_modules_to_save(names: Sequence[str], folder: Path, settings: dict[st
 
 
 def read_tensor_names(folder: Path) -> Iterator[str]:
-    """Yields the names of a model's tensors."""
     for header in read_headers(folder):
         yield from (name for name in header if name != "__metadata__")
 

@@ -24,11 +24,7 @@ DEVICES = ("cpu", "cuda")
 
 @torch.no_grad()
 def quantize_linear_layers(module: Any, target: torch.device) -> None:
-    """Replaces the linear layers of a model, except its output layer, by layers in 4 bits on a device.
-
-    Raises:
-        ConfigError: The device has no kernels for it, or the model has no linear layers.
-    """
+    """Replaces the linear layers of a model, except its output layer, by layers in 4 bits on a device."""
     if target.type not in DEVICES:
         message = f"{target.type} cannot multiply with weights in 4 bits"
         raise ConfigError(Problem(QUANTIZATION, message, f"remove it, or use one of: {', '.join(DEVICES)}"))

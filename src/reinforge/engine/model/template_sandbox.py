@@ -149,7 +149,6 @@ class TemplateDict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Returns a mapping of the keys to one value."""
         return dict.fromkeys(*args)
 
 
@@ -234,9 +233,6 @@ def _is_constant(node: nodes.Node) -> bool:
 class ChatTemplate:
     """A compiled chat template; threads may share it.
 
-    Args:
-        text: The Jinja text.
-
     Raises:
         TemplateLimitReached: It is too long.
         TemplateError: It is not Jinja.
@@ -275,7 +271,6 @@ class ChatTemplate:
 
 @lru_cache(maxsize=16)
 def compile_chat_template(text: str) -> ChatTemplate:
-    """Returns the compiled template of a Jinja text; raises as `ChatTemplate` does."""
     return ChatTemplate(text)
 
 
@@ -285,7 +280,6 @@ def find_template_problem(text: str, special_tokens: Mapping[str, str] | None = 
     It renders one short conversation. What else is wrong shows only with the messages that the template expects.
 
     Args:
-        text: The Jinja text.
         special_tokens: What the template may write by name, such as `bos_token`.
     """
     messages = [{"role": "user", "content": "hi"}]

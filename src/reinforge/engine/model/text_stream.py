@@ -17,9 +17,7 @@ class TextStream:
     """Decodes one reply.
 
     Args:
-        decode: Returns the text of tokens.
         special: Text of each special token; an empty text if the reply's text leaves it out.
-        stop: Texts at which the reply's text ends.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special: Mapping[int, str], stop: Sequence[str] = ()):

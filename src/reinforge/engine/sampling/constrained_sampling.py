@@ -25,19 +25,13 @@ from reinforge.engine.sampling.token_sampling import (
 
 @dataclass(frozen=True, slots=True)
 class RowConstraints:
-    """The constraints of one step.
+    """The constraints of one step."""
 
-    Attributes:
-        rows_R: The constrained rows, rising.
-        allowed_RV: True where a token may be sampled.
-        offset_rows, offset_tokens, offsets: Places in `[R, V]` whose logits change, each once, and by how much.
-    """
-
-    rows_R: Tensor
-    allowed_RV: Tensor
-    offset_rows: Tensor
-    offset_tokens: Tensor
-    offsets: Tensor
+    rows_R: Tensor  # the constrained rows, rising
+    allowed_RV: Tensor  # True where a token may be sampled
+    offset_rows: Tensor  # rows of the places in `[R, V]` whose logits change, each place once
+    offset_tokens: Tensor  # tokens of these places
+    offsets: Tensor  # by how much they change
 
     @classmethod
     def collect(
@@ -60,19 +54,12 @@ class RowConstraints:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedTokens:
-    """The tokens of one step in which some rows are constrained.
+    """The tokens of one step in which some rows are constrained."""
 
-    Attributes:
-        tokens_B: The sampled tokens.
-        logprobs_B: Their log-probs after temperature, before constraint and filters, over the whole vocabulary.
-        processed_R: Log-probs of the constrained rows' tokens in the distributions that they were sampled from.
-        kept: As in `sample_tokens`; the tokens of a constrained row may include some that are not allowed.
-    """
-
-    tokens_B: Tensor
-    logprobs_B: Tensor
-    processed_R: Tensor
-    kept: KeptTokens | None
+    tokens_B: Tensor  # the sampled tokens
+    logprobs_B: Tensor  # their log-probs after temperature, before constraint and filters, over the whole vocabulary
+    processed_R: Tensor  # Log-probs of the constrained rows' tokens in the distributions that they were sampled from
+    kept: KeptTokens | None  # as in `sample_tokens`; some of a constrained row may not be allowed
 
 
 def sample_constrained(

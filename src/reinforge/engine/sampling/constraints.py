@@ -32,7 +32,6 @@ class TokenConstraint:
 
     Args:
         params: `logit_bias`, `frequency_penalty` and `presence_penalty` of the reply.
-        vocab_size: V.
         grammar: What the reply must match; None: it is free.
 
     Attributes:
@@ -65,11 +64,7 @@ class TokenConstraint:
         return self._matcher is None or self._matcher.is_accepting()
 
     def advance(self, token: int) -> None:
-        """Takes the token that was sampled; sets `allowed` to what may come next.
-
-        Raises:
-            ValueError: The grammar reached a limit of llguidance, or takes too long.
-        """
+        """Takes the token that was sampled; sets `allowed` to what may come next."""
         if self._has_penalty:
             self._counts[token] = self._counts.get(token, 0) + 1
         if self._matcher is None:
@@ -113,7 +108,6 @@ class TokenConstraint:
         return allowed
 
     def count_allowed(self) -> int:
-        """Returns how many tokens may be sampled next."""
         return int(np.bitwise_count(self.allowed).sum())
 
     def read_support(self) -> Support:
@@ -129,11 +123,7 @@ class TokenConstraint:
 def build_constraint(
     params: SamplingParams, vocab_size: int, grammar: CompiledGrammar | None
 ) -> TokenConstraint | None:
-    """Returns the constraint of a reply; None if every token may be sampled as the model says.
-
-    Raises:
-        ValueError: `logit_bias` bans every token that may come first.
-    """
+    """Returns the constraint of a reply; None if every token may be sampled as the model says."""
     biases = any(bias for _, bias in params.logit_bias)
     if grammar is None and not biases and not params.frequency_penalty and not params.presence_penalty:
         return None

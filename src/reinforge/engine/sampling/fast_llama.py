@@ -55,22 +55,14 @@ MAX_PROMPT = 128
 
 
 class LlamaSizes(NamedTuple):
-    """Sizes and constants that all layers of a model share.
+    """Sizes and constants that all layers of a model share."""
 
-    Attributes:
-        num_heads, num_kv_heads: N and K.
-        head_size: D.
-        scale: Factor of the scores.
-        eps: Of every norm.
-        least: What a mask adds for a key that is not seen.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    scale: float
-    eps: float
-    least: float
+    num_heads: int  # N
+    num_kv_heads: int  # K
+    head_size: int  # D
+    scale: float  # factor of the scores
+    eps: float  # of every norm
+    least: float  # what a mask adds for a key that is not seen
 
 
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -187,7 +179,6 @@ class FastLlama:
 
     Args:
         model: The model; call `drop_weights` before its weights change.
-        cache: The rows' keys and values.
         masks: Knows which layers have a window, and how long it is.
         min_rows: Least number of rows that an adapter multiplies.
     """
@@ -220,13 +211,7 @@ class FastLlama:
             self._names = None
 
     def decode_step(self, token_ids_B: Tensor, positions_B: Tensor, length: int) -> Tensor:
-        """Returns the logits after one more token of each row, `[B, V]`.
-
-        Args:
-            token_ids_B: The newest token of each row.
-            positions_B: Its position.
-            length: L.
-        """
+        """Returns the logits after one more token of each row, `[B, V]`."""
         (rows, layers), (keys, values) = self._choose_weights(len(token_ids_B)), self._slots()
         capacity = keys[0].shape[2]
         if capacity <= MAX_SPARE * length:

@@ -51,13 +51,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer; a grammar that was seen before costs nothing.
-
-    Args:
-        tokenizer: A fast Hugging Face tokenizer.
-        vocab_size: V, the size of the model's output layer.
-        eos_ids: Tokens that end a reply.
-    """
+    """Compiles grammars for one tokenizer; a grammar that was seen before costs nothing."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]):
         self.vocab_size = vocab_size
@@ -126,11 +120,6 @@ class GrammarCompiler:
 
 
 def import_llguidance() -> Any:
-    """Returns the package llguidance.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
     try:
         import llguidance
         import llguidance.hf

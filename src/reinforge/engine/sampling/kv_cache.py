@@ -74,8 +74,6 @@ class AppendCacheLayer(PrefillCacheLayer):
     """Appends new tokens of rows, `[B, H, S, D]`, to their slots; they attend to all tokens of the slot.
 
     Args:
-        layer: The slots.
-        rows: Slots of the rows.
         positions_BS: Position of each new token.
         length: Tokens of a slot to attend to, L.
     """

@@ -21,51 +21,30 @@ MAX_MIXTURES = 16
 
 
 class LayerWeights(NamedTuple):
-    """The weights of one layer.
+    """The weights of one layer."""
 
-    Attributes:
-        norm: Before attention, `[H]`.
-        qkv: To queries, keys and values, `[(N + 2 K) D, H]`.
-        query_norm, key_norm: Of each head's queries and keys, `[D]`.
-        out: After attention, `[H, N D]`.
-        mlp_norm: Before the MLP, `[H]`.
-        gate_up: To gate and up, `[2 I, H]`.
-        down: After them, `[H, I]`.
-    """
-
-    norm: Tensor
-    qkv: Projection
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    out: Projection
-    mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
+    norm: Tensor  # before attention, `[H]`
+    qkv: Projection  # to queries, keys and values, `[(N + 2 K) D, H]`
+    query_norm: Tensor | None  # of each head's queries, `[D]`
+    key_norm: Tensor | None  # of each head's keys, `[D]`
+    out: Projection  # after attention, `[H, N D]`
+    mlp_norm: Tensor  # before the MLP, `[H]`
+    gate_up: Projection  # to gate and up, `[2 I, H]`
+    down: Projection  # after them, `[H, I]`
 
 
 class OuterWeights(NamedTuple):
-    """The weights before and after the layers, and the rotary embeddings.
+    """The weights before and after the layers, and the rotary embeddings."""
 
-    Attributes:
-        embedding: The features of each token of the vocabulary, `[V, H]`.
-        norm: Before the output layer, `[H]`.
-        head: The output layer, `[V, H]`.
-        cos, sin: Of the rotation at each position, `[L, D]`; the first half of `sin` is negated.
-    """
-
-    embedding: Tensor
-    norm: Tensor
-    head: Tensor
-    cos: Tensor
-    sin: Tensor
+    embedding: Tensor  # the features of each token of the vocabulary, `[V, H]`
+    norm: Tensor  # before the output layer, `[H]`
+    head: Tensor  # the output layer, `[V, H]`
+    cos: Tensor  # of the rotation at each position, `[L, D]`
+    sin: Tensor  # the same; its first half is negated
 
 
 class LlamaWeights:
-    """The copies of one model's weights.
-
-    Args:
-        model: A model that `supports_fast_decode`.
-    """
+    """The copies of one model's weights."""
 
     def __init__(self, model: CausalModel):
         self.model, self.base = model, model.base

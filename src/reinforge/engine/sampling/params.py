@@ -17,15 +17,7 @@ MIN_TOP_P = 1e-30
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """Checks the settings of one reply.
-
-    Args:
-        params: The settings.
-        vocab_size: Number of tokens that the model knows, for `logit_bias`.
-
-    Raises:
-        ValueError: The sampler cannot follow one of them; the message names it.
-    """
+    """Refuses settings of a reply that the sampler cannot follow, by a `ValueError` that names the setting."""
     _check_number("temperature", params.temperature, 0, MAX_TEMPERATURE)
     if 0 < params.temperature < MIN_TEMPERATURE:
         allowed = f"0 (the most likely token), or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"

@@ -36,21 +36,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PrefillRequest:
-    """One prompt and the requests that share it.
+    """One prompt and the requests that share it."""
 
-    Attributes:
-        prompt: Token ids.
-        requests: At least one.
-        adapter: The adapter that computes it.
-        cached: A cached sequence with the same start; None: the prompt is computed whole.
-        num_cached: Tokens of the prompt that `cached` provides.
-    """
-
-    prompt: tuple[int, ...]
-    requests: list[SampleRequest]
-    adapter: str = DEFAULT_ADAPTER
-    cached: CachedPrefix | None = None
-    num_cached: int = 0
+    prompt: tuple[int, ...]  # token ids
+    requests: list[SampleRequest]  # at least one
+    adapter: str = DEFAULT_ADAPTER  # the adapter that computes it
+    cached: CachedPrefix | None = None  # a cached sequence with the same start; None: the prompt is computed whole
+    num_cached: int = 0  # tokens of the prompt that `cached` provides
 
     @property
     def num_new(self) -> int:
@@ -75,8 +67,6 @@ class Prefiller:
     """Computes prompts into the slots of one KV cache.
 
     Args:
-        model: The model.
-        cache: The slots.
         masks: Builds the masks of tokens after a cached prefix.
         to_device: Copies an array to the model's device.
         fast_llama: Computes short prompts of Llama-like models; None: the model's modules compute all prompts.

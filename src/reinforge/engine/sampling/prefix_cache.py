@@ -37,17 +37,11 @@ MIN_REUSED_SHARE = 1 / 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPrefix:
-    """Keys, values and states of one sequence.
+    """Keys, values and states of one sequence."""
 
-    Attributes:
-        token_ids: T tokens.
-        states: `[H, T, D]` keys, then values, of each layer in turn; then its states after the last token.
-        adapter: The adapter that computed them.
-    """
-
-    token_ids: TokenIds
-    states: Sequence[Tensor]
-    adapter: str = DEFAULT_ADAPTER
+    token_ids: TokenIds  # T tokens
+    states: Sequence[Tensor]  # `[H, T, D]` keys, then values, of each layer; then its states after the last token
+    adapter: str = DEFAULT_ADAPTER  # the adapter that computed them
 
     @property
     def num_bytes(self) -> int:

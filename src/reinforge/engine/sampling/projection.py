@@ -34,28 +34,18 @@ from reinforge.engine.sampling.kv_cache import MIN_ROWS
 
 
 class AdapterRows(NamedTuple):
-    """Rows in the order of their adapters.
+    """Rows in the order of their adapters."""
 
-    Attributes:
-        order: The row of the batch at each place of the order; None: the batch is in this order.
-        places: The place of each row of the batch.
-        counts: Rows of each adapter.
-        min_rows: Each adapter multiplies at least this many rows, and the results of rows that are not its own are
-            dropped: with fewer rows, the last bit of a product depends on their number.
-    """
-
-    order: Tensor | None
-    places: Tensor | None
-    counts: list[int]
+    order: Tensor | None  # the row of the batch at each place of the order; None: the batch is in this order
+    places: Tensor | None  # the place of each row of the batch
+    counts: list[int]  # rows of each adapter
     min_rows: int
+    """Each adapter multiplies at least this many rows, and the results of rows that are not its own are dropped: with
+    fewer rows, the last bit of a product depends on their number."""
 
 
 def order_rows(names: Sequence[str], device: torch.device, min_rows: int) -> tuple[tuple[str, ...], AdapterRows]:
-    """Returns the adapters of a batch, and the rows of each.
-
-    Args:
-        device: The model's.
-    """
+    """Returns the adapters of a batch, and the rows of each."""
     adapters = tuple(sorted(set(names)))
     if len(adapters) == 1:
         return adapters, AdapterRows(None, None, [len(names)], min_rows)
@@ -80,20 +70,12 @@ MAX_COPIED_BYTES = 64 * 2**20
 
 
 class Projection(NamedTuple):
-    """Linear layers with the same input, as one.
+    """Linear layers with the same input, as one."""
 
-    Attributes:
-        weight: `[O, I]`, packed or plain.
-        bias: `[O]`.
-        downs: Of each adapter, `[R, I]`; `[0, I]` where the layers do not have it.
-        ups: Of each adapter: its B in the rows of their layer and the columns of their ranks, times its scaling,
-            `[O, R]`.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    downs: list[Tensor]
-    ups: list[Tensor]
+    weight: Tensor  # `[O, I]`, packed or plain
+    bias: Tensor | None  # `[O]`
+    downs: list[Tensor]  # of each adapter, `[R, I]`; `[0, I]` where the layers do not have it
+    ups: list[Tensor]  # of each adapter, `[O, R]`: its B in the rows and columns of its layers, times its scaling
 
 
 def project(x: Tensor, layer: Projection, rows: AdapterRows) -> Tensor:
@@ -210,7 +192,6 @@ def find_stable_rows(model: CausalModel, max_rows: int) -> int:
     """Returns the smallest number of rows from which every product of the model gives a row the same bits.
 
     Args:
-        model: The model; one layer of each shape is tried.
         max_rows: Rows of a full batch; returned if no smaller number works, so that every step has exactly this many.
     """
     before, stable = torch.get_num_threads(), min(MIN_ROWS, max_rows)

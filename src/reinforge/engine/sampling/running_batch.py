@@ -18,73 +18,45 @@ from reinforge.types.supports import Support
 
 @dataclass(frozen=True, slots=True)
 class SamplerStats:
-    """What the sampler has done so far and holds now.
-
-    Attributes:
-        sampled_tokens: Tokens sampled.
-        prompt_tokens: Prompt tokens of the replies begun.
-        prefilled_tokens: Prompt tokens computed; fewer than `prompt_tokens` where prompts were equal or in the prefix
-            cache.
-        reused_tokens: Prompt tokens found in the prefix cache; equal prompts count once.
-        prefix_cache_bytes: Memory of the prefix cache.
-        steps: Decode steps.
-        running, waiting: Replies in the running batch, and requests that wait for a slot.
-    """
+    """What the sampler has done so far and holds now."""
 
     sampled_tokens: int
-    prompt_tokens: int
-    prefilled_tokens: int
-    reused_tokens: int
+    prompt_tokens: int  # prompt tokens of the replies begun
+    prefilled_tokens: int  # prompt tokens computed: without those of equal prompts and of the prefix cache
+    reused_tokens: int  # prompt tokens found in the prefix cache; equal prompts count once
     prefix_cache_bytes: int
-    steps: int
-    running: int
-    waiting: int
+    steps: int  # decode steps
+    running: int  # replies in the running batch
+    waiting: int  # requests that wait for a slot
 
 
 @dataclass(slots=True, eq=False)
 class SampleRequest:
-    """One reply to sample, and the reply once it is sampled.
+    """One reply to sample, and the reply once it is sampled."""
 
-    Attributes:
-        prompt: Token ids.
-        limit: Maximum tokens to sample, at least 1; prompt and limit together fit the context.
-        params: Temperature, top-p, top-k, min-p and seed; the caller has handled the other settings.
-        constraint: What may be sampled; None: every token.
-        has_stop_text: Returns True if the reply's last tokens contain a stop string; None: there are no stop strings.
-        num_stop_tokens: How many of the last tokens `has_stop_text` looks at.
-        adapter: The adapter that samples.
-        owner: Identifies the caller for `deliver`.
-        token_ids, logprobs, finish_reason, version: The reply.
-        processed_logprobs, supports: Of each token so far, where sampling is filtered or constrained: its log-prob
-            in the distribution that it was sampled from, and that distribution's tokens; an empty array where they are
-            too many to record, and no supports where a bias or a penalty changed the distribution.
-        num_top_logprobs: How many of the most likely tokens are named at each position.
-        top_logprobs: Of each token so far: the most likely tokens in its place, and their log-probs.
-        error: Why there is no reply.
-        cancelled: Set by a caller that no longer waits.
-        new_tokens: Each token and its log-prob as soon as it is sampled, for a caller that streams the reply; None: the
-            caller takes it whole.
-    """
-
-    prompt: tuple[int, ...]
-    limit: int
-    params: SamplingParams = field(default_factory=SamplingParams)
-    constraint: TokenConstraint | None = None
-    has_stop_text: Callable[[list[int]], bool] | None = None
-    num_stop_tokens: int = 0
-    adapter: str = DEFAULT_ADAPTER
-    owner: object = None
-    token_ids: tuple[int, ...] = ()
+    prompt: tuple[int, ...]  # token ids
+    limit: int  # maximum tokens to sample, at least 1; prompt and limit together fit the context
+    params: SamplingParams = field(default_factory=SamplingParams)  # without what the caller handles
+    constraint: TokenConstraint | None = None  # what may be sampled; None: every token
+    has_stop_text: Callable[[list[int]], bool] | None = None  # do the last tokens contain a stop string?
+    num_stop_tokens: int = 0  # how many of the last tokens `has_stop_text` looks at
+    adapter: str = DEFAULT_ADAPTER  # the adapter that samples
+    owner: object = None  # identifies the caller for `deliver`
+    token_ids: tuple[int, ...] = ()  # the reply, as the next three
     logprobs: tuple[float, ...] = ()
     finish_reason: str = "stop"
     version: int = 0
     processed_logprobs: list[float] = field(default_factory=list)
+    """Of each token so far, where sampling is filtered or constrained: its log-prob in the distribution that it was
+    sampled from."""
     supports: list[Support] = field(default_factory=list)
-    num_top_logprobs: int = 0
-    top_logprobs: list[tuple[list[int], list[float]]] = field(default_factory=list)
-    error: EngineError | ValueError | None = None
-    cancelled: bool = False
+    """That distribution's tokens; an empty array: too many to record; none: a bias or a penalty changed it."""
+    num_top_logprobs: int = 0  # how many of the most likely tokens are named at each position
+    top_logprobs: list[tuple[list[int], list[float]]] = field(default_factory=list)  # of each token so far
+    error: EngineError | ValueError | None = None  # why there is no reply
+    cancelled: bool = False  # set by a caller that no longer waits
     new_tokens: list[tuple[int, float]] | None = None
+    """Each token and its log-prob at once, for a caller that streams; None: the caller takes the reply whole."""
 
 
 @dataclass
@@ -178,7 +150,6 @@ class RunningBatch:
         """Records the tokens that the last token of each filtered row from `start` on was sampled from.
 
         Args:
-            start: The first row.
             counts: Number of kept tokens of each row.
             tokens: `[B, K]` tokens of each row, the kept ones first; more than `K` are too many to record.
             log_mass: log of the kept tokens' summed probability.
@@ -212,7 +183,6 @@ class RunningBatch:
         """Records the log-probs of constrained rows from `start` on, and what those without a filter may have sampled.
 
         Args:
-            start: The first row.
             processed: Of each constrained row, in the distribution that its last token was sampled from.
         """
         for (row, constraint), logprob in zip(self.list_constrained(start), processed.tolist(), strict=True):

@@ -63,12 +63,9 @@ class ReplySampler:
 
     Args:
         model: The model; an adapter's weights change only between its `pause` and `resume`.
-        eos_ids: Tokens that end a reply.
-        max_num_seqs: Slots.
         seed: Seed of the stream for requests without one.
         deliver: Receives the replies that one step finished.
         report: Receives the replies that are streamed and got a token; None: no reply is streamed.
-        adapters: Names of the model's adapters; each request uses one.
         prefix_cache_bytes: Maximum memory of the prefix cache; 0: no prefix cache.
         deterministic: Use no prefix cache, and compute prompts one by one: how a matrix product is split into blocks
             depends on its rows, and with it the last bit. Decode steps have rounded lengths, and enough rows that
@@ -144,9 +141,6 @@ class ReplySampler:
 
         Args:
             load: Share of its time that the caller's thread computes.
-
-        Raises:
-            EngineError: The sampler is closed.
         """
         with self._condition:
             if self._closing:
@@ -206,11 +200,7 @@ class ReplySampler:
             return any(request.adapter == adapter for request in self._waiting)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Runs `function` in the sampler's thread, between two steps, and returns its result.
-
-        Raises:
-            EngineError: The sampler is closed.
-        """
+        """Runs `function` in the sampler's thread, between two steps, and returns its result."""
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
@@ -242,11 +232,7 @@ class ReplySampler:
         )
 
     def _validate(self) -> None:
-        """Compares the sampler's logits with a plain forward: of the fast path and, if it is off, of the modules.
-
-        Raises:
-            EngineError: This family does not cache what the sampler takes it to cache.
-        """
+        """Compares the sampler's logits with a plain forward: of the fast path and, if it is off, of the modules."""
         trials = SamplerTrials(self.model, self._prefiller, self._forward_mixed)
         if self._prefiller.fast_llama is not None:
             try:

@@ -26,8 +26,6 @@ class SamplerTrials:
     """Compares the sampler's logits with those of a plain forward; runs in the sampler's thread, on empty slots.
 
     Args:
-        model: The model.
-        prefiller: Computes the prompts.
         decode: Returns the logits after one more token of each row, from token ids and positions.
     """
 
@@ -52,9 +50,6 @@ class SamplerTrials:
         """Compares two prompts that begin one after the other, and three decode steps of both together.
 
         In models without states also a prompt after a cached one. Two rows show modules that keep a state of their own.
-
-        Raises:
-            EngineError: They differ, or the model cannot compute them.
         """
         rows = [(self._tokens, NUM_PROMPT), (self._tokens[2:], 2)]
         try:

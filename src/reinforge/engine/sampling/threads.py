@@ -50,7 +50,6 @@ def leave_core_to_agents(load: float, *, enabled: bool = True) -> Iterator[None]
 
     Args:
         load: Share of its time that an agent's thread computes.
-        enabled: False: the number of threads stays.
     """
     threads = torch.get_num_threads()
     if not enabled or load < BUSY_SHARE or threads < 2:

@@ -32,10 +32,6 @@ def compile_torchscript(
     Between any two operations a thread that runs Python waits for the lock, up to 5 ms each time while agents run;
     TorchScript releases the lock once for all of them. torch calls TorchScript deprecated: without it the function
     stays unchanged.
-
-    Args:
-        device: Where its tensors are.
-        enabled: False: return the function unchanged.
     """
     return _compile(function) if enabled and device.type == "cpu" else function
 
@@ -80,32 +76,20 @@ def draw_uniforms(seeds_B: NDArray[np.uint64], counts_B: NDArray[np.int64]) -> N
 
 @dataclass(frozen=True, slots=True)
 class SamplingFilters:
-    """The sampling filters of each row; a token has to pass all three, and each filter looks at all tokens.
+    """The sampling filters of each row; a token has to pass all three, and each filter looks at all tokens."""
 
-    Attributes:
-        top_p_B: Nucleus; 1 keeps all tokens.
-        top_k_B: Number of most likely tokens to keep; V keeps all.
-        min_p_B: Smallest share of the most likely token's probability; 0 keeps all.
-    """
-
-    top_p_B: Tensor
-    top_k_B: Tensor
-    min_p_B: Tensor
+    top_p_B: Tensor  # nucleus; 1 keeps all tokens
+    top_k_B: Tensor  # number of most likely tokens to keep; V keeps all
+    min_p_B: Tensor  # smallest share of the most likely token's probability; 0 keeps all
 
 
 @dataclass(frozen=True, slots=True)
 class KeptTokens:
-    """The tokens that pass each row's filters.
+    """The tokens that pass each row's filters."""
 
-    Attributes:
-        tokens_BK: The most likely tokens, in falling order; a row keeps its first `counts_B`, if K is that large.
-        counts_B: Number of kept tokens; V where the row has no filter.
-        log_mass_B: log of their summed probability.
-    """
-
-    tokens_BK: Tensor
-    counts_B: Tensor
-    log_mass_B: Tensor
+    tokens_BK: Tensor  # the most likely tokens, in falling order; a row keeps its first `counts_B`, if K is that large
+    counts_B: Tensor  # number of kept tokens; V where the row has no filter
+    log_mass_B: Tensor  # log of their summed probability
 
 
 def sample_tokens(

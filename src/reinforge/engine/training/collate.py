@@ -128,7 +128,6 @@ def find_stems(prompts: Sequence[tuple[int, ...]], width: int, device: torch.dev
 
     Args:
         prompts: Each row's tokens before the first trained one.
-        width: Tokens of the padded rows.
     """
     longest = min(map(len, prompts)) - 1
     if longest < 1 or len(prompts) * width <= PASS_OVERHEAD_TOKENS:

@@ -57,18 +57,12 @@ class DataParallel:
     Only one may exist in a process.
 
     Args:
-        rank: Number of this process, from 0.
-        size: Number of processes.
         address: Host and port at which the first process listens.
         listener: The socket of the first process; None in the others.
         device_type: Device of the gradients: `cuda` exchanges them by NCCL.
-        timeout_s: How long to wait for the others in one exchange.
 
     Attributes:
         is_broken: True after a failure among exchanges; there are none any more.
-
-    Raises:
-        EngineError: The others cannot be reached.
     """
 
     is_broken = False
@@ -139,11 +133,7 @@ class DataParallel:
         return self._require_all(self._gather(dict(value)))
 
     def combine(self, sums: MetricSums | None) -> MetricSums | None:
-        """Returns the sums over all processes; None if any has none, because a number is not finite.
-
-        Raises:
-            PeerFailed: Another process failed before its turn.
-        """
+        """Returns the sums over all processes; None if any has none, because a number is not finite."""
         parts = self.collect({} if sums is None else asdict(sums))
         if not all(parts):
             return None
@@ -258,15 +248,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def open_store(address: tuple[str, int], prefix: str) -> Store:
-    """Returns the store at an address, with keys of our own.
-
-    Args:
-        address: Host and port.
-        prefix: What the keys begin with.
-
-    Raises:
-        BackendUnavailable: It cannot be reached.
-    """
+    """Returns the store at an address, with keys of our own."""
     host, port = address
     try:
         return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=TIMEOUT))

@@ -36,9 +36,6 @@ class EngineJob:
 
     A job is open, then ended. Until the new weights are published it can be rolled back, all adapters together.
 
-    Args:
-        adapters: Names of the adapters that the job may train.
-
     Attributes:
         is_open: True until the job has ended.
     """

@@ -25,9 +25,6 @@ def sum_kl(
         samples: The samples; w_s are their weights.
         max_tokens: Maximum tokens of a forward pass, padding included.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
-
-    Raises:
-        EngineError: A mismatched sample has no reference log-probs.
     """
     pairs = [(sample.weight, sample.mismatched) for sample in samples if sample.mismatched is not None]
     total = weights = 0.0

@@ -41,38 +41,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The part of the run that a job covers.
+    """The part of the run that a job covers."""
 
-    Attributes:
-        start, end: Shares of the run done before and after the job, in [0, 1].
-        epoch: The epoch, from 0; it seeds the order of samples.
-    """
-
-    start: float
-    end: float
-    epoch: int = 0
+    start: float  # share of the run done before the job, in [0, 1]
+    end: float  # share of the run done after the job
+    epoch: int = 0  # the epoch, from 0; it seeds the order of samples
 
 
 @dataclass(frozen=True, slots=True)
 class GradientOptions:
-    """What a forward and backward pass over samples does besides summing gradients.
+    """What a forward and backward pass over samples does besides summing gradients."""
 
-    Attributes:
-        entropy_grad: The loss reads `batch.entropies` with gradient.
-        measure_mismatch: Also sum how far sampler and learner differ.
-        backward: False: compute the loss, and no gradient.
-        sums_tokens: The caller undoes the mean over tokens, so the loss must give one number per token.
-        kl_baseline: KTO's baseline of the step; None: it has none.
-        observe: Receives the indices of each micro-batch's samples and their log-probs, `[B, T]`; if memory runs out,
-            samples come again.
-    """
-
-    entropy_grad: bool = False
-    measure_mismatch: bool = False
-    backward: bool = True
-    sums_tokens: bool = False
-    kl_baseline: float | None = None
+    entropy_grad: bool = False  # the loss reads `batch.entropies` with gradient
+    measure_mismatch: bool = False  # also sum how far sampler and learner differ
+    backward: bool = True  # False: compute the loss, and no gradient
+    sums_tokens: bool = False  # the caller undoes the mean over tokens, so the loss must give one number per token
+    kl_baseline: float | None = None  # KTO's baseline of the step; None: it has none
     observe: Callable[[Sequence[int], Tensor], None] | None = None
+    """Receives the indices of each micro-batch's samples and their log-probs, `[B, T]`; if memory runs out, samples
+    come again."""
 
 
 class Learner(ShardedOptimizer):
@@ -173,7 +160,6 @@ class Learner(ShardedOptimizer):
                 sample.old_logprobs = logprobs
 
     def plan_steps(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
-        """Returns the samples' indices for each optimizer step; see the function of this name."""
         return plan_steps(samples, self.config.batch, self.seed, epoch)
 
     def step(
@@ -253,9 +239,6 @@ class Learner(ShardedOptimizer):
 
         Returns:
             Loss and log-probs; None if a number is not finite.
-
-        Raises:
-            EngineError: Other processes share this learner's steps, or the loss gives one number per sample or batch.
         """
         if self.peers is not None:
             raise EngineError("accumulate: gradients of several calls add up in one process only")
@@ -410,7 +393,6 @@ class Learner(ShardedOptimizer):
 
 
 def _average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of each metric over the steps that have it."""
     by_name: dict[str, list[float]] = {}
     for metrics in steps:
         for name, value in metrics.items():

@@ -26,17 +26,11 @@ USABLE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a process needs to train the whole model, in bytes.
+    """What a process needs to train the whole model, in bytes."""
 
-    Attributes:
-        used: The most that it has used so far, with the model loaded.
-        added: What training adds.
-        total: What it has; None: unknown.
-    """
-
-    used: int
-    added: int
-    total: int | None
+    used: int  # the most that it has used so far, with the model loaded
+    added: int  # what training adds
+    total: int | None  # what it has; None: unknown
 
     @property
     def fits(self) -> bool:

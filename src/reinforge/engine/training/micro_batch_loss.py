@@ -54,11 +54,7 @@ def set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, 
 
 
 def scale_loss(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:
-    """Returns a micro-batch's share of the loss of its step.
-
-    Raises:
-        EngineError: The loss has an unexpected shape.
-    """
+    """Returns a micro-batch's share of the loss of its step."""
     loss = output.loss
     if loss.ndim == 0:
         return loss * batch.weights.sum() / sample_weight

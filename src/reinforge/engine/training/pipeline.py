@@ -30,20 +30,11 @@ class PipelineStages:
         self.reference_version: int | None = None
 
     def require(self, stage: str) -> None:
-        """Checks that there is a stage of this name.
-
-        Raises:
-            EngineError: There is none.
-        """
         if stage not in self._settings:
             raise EngineError(f"use_stage: no stage {stage}; the engine was loaded with {', '.join(self._settings)}")
 
     def begin(self, stage: str, learner: Learner, version: int) -> None:
-        """Begins a stage with the current weights.
-
-        Args:
-            learner: Trains it.
-        """
+        """Begins a stage with the current weights."""
         learner.begin_stage(stage, self._settings[stage], version)
         if self._moves_reference:
             self._scorer.take_reference()
@@ -54,9 +45,7 @@ class PipelineStages:
 
         Args:
             stage: Its name; None: no stage had begun.
-            learner: Trains it.
             version: Version of the weights that it began with.
-            default: The policy of a run without stages.
         """
         if stage != learner.stage or version != learner.stage_version:
             learner.begin_stage(stage, self._settings.get(stage or "", default), version)
@@ -67,11 +56,7 @@ class PipelineStages:
         return wanted if self._moves_reference and wanted != self.reference_version else None
 
     def require_reference(self, learner: Learner) -> None:
-        """Checks that the reference is that of a learner's stage.
-
-        Raises:
-            EngineError: It is another one.
-        """
+        """Refuses another reference than that of the learner's stage."""
         if self._moves_reference and self.reference_version != learner.stage_version:
             raise EngineError(
                 f"the reference of the stage {learner.stage} is missing: the checkpoint of version "
@@ -79,11 +64,7 @@ class PipelineStages:
             )
 
     def load_reference(self, folder: Path) -> None:
-        """Makes a checkpoint's weights the reference.
-
-        Raises:
-            EngineError: The folder holds another model.
-        """
+        """Makes a checkpoint's weights the reference."""
         scorer = self._scorer
         if scorer.reference is not None:
             checkpoint.load_weights(folder, scorer.reference)

@@ -31,17 +31,11 @@ from reinforge.types.sample import TrainingSample
 
 @dataclass(slots=True)
 class ReplyLogprobs:
-    """Log-probs of replies, one row per reply.
+    """Log-probs of replies, one row per reply."""
 
-    Attributes:
-        logprobs: `[B, T]` log p of each token, 0 after a reply's end.
-        mask: `[B, T]` True where there is a token.
-        values: `[B, T]` the critic's value before each token; None without a critic.
-    """
-
-    logprobs: Tensor
-    mask: Tensor
-    values: Tensor | None = None
+    logprobs: Tensor  # `[B, T]` log p of each token, 0 after a reply's end
+    mask: Tensor  # `[B, T]` True where there is a token
+    values: Tensor | None = None  # `[B, T]` the critic's value before each token; None without a critic
 
 
 def score_replies(
@@ -57,9 +51,6 @@ def score_replies(
         replies: Prompt, tokens and temperature of each reply; the log-probs in it are not read.
         masks: Attention masks for shared prefixes; None: each prompt is computed whole.
         critic: Adds values, computed from the same features.
-
-    Raises:
-        TrajectoryError: A reply or its prompt has no tokens.
     """
     if any(not tokens.token_ids or not tokens.prompt_token_ids for tokens in replies):
         raise TrajectoryError("cannot score a reply without tokens or without a prompt")
@@ -103,17 +94,7 @@ def make_reply_batch(
     values: Tensor | None = None,
     pairs: Sequence[tuple[int, int]] | None = None,
 ) -> TokenBatch:
-    """Returns rows of replies as a batch for a registered loss; every row has weight 1.
-
-    Args:
-        old_logprobs: `[B, T]` log p under the weights that sampled the replies.
-        ref_logprobs: `[B, T]` log p under the reference model.
-        advantages: `[B, T]` advantage of each token.
-        returns: `[B, T]` targets of the critic.
-        old_values: `[B, T]` the critic's values when the replies were sampled.
-        values: `[B, T]` the critic's current values, with gradient.
-        pairs: Rows (preferred, other) of each preference pair.
-    """
+    """Returns rows of replies as a batch for a registered loss, fields as in `TokenBatch`; each row has weight 1."""
     zeros_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
     old_BT = zeros_BT if old_logprobs is None else old_logprobs
     return TokenBatch(

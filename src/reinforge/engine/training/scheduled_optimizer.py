@@ -37,9 +37,6 @@ class ScheduledOptimizer:
 
     Args:
         parameters: The parameters by name; the critic's names begin with `value_head.`.
-        settings: Settings of the optimizer.
-        schedule: The learning rate schedule.
-        critic: Settings of the critic's parameters, if there are any.
 
     Attributes:
         parameters: The trained parameters by name, including the critic's.
@@ -86,7 +83,6 @@ class ScheduledOptimizer:
             group["peak"] = rate
 
     def take_gradients(self) -> None:
-        """Adds the gradients of a backward pass to those of the step."""
         self.masters.take_gradients()
 
     def take_out_gradients(self) -> dict[str, Tensor]:
@@ -130,9 +126,6 @@ class ScheduledOptimizer:
     def optimizer_step(self, progress: float) -> dict[str, float] | None:
         """Makes one optimizer step with the accumulated gradients.
 
-        Args:
-            progress: Share of the run that is done, in [0, 1]; it sets the learning rate.
-
         Returns:
             `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
         """
@@ -146,14 +139,7 @@ class ScheduledOptimizer:
         return {"grad_norm": norm, "lr": self._settings.peak * factor}
 
     def apply(self, settings: AdamSettings) -> dict[str, float] | None:
-        """Makes one step of AdamW with the accumulated gradients and settings of its own, and clears the gradients.
-
-        Returns:
-            `grad_norm` before clipping and `lr`; None if a gradient is not finite and the step was skipped.
-
-        Raises:
-            EngineError: The optimizer is another one.
-        """
+        """Makes a step of AdamW with its own settings and clears the gradients; returns what `optimizer_step` does."""
         if self._settings.name != "adamw":
             raise EngineError(f"apply: the optimizer is {self._settings.name}, expected adamw")
         try:

@@ -25,7 +25,6 @@ class LogprobScorer:
     """Scores samples and replies in micro-batches.
 
     Args:
-        model: The trained model; it scores with its active adapter.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
         max_tokens: Maximum tokens of a micro-batch, padding included.
         keeps_reference: True if there is a reference: `reference`, or the model without its adapters.
@@ -51,11 +50,7 @@ class LogprobScorer:
         self._adapters: dict[str, Tensor] | None = None  # those of the reference; None: it has no adapters
 
     def require(self, *, reference: bool, values: bool) -> None:
-        """Checks that the engine has what is needed.
-
-        Raises:
-            EngineError: There is no reference, or no critic.
-        """
+        """Refuses what the engine has no reference or no critic for."""
         if values and self.critic is None:
             raise EngineError("values need a critic: load the engine with critic=True")
         if reference and not self.keeps_reference:
@@ -99,12 +94,7 @@ class LogprobScorer:
     def reply_logprobs(
         self, replies: Sequence[TokenLogprobs], *, reference: bool, values: bool, grad: bool
     ) -> ReplyLogprobs:
-        """Returns log-probs of given replies, one row per reply.
-
-        Args:
-            replies: Prompt, tokens and temperature of each.
-            grad: Compute with gradient.
-        """
+        """Returns log-probs of given replies, one row per reply."""
         with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):
             return score_replies(model, replies, self.max_tokens, self.masks, self.critic if values else None)
 
@@ -116,7 +106,6 @@ def choose_unscored(
 
     Args:
         is_inexact: The sampler's log-probs are not exactly the learner's.
-        defer: Leave `inexact` log-probs to the next update, whose first step computes them anyway.
     """
     needed = needs.old_logprobs
     needing = [each for each in samples if needed is True or (needed and (is_inexact or each.is_stale))]

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 class ShardedOptimizer(ScheduledOptimizer):
     """Trains a model and its critic, whole or in shards.
 
-    Args:
-        model: The model.
-        config: Optimizer and schedule.
-        critic: The value head, if the algorithm has one.
-
     Attributes:
         peers: The processes that share each step, of which this one computes its part; None: it computes all.
         sharded: This process's shards of the model, which are then its `parameters`; None: it trains the whole model.
@@ -41,11 +36,7 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.sharded: ShardedModel | None = None
 
     def shard(self) -> None:
-        """Divides the model, its gradients and its optimizer among the peers from now on.
-
-        Raises:
-            EngineError: The model cannot be divided.
-        """
+        """Divides the model, its gradients and its optimizer among the peers from now on."""
         from reinforge.engine.training.sharding import ShardedModel
 
         assert self.peers is not None
@@ -73,7 +64,6 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.restore(state, num_steps)
 
     def take_gradients(self) -> None:
-        """Adds the gradients of a backward pass to those of the step."""
         if self.sharded is not None:
             self.sharded.take_gradients()
         super().take_gradients()
@@ -113,11 +103,7 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.sharded.divide()
 
     def count_passes(self, own: int) -> int:
-        """Returns how many passes all processes make together: the most that one of them has.
-
-        Args:
-            own: The passes that this process has samples for.
-        """
+        """Returns how many passes all processes make together: the most that one of them has."""
         if self.sharded is None or self.peers is None:
             return own
         return max(int(each["count"]) for each in self.peers.collect({"count": own}))

@@ -60,17 +60,10 @@ class TrainingPass(nn.Module):
 class ShardedModel:
     """One process's shards of a model, and the passes that all processes make together.
 
-    Args:
-        model: The model with all weights.
-        peers: The processes.
-
     Attributes:
         shards: This process's rows of each trained weight, by name; the optimizer updates them in place.
         copied: The model that trains.
         is_divided: True while the weights of the model are freed.
-
-    Raises:
-        EngineError: A weight cannot be divided.
     """
 
     def __init__(self, model: CausalModel, peers: DataParallel):

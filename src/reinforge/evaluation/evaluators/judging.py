@@ -106,9 +106,6 @@ async def ask_for_verdict(
     Args:
         schema: JSON schema of the verdict, for endpoints that enforce one.
         parse: Returns the verdict of a reply, or raises `InvalidVerdictError`.
-
-    Raises:
-        NoVerdictError: No reply is valid.
     """
     asked, reason, text = list(messages), "", ""
     for _ in range(config.retries + 1):

@@ -75,14 +75,10 @@ class CallArguments:
 
     Example: `{"temperature": 1, "seed": None, "extra_body": {"top_k": 5}}`
         => given {"temperature": 1, "top_k": 5}, extra {"top_k"}
-
-    Attributes:
-        given: The arguments that are set, without those that are None or OpenAI's `NOT_GIVEN`.
-        extra: Names of those that came in `extra_body`.
     """
 
-    given: dict[str, Any]
-    extra: frozenset[str] = frozenset()
+    given: dict[str, Any]  # the arguments that are set, without those that are None or OpenAI's `NOT_GIVEN`
+    extra: frozenset[str] = frozenset()  # names of those that came in `extra_body`
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.given.get(name, default)

@@ -92,15 +92,8 @@ def load_item(data: Message) -> EvalInputItem:
 
 def dump_call(call: ModelCall) -> Message:
     """Returns what `build_completion` reads of a finished call; the kept tokens of a sampling filter are left out."""
-    return {
-        "call_id": call.call_id,
-        "llm": call.llm,
-        "model": call.model,
-        "functions": call.functions,
-        "started_s": call.started_s,
-        "choice": call.choice,
-        "replies": [_dump_reply(reply) for reply in call.choices],
-    }
+    names = ("call_id", "llm", "model", "functions", "started_s", "choice")
+    return {**{name: getattr(call, name) for name in names}, "replies": list(map(_dump_reply, call.choices))}
 
 
 def load_call(data: Message, messages: Sequence[Message] = ()) -> ModelCall:

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator
 
@@ -68,23 +68,24 @@ def validate_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("expected a URL such as http://localhost:8000/v1")
-    if parts.username or parts.password:
-        raise ValueError("the URL contains a user or password, which would end up in logs; use api_key")
+    check_authority(parts, "api_key")
     if parts.query or parts.fragment:
         raise ValueError("the URL contains ? or #; write it only up to /v1")
     if parts.path.endswith("/completions"):
         raise ValueError("write the URL only up to /v1, without /chat/completions")
-    if is_metadata_host(parts.hostname):
-        raise ValueError(f"{parts.hostname} is a link-local address or a cloud's metadata service, which is blocked")
     return url
 
 
-def validate_key(key: SecretStr) -> SecretStr | None:
-    """Returns a key without whitespace around it, such as the line break of a file; None for an empty one.
+def check_authority(parts: SplitResult, instead: str) -> None:
+    """Refuses a password in a URL, for which there is a setting `instead`, and hosts that hand out secrets."""
+    if parts.username or parts.password:
+        raise ValueError(f"the URL contains a user or password, which would end up in logs; use {instead}")
+    if is_metadata_host(parts.hostname or ""):
+        raise ValueError(f"{parts.hostname} is a link-local address or a cloud's metadata service, which is blocked")
 
-    Raises:
-        ValueError: It has a character that no key has, and that an HTTP header may not hold; the key is not shown.
-    """
+
+def validate_key(key: SecretStr) -> SecretStr | None:
+    """Returns a key without whitespace around it, such as the line break of a file; None for an empty one."""
     text = key.get_secret_value().strip()
     if (found := re.search(r"[^!-~]", text)) is not None:
         kind = "a line break" if found[0] in "\r\n" else "a space" if found[0].isspace() else "not plain ASCII"
@@ -131,11 +132,7 @@ def _list_embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
 
 
 def resolve_endpoint(config: EndpointConfig, environ: Mapping[str, str] | None = None) -> tuple[str, SecretStr | None]:
-    """Returns the URL and the key; OPENAI_API_KEY is only used with OPENAI_BASE_URL or OpenAI's endpoint.
-
-    Raises:
-        ConfigError: There is no key for OpenAI's endpoint, or OPENAI_BASE_URL or OPENAI_API_KEY is invalid.
-    """
+    """Returns the URL and the key; OPENAI_API_KEY is only used with OPENAI_BASE_URL or OpenAI's endpoint."""
     if config.base_url is not None:
         return config.base_url, config.api_key
     environ = os.environ if environ is None else environ

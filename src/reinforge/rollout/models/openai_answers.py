@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from reinforge.config.problems import EXPECTED as SETTINGS
 from reinforge.rollout.models.openai_http import UnexpectedAnswer
 
 MAX_SHOWN = 40
@@ -31,24 +32,12 @@ MAX_SHOWN = 40
 MAX_COUNT = 10**12
 """Token counts above this are taken as unreadable; the journal stores 64-bit numbers."""
 EXPECTED = {
+    **{kind: text for kind, text in SETTINGS.items() if "{" not in text},
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
     "missing": "a value",
-    "string_type": "a string",
     "string_too_short": "a non-empty string",
     "string_too_long": "a string of at most 1024 characters",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a smaller whole number",
-    "int_from_float": "a whole number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "list_type": "a list",
     "too_short": "a list that is not empty",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
 }
 
 

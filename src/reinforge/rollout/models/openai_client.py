@@ -272,8 +272,6 @@ async def openai_llm(config: OpenAILLMConfig, builder: Builder) -> AsyncIterator
         return
     url, key = resolve_endpoint(config)
     warn_about_api_key(config, url, ("llms", find_entry_name(builder.config.llms, config)), builder)
-    from reinforge.rollout.models.openai_client import OpenAIChat  # imports the HTTP client
-
     model = OpenAIChat(config, url, key)
     try:
         yield model

@@ -67,11 +67,7 @@ def find_served_entries(config: Config) -> list[str]:
 
 
 class PolicyLLM:
-    """Sends calls to the trainer adapter's policy server.
-
-    Args:
-        adapter: Name of one of its LoRA adapters; None: the policy itself.
-    """
+    """Sends calls to the trainer adapter's policy server."""
 
     is_policy = True
 

@@ -32,15 +32,10 @@ IDS = "token_id:"
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """The log-probs of given tokens.
+    """The log-probs of given tokens."""
 
-    Attributes:
-        logprobs: One for each token; None: the endpoint gives none, as for the first.
-        texts: Each token as the endpoint writes it; None: not given.
-    """
-
-    logprobs: list[float | None]
-    texts: list[str | None]
+    logprobs: list[float | None]  # one for each token; None: the endpoint gives none, as for the first
+    texts: list[str | None]  # each token as the endpoint writes it; None: not given
 
 
 async def score_prompt(endpoint: OpenAIEndpoint, body: dict[str, Any], token_ids: Sequence[int]) -> ScoredPrompt:

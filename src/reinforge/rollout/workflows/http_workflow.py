@@ -19,7 +19,7 @@ from reinforge.interfaces import Builder
 from reinforge.registry import register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.http.gateway_access import GatewayAccess
-from reinforge.rollout.models.endpoint_config import EndpointConfig, is_metadata_host
+from reinforge.rollout.models.endpoint_config import EndpointConfig, check_authority
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
 from reinforge.rollout.workflows.outside_agent import (
     AgentAccess,
@@ -104,10 +104,7 @@ def validate_agent_url(url: str) -> str:
         parts.port  # noqa: B018  the property checks it
     except ValueError as error:
         raise ValueError(f'"{url}" is not a URL: {error}') from None
-    if parts.username or parts.password:
-        raise ValueError("the URL contains a user or password, which would end up in logs; use a header")
-    if is_metadata_host(parts.hostname):
-        raise ValueError(f"{parts.hostname} is a link-local address or a cloud's metadata service, which is blocked")
+    check_authority(parts, "a header")
     return url
 
 

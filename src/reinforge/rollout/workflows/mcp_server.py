@@ -243,11 +243,7 @@ def describe_cause(error: BaseException) -> str:
 
 
 def check_server(config: MCPServerConfig, cwd: Path, path: str) -> None:
-    """Checks what can be checked without starting a server.
-
-    Raises:
-        ConfigError: The SDK is not installed, or the program does not exist.
-    """
+    """Checks what can be checked without starting a server."""
     if importlib.util.find_spec("mcp") is None:
         raise ConfigError(Problem(path, "the MCP SDK is not installed", 'pip install "reinforge[mcp]"'))
     if config.command is not None:

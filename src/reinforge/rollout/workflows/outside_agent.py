@@ -44,13 +44,9 @@ class AgentFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideWorkflow(BoundWorkflow):
-    """A workflow with its own name.
+    """A workflow with its own name."""
 
-    Attributes:
-        name: What messages call the agent.
-    """
-
-    name: str
+    name: str  # what messages call the agent
 
     @property
     def source(self) -> str:
@@ -117,12 +113,7 @@ def build_variables(episode: Mapping[str, Any], access: GatewayAccess) -> dict[s
 
 
 def decode_answer(text: str, what: str, context: EpisodeContext) -> Any:
-    """Returns the value of an answer in JSON.
-
-    Raises:
-        PolicyFailure: It is not JSON, and the agent only passed on what the policy wrote.
-        AgentFailed: It is not JSON.
-    """
+    """Returns the value of an answer in JSON; text that the agent only passed on is a failure of the policy."""
     try:
         return decode_json(text)
     except ValueError as error:
@@ -138,11 +129,6 @@ def shorten(text: str) -> str:
 
 
 def refuse_windows(what: str) -> None:
-    """Refuses an operating system without process groups.
-
-    Raises:
-        ConfigError: This is Windows.
-    """
     if os.name == "nt":
         raise ConfigError(
             Problem("_type", f"{what} needs process groups, which Windows does not have", "run it in WSL, or on Linux")

@@ -44,13 +44,9 @@ class ProgramError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """What one run of a program may use.
+    """What one run of a program may use."""
 
-    Attributes:
-        max_memory_mb: MiB of memory, of each process and of all together; None: no limit.
-    """
-
-    max_memory_mb: int | None = None
+    max_memory_mb: int | None = None  # MiB of memory, of each process and of all together; None: no limit
     max_processes: int | None = None
 
     def find_excess(self, processes: Sequence[RunningProcess]) -> str | None:
@@ -181,11 +177,7 @@ async def run_program(
     limits: ProgramLimits,
     watch: ProgramWatch,
 ) -> ProgramResult:
-    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled.
-
-    Raises:
-        ProgramError: It cannot be started, or exceeded a limit.
-    """
+    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled."""
     mark = uuid.uuid4().hex
     memory = (limits.max_memory_mb or 0) << 20
     command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(memory), *command]

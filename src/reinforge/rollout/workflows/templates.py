@@ -35,11 +35,7 @@ def _iterate_names(value: Any) -> Iterator[str]:
 
 
 def validate_template(value: Any, names: Collection[str]) -> Any:
-    """Returns a template unchanged.
-
-    Raises:
-        ValueError: It has another one.
-    """
+    """Returns a template unchanged; it may have placeholders of these names only."""
     for name in list_placeholders(value):
         if name not in names:
             allowed = ", ".join(f"{{{each}}}" for each in names)
@@ -102,9 +98,6 @@ def find_by_path(path: str, value: Any) -> Any:
     """Returns what a JSONPath finds: the value for a path to one place, a list for one with wildcards or filters.
 
     Example: `$.a` in `{"a": 1}` -> `1`; `$.b[*].c` in `{"b": [{"c": 1}, {"c": 2}]}` -> `[1, 2]`.
-
-    Raises:
-        LookupError: It finds nothing.
     """
     if path == ROOT:
         return value

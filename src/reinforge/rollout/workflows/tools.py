@@ -57,7 +57,6 @@ class AgentTool(Protocol):
 
 
 def define_tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Returns a tool in OpenAI's format."""
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 

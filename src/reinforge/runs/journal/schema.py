@@ -139,16 +139,11 @@ def _to_sql(value: Any, kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """One row of a journal that may be damaged.
-
-    Attributes:
-        values: By column; text as `bytearray`, since it may not be UTF-8.
-        problem: What is wrong with it; None: nothing.
-    """
+    """One row of a journal that may be damaged."""
 
     table: str
-    values: dict[str, Any]
-    problem: str | None
+    values: dict[str, Any]  # by column; text as `bytearray`, since it may not be UTF-8
+    problem: str | None  # what is wrong with it; None: nothing
 
     @property
     def name(self) -> str:

@@ -53,17 +53,12 @@ class Finding:
 
 @dataclass
 class Verification:
-    """The result of checking a run folder.
-
-    Attributes:
-        checked: What was checked -> what was found intact.
-        resume: Where `--resume` resumes; None: it restarts from the beginning, or the run cannot be resumed.
-    """
+    """The result of checking a run folder."""
 
     overview: RunOverview
-    checked: dict[str, str] = field(default_factory=dict)
+    checked: dict[str, str] = field(default_factory=dict)  # what was checked -> what was found intact
     findings: list[Finding] = field(default_factory=list)
-    resume: ResumePoint | None = None
+    resume: ResumePoint | None = None  # where `--resume` resumes; None: from the beginning, or not at all
 
     @property
     def is_sound(self) -> bool:

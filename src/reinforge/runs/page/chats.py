@@ -83,15 +83,11 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """Tells trained tokens from others: replies of the trained model in the functions that are trained.
-
-    Attributes:
-        policies: Entries of `llms` of `_type: policy`; empty: every model whose exact tokens are known.
-    """
+    """Tells trained tokens from others: replies of the trained model in the functions that are trained."""
 
     target_model: str | None = None
     target_functions: tuple[str, ...] = ("<workflow>",)
-    policies: frozenset[str] = frozenset()
+    policies: frozenset[str] = frozenset()  # entries of `llms` of `_type: policy`; empty: all with known tokens
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> TrainedTokens:
@@ -118,15 +114,11 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    """How the replies of an episode are split and colored.
-
-    Attributes:
-        baseline: Mean reward of the group, for a training episode; None: not one.
-    """
+    """How the replies of an episode are split and colored."""
 
     texts: TokenTexts = field(default_factory=TokenTexts)
     trained: TrainedTokens = field(default_factory=TrainedTokens)
-    baseline: float | None = None
+    baseline: float | None = None  # mean reward of the group, for a training episode; None: not one
 
 
 def build_chat(row: EpisodeRow, style: ChatStyle) -> Element:

@@ -45,28 +45,19 @@ class EpisodeGroup:
 
 @dataclass
 class PageContent:
-    """Everything that the page shows.
-
-    Attributes:
-        metric: The evaluator of the verdict; empty: there was none.
-        examples: Every example of the verdict, the most improved first.
-        groups: Some groups of the last epoch, those with the widest spread first.
-        chosen: Titles and the episodes below them.
-        baselines: Mean reward of the group of each shown training episode, by key.
-        outcomes: Outcome, reason and count, the most common first.
-    """
+    """Everything that the page shows."""
 
     overview: RunOverview
     summary: RunSummary
     metrics: list[EpochMetrics]
     validations: list[ValidationRow]
-    metric: str = ""
-    examples: list[ComparedExample] = field(default_factory=list)
-    groups: list[EpisodeGroup] = field(default_factory=list)
-    chosen: dict[str, list[EpisodeHead]] = field(default_factory=dict)
+    metric: str = ""  # the evaluator of the verdict; empty: there was none
+    examples: list[ComparedExample] = field(default_factory=list)  # of the verdict, the most improved first
+    groups: list[EpisodeGroup] = field(default_factory=list)  # some of the last epoch, the widest spread first
+    chosen: dict[str, list[EpisodeHead]] = field(default_factory=dict)  # titles and the episodes below them
     rows: dict[str, EpisodeRow] = field(default_factory=dict)
-    baselines: dict[str, float] = field(default_factory=dict)
-    outcomes: list[tuple[str, str, int]] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)  # mean reward of each shown episode's group, by key
+    outcomes: list[tuple[str, str, int]] = field(default_factory=list)  # outcome, reason, count; the most common first
     settings: list[Change] = field(default_factory=list)
     config: str = ""
     texts: TokenTexts = field(default_factory=TokenTexts)

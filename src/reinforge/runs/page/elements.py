@@ -101,17 +101,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart.
-
-    Attributes:
-        style: Class of the style sheet.
-        is_band: Draw the intervals as a band, not as whiskers.
-    """
+    """A line of a chart."""
 
     name: str
-    style: str
+    style: str  # class of the style sheet
     points: Sequence[Point]
-    is_band: bool = False
+    is_band: bool = False  # draw the intervals as a band, not as whiskers
     is_joined: bool = True
 
 

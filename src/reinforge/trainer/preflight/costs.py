@@ -9,7 +9,7 @@ No price is built in: prices change, and a wrong one is worse than none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.models.openai_client import ModelUsage
@@ -52,12 +52,7 @@ def measure_usage(
     """
     found = {}
     for name, now in copy_usage(llms).items():
-        then = before[name]
-        found[name] = ModelUsage(
-            now.num_calls - then.num_calls,
-            now.num_prompt_tokens - then.num_prompt_tokens,
-            now.num_completion_tokens - then.num_completion_tokens,
-        )
+        found[name] = ModelUsage(*map(int.__sub__, astuple(now), astuple(before[name])))
     for name in llms.keys() - found.keys():
         calls = [call for record in records for call in record.calls if call.llm == name]
         found[name] = ModelUsage(

@@ -39,7 +39,7 @@ from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
 from reinforge.errors import BudgetReached, EvaluationError, JobFailed, ReinforgeError
 from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.files import replace_file
+from reinforge.files import find_existing_folder, replace_file
 from reinforge.interfaces import TrainerAdapter
 from reinforge.port_bases import find_plan
 from reinforge.registry import Registry
@@ -163,9 +163,7 @@ async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: R
 
 @contextmanager
 def _make_folder(output_dir: Path) -> Iterator[Path]:
-    place = output_dir.expanduser().absolute()
-    while not place.is_dir():
-        place = place.parent
+    place = find_existing_folder(output_dir.expanduser())
     with tempfile.TemporaryDirectory(prefix=".reinforge-preflight-", dir=place, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -423,7 +421,6 @@ async def time_jobs(parts: Parts, guess_s: float, left: Callable[[], float]) -> 
 
     Args:
         guess_s: Seconds that a group may take.
-        left: Returns the seconds that are left.
     """
     await parts.trajectory_builder.start_run(NAME, {"epoch": 0})
     collection = await parts.trajectory_builder.finalize(NAME, {"epoch": 0})

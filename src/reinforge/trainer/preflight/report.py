@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.predictions import Prediction
-from reinforge.runs.summary import format_duration
+from reinforge.runs.summary import format_duration, format_unscored
 from reinforge.trainer.preflight.costs import ModelCost
 from reinforge.trainer.preflight.durations import PredictedTime, SuggestedSize
 from reinforge.trainer.preflight.recommendation import Findings, Recommendation
@@ -81,27 +81,11 @@ class PreflightReport:
         return sum(known) if len(known) == len(self.costs) else None
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self.findings)
-        found["signal_by_size"] = {str(size): share for size, share in found["signal_by_size"].items()}
-        return {
-            "num_episodes": self.num_episodes,
-            "sample_s": self.sample_s,
-            "metrics": {summary.metric: summary.as_dict() for summary in self.metrics},
-            "reward_metric": self.reward_metric,
-            "findings": found,
-            "noise": asdict(self.noise),
-            "lengths": asdict(self.lengths),
-            "time": self.time.as_dict(),
-            "memory": None if self.memory is None else asdict(self.memory),
-            "costs": [asdict(cost) for cost in self.costs],
-            "total_cost": self.total_cost,
-            "detectable": asdict(self.detectable),
-            "recommendation": asdict(self.recommendation),
-            "notes": self.notes,
-            "predictions": list(map(asdict, self.predictions)),
-            "sizes": list(map(asdict, self.sizes)),
-            "wall_s": self.wall_s,
-        }
+        found = asdict(self)
+        by_size = found["findings"]["signal_by_size"]
+        found["findings"]["signal_by_size"] = {str(size): share for size, share in by_size.items()}
+        metrics = {summary.metric: summary.as_dict() for summary in self.metrics}
+        return {**found, "metrics": metrics, "time": self.time.as_dict(), "total_cost": self.total_cost}
 
     def format_lines(self) -> list[str]:
         found, taken = self.findings, format_duration(self.sample_s)
@@ -143,8 +127,8 @@ class PreflightReport:
 
 def _format_metric(summary: MetricSummary) -> str:
     interval = format_interval(summary.mean, summary.ci_low, summary.ci_high)
-    unscored = f", {summary.num_unscored} unscored: {summary.unscored_reason}" if summary.num_unscored else ""
-    return f"{summary.metric} {interval} on {count_examples(summary.num_examples, summary.num_clusters)}{unscored}"
+    examples = count_examples(summary.num_examples, summary.num_clusters)
+    return f"{summary.metric} {interval} on {examples}{format_unscored(summary, before=', ')}"
 
 
 def _describe_replies(found: Findings) -> str:

@@ -245,11 +245,7 @@ class ComponentBuilder:
         return self._made[kind, path, key]
 
     def _refuse_invalid(self, path: str) -> None:
-        """Refuses to build a component whose settings are invalid, and what needs it.
-
-        Raises:
-            ConfigError: They are; it holds no problem, since these are reported already.
-        """
+        """Refuses to build a component whose settings are invalid, and what needs it."""
         if tuple(path.split(".")) in self.loaded.invalid:
             raise ConfigError([])
 

@@ -12,6 +12,7 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.model.source import find_weights
 from reinforge.errors import Problem
+from reinforge.files import find_existing_folder
 
 CHECKPOINTS_KEPT = 3
 """A run keeps the base, the best and the newest checkpoint."""
@@ -45,9 +46,7 @@ def find_disk_problems(loaded: LoadedConfig, disk: DiskSpace) -> list[Problem]:
 
 
 def measure_disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int] = free_disk_bytes) -> DiskSpace:
-    folder = Path(loaded.config.finetuning.output_dir).expanduser().absolute()
-    while not folder.exists():
-        folder = folder.parent
+    folder = find_existing_folder(Path(loaded.config.finetuning.output_dir).expanduser())
     policy = loaded.config.finetuning.policy
     size = _measure_model(policy.model)
     needed = size * (CHECKPOINTS_KEPT * _count_copies(policy) + 1) if size else None
