@@ -118,14 +118,18 @@ def test_stopping_ends_an_update_at_the_next_micro_batch(tiny_model_dir):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
 def test_running_out_of_memory_halves_micro_batches_and_changes_no_gradient(tiny_model_dir, monkeypatch, error):
-    """The step equals the one with enough memory, within 1e-5 of the gradient; the smaller batches stay."""
+    """The step equals the one with enough memory, within 1e-5 of the gradient; the smaller batches stay.
+
+    The first micro-batch has enough memory: its gradient must not count again with the smaller ones.
+    """
     samples, moved = random_samples(9, seed=1), []
     for limit in (10_000, 40):
-        learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=10_000)
-        plain, captured = learner_module.token_logprobs, {}
+        learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=100)
+        plain, captured, sizes = learner_module.token_logprobs, {}, []
 
-        def scarce(model, batch, limit=limit, plain=plain, **options):
-            if batch.token_ids.numel() > limit:
+        def scarce(model, batch, limit=limit, plain=plain, sizes=sizes, **options):
+            sizes.append(batch.token_ids.numel())
+            if len(sizes) > 1 and sizes[-1] > limit:
                 raise error
             return plain(model, batch, **options)
 
@@ -138,6 +142,6 @@ def test_running_out_of_memory_halves_micro_batches_and_changes_no_gradient(tiny
         assert learner.update(samples, CLIPPED, ALL).num_updates == 1
         monkeypatch.undo()
         moved.append(captured)
-        assert (learner.micro_batch_tokens < 10_000) == (limit == 40)
+        assert (learner.micro_batch_tokens < 100) == (limit == 40)
     for name, gradient in moved[0].items():
         assert torch.allclose(gradient, moved[1][name], rtol=1e-5, atol=1e-6), name
