@@ -72,8 +72,7 @@ def start(mutant: Mutant, folder: Path) -> int:
 def end(mutant: Mutant, folder: Path, status: int, seconds: float) -> bool:
     """Reports whether the test has noticed its change: only a test that fails has, not one that cannot run or hangs."""
     said = (folder / "output").read_text(errors="replace")
-    has_failed = os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED
-    is_noticed = has_failed and "from pytest-timeout" not in said
+    is_noticed = os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED and "from pytest-timeout" not in said
     sys.stdout.write(f"{'noticed' if is_noticed else 'MISSED':8} {seconds:5.0f} s  {mutant.guarantee}\n")
     if not is_noticed:
         sys.stdout.write(said[-3000:])

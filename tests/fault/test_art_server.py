@@ -27,7 +27,7 @@ SITES = (
     "ckpt.after_tensor",
     "ckpt.after_manifest",
 )
-QUICK = {"publish:before"}
+QUICK = {"record_result:before"}
 
 
 @pytest.fixture(scope="module")

@@ -162,16 +162,14 @@ async def test_without_the_job_key_a_lost_response_trains_twice(server, tiny_mod
 async def test_a_job_that_is_sent_again_is_not_one_too_many(server, monkeypatch, set_limit):
     """The one job that may wait is the job itself, whose response was lost."""
     release, update = threading.Event(), Engine.update
-    monkeypatch.setattr(Engine, "update", lambda *args, **options: release.wait(60) and update(*args, **options))
+    monkeypatch.setattr(Engine, "update", lambda *args, **options: release.wait(12) and update(*args, **options))
     set_limit("waiting_jobs", 1)
     remote = await open_adapter(server)
     groups = [await sample_group(remote.policy(), number) for number in range(3)]
     ref = await remote.submit(collect(groups, 0))
-    try:
-        async with asyncio.timeout(9):  # the server would refuse another job for 10 s
-            assert await remote.submit(collect(groups, 0)) == ref
-    finally:
-        release.set()
+    async with asyncio.timeout(9):  # the server would refuse another job for 10 s
+        assert await remote.submit(collect(groups, 0)) == ref
+    release.set()
     await remote.wait_until_complete(ref)
     await remote.cleanup()
 

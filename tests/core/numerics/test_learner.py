@@ -118,10 +118,7 @@ def test_stopping_ends_an_update_at_the_next_micro_batch(tiny_model_dir):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
 def test_running_out_of_memory_halves_micro_batches_and_changes_no_gradient(tiny_model_dir, monkeypatch, error):
-    """The step equals the one with enough memory, within 1e-5 of the gradient; the smaller batches stay.
-
-    The first micro-batch has enough memory: its gradient must not count again with the smaller ones.
-    """
+    """The step equals the one with enough memory, within 1e-5 of the gradient; the smaller batches stay."""
     samples, moved = random_samples(9, seed=1), []
     for limit in (10_000, 40):
         learner = make_learner(tiny_model_dir, steps_per_job=1, micro_batch_tokens=100)
@@ -129,7 +126,7 @@ def test_running_out_of_memory_halves_micro_batches_and_changes_no_gradient(tiny
 
         def scarce(model, batch, limit=limit, plain=plain, sizes=sizes, **options):
             sizes.append(batch.token_ids.numel())
-            if len(sizes) > 1 and sizes[-1] > limit:
+            if len(sizes) > 1 and sizes[-1] > limit:  # not the first, whose gradient must not count twice
                 raise error
             return plain(model, batch, **options)
 
