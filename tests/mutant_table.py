@@ -223,7 +223,7 @@ MUTANTS = [
         "rollout/http/gateway_access.py",
         "if each.digest == digest and not each.key and not each.has_failed]",
         "if each.digest == digest and not each.key and each.is_delivered]",
-        "tests/core/rollout/test_gateway_retries.py::test_a_retry_during_sampling_waits_for_the_same_reply",
+        "tests/core/rollout/test_gateway_retries.py::test_the_reply_that_reached_no_client_is_what_a_retry_gets",
     ),
     Mutant(
         "No one else can reach the models",
