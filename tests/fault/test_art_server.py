@@ -27,7 +27,7 @@ SITES = (
     "ckpt.after_tensor",
     "ckpt.after_manifest",
 )
-QUICK = {"record_result:before"}
+QUICK = {"publish:before"}
 
 
 @pytest.fixture(scope="module")
