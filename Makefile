@@ -67,6 +67,7 @@ fuzz: $(STAMP)
 # for each guarantee a small change of the source, which its test must notice
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(RAY)"
+	$(COMPILE)
 	$(BIN)/python -m tests.mutants
 
 check: $(STAMP)

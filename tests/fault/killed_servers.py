@@ -39,7 +39,7 @@ def open_driver(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]
     """Yields the process of a module that forks servers, so that each starts without imports."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment) as process:
         yield process
         assert process.stdin is not None

@@ -68,6 +68,7 @@ STAGES = {
     "log-probs": (set_an_embedding, lambda value: KL),
     "loss": (set_a_token, lambda value: LossSpec("test_broken_loss", {"value": value})),
     "gradient": (set_a_token, lambda value: LossSpec("test_broken_gradient", {"value": value})),
+    "norm of finite gradients": (set_a_token, lambda value: LossSpec("test_broken_gradient", {"value": 1e36})),
 }
 
 

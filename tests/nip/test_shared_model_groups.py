@@ -358,6 +358,19 @@ async def test_changed_settings_of_the_backend_make_another_job(backend):
     assert await changed.wait_for_fine_tune_job(60) == "succeeded"
 
 
+async def test_changed_parameters_of_the_experiment_make_another_job(backend):
+    """Under the same run_id: how often a job passes over its data, and the weight of its preferences."""
+    params = backend.experiment()
+    good, bad = ({"prover": replies(params, "prover", [f"{word} {i}" for i in range(12)])} for word in ("yes", "no"))
+    weights, ids = {name: {"dpo_beta": 0.3} for name in ("prover", "verifier")}, []
+    for changes in ({}, {}, {"text_rl": {"num_epochs": 2}}, {"agents": weights}):
+        group = backend.group(backend.experiment(**changes))
+        ids.append(await group.create_dpo_fine_tune_job(good, bad))
+        assert await group.wait_for_fine_tune_job(60) == "succeeded"
+        await group.close()
+    assert len(set(ids)) == 3, "only the repeated call has the same job"
+
+
 async def test_without_the_safeties_of_a_dpo_job(tmp_path, tiny_model_dir, monkeypatch):
     """Mutations: a job of equal pairs ends as succeeded, and changed settings return the old job."""
     backend = Embedded(tmp_path / "groups", tiny_model_dir)

@@ -1,7 +1,9 @@
 """`trainer_adapters._type: http` trains at a `reinforge serve` elsewhere: the same weights as in this process."""
 
+import asyncio
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -10,6 +12,7 @@ from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.policy import PolicyConfig
+from reinforge.engine import Engine
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, ContextOverflow
 from reinforge.files import find_damage
 from reinforge.protocols.sessions.adapter import HttpAdapter
@@ -153,6 +156,21 @@ async def test_without_the_job_key_a_lost_response_trains_twice(server, tiny_mod
         await remote.wait_until_complete(ref.model_copy(update={"metadata": {"job_key": key}}))
     await remote.policy().publish(1)
     assert await remote.policy().fingerprint() != await train_here(tiny_model_dir, groups)
+    await remote.cleanup()
+
+
+async def test_a_job_that_is_sent_again_is_not_one_too_many(server, monkeypatch, set_limit):
+    """The one job that may wait is the job itself, whose response was lost."""
+    release, update = threading.Event(), Engine.update
+    monkeypatch.setattr(Engine, "update", lambda *args, **options: release.wait(12) and update(*args, **options))
+    set_limit("waiting_jobs", 1)
+    remote = await open_adapter(server)
+    groups = [await sample_group(remote.policy(), number) for number in range(3)]
+    ref = await remote.submit(collect(groups, 0))
+    async with asyncio.timeout(9):  # the server would refuse another job for 10 s
+        assert await remote.submit(collect(groups, 0)) == ref
+    release.set()
+    await remote.wait_until_complete(ref)
     await remote.cleanup()
 
 

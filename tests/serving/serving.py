@@ -39,5 +39,6 @@ def says(text):
 
 
 async def wait_for(condition):
-    while not condition():
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)

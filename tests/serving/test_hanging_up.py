@@ -25,7 +25,7 @@ class Endless(ScriptedPolicy):
     async def sample(self, request):
         self.num_running += 1
         try:
-            await asyncio.Event().wait()
+            await asyncio.sleep(25)  # longer than `wait_for` waits
         finally:
             self.num_running -= 1
             self.num_stopped += 1

@@ -56,6 +56,7 @@ async def die_once(item, llm, context):
 
 async def die(item, llm, context):
     if item.input_obj == "die":
+        pathlib.Path(f"died-{os.getpid()}").touch()
         os._exit(3)
     await asyncio.sleep(0.2)
     return os.getpid()
@@ -141,6 +142,7 @@ async def test_an_agent_that_ends_its_process_costs_its_own_episode_alone(folder
         pids = [worker.transport.process.pid for worker in workflow.pool.workers]
     assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, *[Outcome.OK] * 5]
     assert records[0].reason == "WorkerEnded: the process exited with code 3"
+    assert len(list(folder.glob("died-*"))) == 3, "in two shared processes and in one of its own"
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 

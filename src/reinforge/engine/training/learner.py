@@ -152,7 +152,6 @@ class Learner(ShardedOptimizer):
         first = set(steps[0]) if steps else set()
         later = [samples[i] for i in dict.fromkeys(chain.from_iterable(steps[1:])) if i not in first]
         later = [sample for sample in later if sample.defers_old_logprobs and sample.old_logprobs is None]
-        later = [sample for sample in later if are_finite([sample])]  # the steps of the others are skipped
         if later:
             with self.use_whole_weights():
                 rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks, self.take_turns)
