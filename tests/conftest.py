@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+KEEPS_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False  # while tests are collected: each process would compile all of them anew, for 15 s
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores, and libgomp's workers spin
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
@@ -19,6 +21,7 @@ from tests.protocols.openai_service import OpenAIService
 
 def pytest_collection_finish() -> None:
     """What is imported by now lasts: without this each of some hundred runs looks through it for 0.4 s."""
+    sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     gc.freeze()
 
 
