@@ -26,6 +26,7 @@ from tests.core.e2e.test_reporting import LearningRun, Transcript, by_version
 from tests.project import call
 from tests.scripted_run import ScriptedRun
 
+pytestmark = pytest.mark.usefixtures("pages")
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e 5"
 
 
