@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-KEEPS_NO_BYTECODE = sys.dont_write_bytecode
-sys.dont_write_bytecode = False  # while tests are collected: each process would compile all of them anew, for 15 s
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores, and libgomp's workers spin
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
@@ -19,6 +17,9 @@ from reinforge.runs.page.elements import build
 from tests.models import make_tiny_model
 from tests.project import Project
 from tests.protocols.openai_service import OpenAIService
+
+KEEPS_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False  # while tests are collected: each process would compile all of them anew, for 15 s
 
 
 def pytest_collection_finish() -> None:

@@ -118,6 +118,7 @@ def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
     assert not (run.run / "training_metrics.jsonl").exists(), "it ends in the first epoch"
 
 
+@pytest.mark.fault
 def test_an_offset_that_is_not_checked_goes_unnoticed(run, monkeypatch):
     """Mutation check: a canary that accepts any difference."""
     monkeypatch.setattr(Offset, "tolerance", math.inf, raising=False)

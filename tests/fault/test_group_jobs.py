@@ -125,6 +125,7 @@ def test_another_process_continues_a_job_that_the_service_still_trains(tmp_path,
         backend.close()
 
 
+@pytest.mark.fault
 def test_without_its_state_file_a_group_does_not_find_its_job(tmp_path, tiny_model_dir, openai_service):
     """Mutation check: nothing is recorded before and after the job is sent."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
@@ -133,6 +134,7 @@ def test_without_its_state_file_a_group_does_not_find_its_job(tmp_path, tiny_mod
     backend.close()
 
 
+@pytest.mark.fault
 def test_without_names_by_content_a_job_is_created_twice(tmp_path, tiny_model_dir, openai_service):
     """Mutation check: a job is named by the process that requested it."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)

@@ -276,7 +276,8 @@ SAFETIES = {
 """Attack -> a mutation that removes the safety against it, and then the exit code and a part of what is printed."""
 
 
-@pytest.mark.parametrize("kind", by_length(SAFETIES, ["cancel all", "generator exit"]))
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", SAFETIES)
 def test_an_attack_without_its_safety_ends_the_run(make_toy, kind):
     """Mutation check."""
     mutation, code, said = SAFETIES[kind]

@@ -357,6 +357,7 @@ def test_a_reward_that_is_not_checked_makes_a_difference(toy):
     assert "return None from compute_reward" not in child.said
 
 
+@pytest.mark.fault
 def test_a_run_that_trains_on_non_finite_numbers_makes_a_difference(toy):
     """Mutation check."""
     child = poisoned(toy, 99).start(mutation=mutations.train_on_what_is_not_finite)

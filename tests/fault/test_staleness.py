@@ -205,6 +205,7 @@ def begin_too_early(epoch, max_staleness):
     return epoch + max_staleness + 2
 
 
+@pytest.mark.fault
 def test_collections_that_begin_too_early_make_a_difference(monkeypatch):
     """Mutation check: their groups are dropped before they are trained, so they were sampled in vain."""
     monkeypatch.setattr(epoch_collection, "find_last_due", begin_too_early)

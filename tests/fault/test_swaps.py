@@ -196,6 +196,7 @@ def stay_open(policy):
     pass
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("owner", "method", "mutation", "shows"),
     [
@@ -230,6 +231,7 @@ def change_without_waiting(sampler, adapter, change=None):
     sampler.call(lambda: None if change is None else change())
 
 
+@pytest.mark.fault
 def test_a_copy_that_changes_during_a_reply_makes_a_difference(tiny_model_dir, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(ReplySampler, "pause", change_without_waiting)

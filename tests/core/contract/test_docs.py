@@ -50,7 +50,7 @@ def test_the_plugin_of_a_page_trains(path, project):
     sys.path.insert(0, str(project.folder))
     importlib.invalidate_caches()
     importlib.import_module(name)
-    project.set("finetuning.num_epochs", 2)
+    project.set("finetuning.num_epochs", 1)
     for change in changes:
         merge(project.settings, yaml.safe_load(change))
     result = project.finetune()

@@ -8,13 +8,13 @@ import pytest
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [
-        ({"_type": "gspo", "clip_low": 0.05, "clip_high": 0.05}, "clip_fraction"),
+        pytest.param({"_type": "gspo", "clip_low": 0.05, "clip_high": 0.05}, "clip_fraction", marks=pytest.mark.slow),
         ({"_type": "reinforce_pp", "kl_coef": 0.01}, "ratio"),
-        ({"_type": "rejection_sampling", "best_k": 2}, "entropy"),
+        pytest.param({"_type": "rejection_sampling", "best_k": 2}, "entropy", marks=pytest.mark.slow),
         ({"_type": "sft", "min_reward": 0.3}, "loss"),
         ({"_type": "dpo", "sft_coef": 0.5, "pairs": "all", "min_margin": 0.2}, "margin"),
         ({"_type": "kto", "threshold": 0.3, "balance": True}, "kl_baseline"),
-        ({"_type": "orpo"}, "log_odds_ratio"),
+        pytest.param({"_type": "orpo"}, "log_odds_ratio", marks=pytest.mark.slow),
         pytest.param({"_type": "simpo", "pairs": "all"}, "chosen_logprob", marks=pytest.mark.slow),
         pytest.param({"_type": "sapo"}, "gate", marks=pytest.mark.slow),
     ],

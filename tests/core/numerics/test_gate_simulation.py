@@ -68,10 +68,10 @@ def promoted_share(num_runs, draw, num_confirm, **effects):
     [
         pytest.param(binary, 200, {}, marks=pytest.mark.slow),
         (binary, 12, {}),
-        (binary, 200, {"spread_of_effects": 0.1}),
+        pytest.param(binary, 200, {"spread_of_effects": 0.1}, marks=pytest.mark.slow),
         (binary, 100, {"missing": 0.05}),
         pytest.param(continuous, 100, {}, marks=pytest.mark.slow),
-        (continuous, 12, {}),
+        pytest.param(continuous, 12, {}, marks=pytest.mark.slow),
         pytest.param(lopsided, 40, {}, marks=pytest.mark.slow),
     ],
 )
