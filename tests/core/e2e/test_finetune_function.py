@@ -1,6 +1,7 @@
 """`reinforge.finetune` as a script and as a notebook call it: limits, names that are taken, resuming, errors."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import traceback
 import types
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -181,3 +183,49 @@ async def test_ctrl_c_in_a_notebook_stops_the_run_and_waits_for_it(run, tmp_path
     assert run(epochs=500, run_name=None, resume=tmp_path / "r", settings={"limits": {"max_tokens": 1}}).status == (
         "stopped"
     ), "the folder is free again"
+
+
+NOTEBOOKS = sorted((Path(__file__).parents[3] / "examples" / "notebooks").glob("*.ipynb"))
+names = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def find_outputs(notebook):
+    """Returns the ids of the cells that hold outputs, or the number of an execution."""
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [cell["id"] for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
+
+
+@names
+def test_no_output_is_kept_in_the_repository(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert find_outputs(notebook) == []
+    assert notebook["nbformat"] == 4
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}, "nothing of the machine that it was written on"
+
+
+def execute(path, folder, monkeypatch):
+    """Returns a notebook with the outputs of its cells, executed in a folder."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    client = NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return client.execute()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@names
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    notebook = execute(path, tmp_path, monkeypatch)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [output for output in outputs if output.output_type == "error"]
+    contents = [output.data for output in outputs if "data" in output]
+    text = "".join(output.get("text", "") for output in outputs)
+    assert "promoted: True" in text
+    plots = [data for data in contents if "image/png" in data or "data:image/png;base64," in data.get("text/html", "")]
+    assert len(plots) == 1, "the plot is shown inline, once"
+    assert len(list(tmp_path.rglob("report.html"))) == 1
