@@ -43,6 +43,7 @@ def test_a_signal_stops_the_run_and_resumed_it_reaches_the_same_end(make_toy, wh
         assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
     """The finished epochs are not trained again."""
     toy = make_toy(SPARSE)
