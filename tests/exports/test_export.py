@@ -20,7 +20,6 @@ from tests.project import Project
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A finished LoRA run whose model was promoted."""
     folder = tmp_path_factory.mktemp("export")
     project = Project(folder, make_tiny_model(folder / "base"))
     project.set("finetuning.policy.lora", {"r": 8}).set("finetuning.policy.optimizer.learning_rate", 0.02)

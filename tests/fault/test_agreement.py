@@ -23,7 +23,6 @@ TOLERANCE = 1e-5
 
 
 def dialogs(policy, count):
-    """Returns `count` sampled dialogues of one to three turns as training samples."""
     histories = [[{"role": "user", "content": f"say {i}"}] for i in range(count)]
     turns = [[] for _ in range(count)]
     for turn in range(3):

@@ -29,8 +29,6 @@ def art():
 
 @pytest.fixture
 def make_toy(tmp_path, tiny_model_dir, monkeypatch):
-    """Returns a new project that trains through ART."""
-
     def make(art, protocol, name="toy", **settings):
         toy = Toy(tmp_path / name, tiny_model_dir)
         use_art_adapter(toy, art, protocol, **settings)

@@ -108,7 +108,6 @@ NAMES = [f"{function.__name__}: {why}" for function, why in FAILURES]
 
 
 def failing(function):
-    """Returns an evaluator that fails on one example."""
     if asyncio.iscoroutinefunction(function):
 
         async def score(item):

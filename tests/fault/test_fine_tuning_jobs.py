@@ -54,7 +54,6 @@ def train(client, number):
 
 
 def assert_once(servers, jobs):
-    """Each request made one file, one job, one model with its checkpoints, and one end."""
     store = JobStore(servers.folder / "jobs.sqlite")
     found, _ = store.list_jobs(None, 10_000)
     assert sorted(job.id for job in found) == sorted(job.id for job in jobs)

@@ -52,7 +52,6 @@ def killed(request, tmp_path, tiny_model_dir):
 
 
 def kill(backend, model, stage, mutation=None):
-    """Starts a job in a process that dies at a stage."""
     start_server()
     where = (type(backend), backend.folder, model, backend.service.url, backend.service.key)
     child = SERVER.Process(target=begin, args=(*where, stage, mutation), daemon=True)

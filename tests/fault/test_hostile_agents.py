@@ -164,7 +164,6 @@ STUCK = ("ignore", "ignore signals", "block", "spin", "hold")
 
 
 def attacked(make_toy, kind, where=AGENT, timeout_s=1):
-    """Returns a toy whose agent or evaluator attacks once."""
     toy = make_toy()
     toy.write("task.py", textwrap.dedent(ATTACK) + TASK.format(kind=kind, **where))
     toy.set("finetuning.num_epochs", 1)

@@ -118,7 +118,6 @@ def engine(tiny_model_dir):
 
 @pytest.fixture
 def intact(engine):
-    """The engine, whose embeddings are restored afterwards."""
     weight = engine.model.module.get_input_embeddings().weight
     before = weight.detach().clone()
     yield engine
@@ -195,8 +194,6 @@ def test_steps_that_are_not_skipped_make_a_difference(intact, unchecked):
 
 
 class BrokenCredit(GRPO):
-    """Non-finite credit for the groups named in `broken`."""
-
     broken, value = frozenset(), math.nan
 
     def credit(self, samples):
@@ -208,8 +205,6 @@ class BrokenCredit(GRPO):
 
 
 class Job:
-    """The local adapter as a run binds it, and groups that it sampled itself."""
-
     def __init__(self, folder, **limits):
         self.adapter = LocalAdapter(LocalAdapterConfig(), BrokenCredit())
         policy = PolicyConfig(model=str(folder), schedule=ScheduleConfig(warmup_steps=0))

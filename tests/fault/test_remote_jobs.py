@@ -169,8 +169,6 @@ def _no_backoff():
 
 
 class Hasty(OpenAIAdapter):
-    """Takes a failed poll for a failed job."""
-
     async def wait_until_complete(self, ref, poll_interval=None):
         try:
             job = await self._require_jobs().service.retrieve_job(ref.metadata["job_id"])

@@ -156,7 +156,6 @@ def simulate(max_staleness, num_groups):
 
 
 def check(max_staleness, num_groups):
-    """Simulates a run and checks what it trained on and how long it took."""
     run = simulate(max_staleness, num_groups)
     num_epochs = num_groups // GROUPS_PER_EPOCH
     assert run.num_stale == 0, "no sample was made in vain"

@@ -66,7 +66,6 @@ async def test_every_name_of_a_step_serves_its_weights(art, model):
 
 
 async def stream(server, name, seed):
-    """Returns the texts of a stream's chunks, and the version of their weights."""
     body = {"model": name, "messages": PROMPT, "seed": seed, "max_tokens": 12, "stream": True}
     async with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: {")]
@@ -86,16 +85,12 @@ async def test_streams_of_every_step_have_its_weights(art, model):
 
 
 class Racing(ScriptedPolicy):
-    """Samples the next step's reply, since that step is published while the request waits."""
-
     async def stream(self, request, markers=()):
         await self.publish(2)
         yield ReplyPiece("next", TokenLogprobs((1,), (2,), (-1.0,), policy_version=2))
 
 
 class Spelling(ScriptedPolicy):
-    """Streams each letter of its reply."""
-
     async def stream(self, request, markers=()):
         reply = await self.sample(request)
         for letter in reply.message["content"]:
@@ -111,8 +106,6 @@ async def test_a_step_sends_its_own_tokens_one_by_one(newest, version):
     await loaded.publish(1)
 
     class Earlier:
-        """Has step 1 in memory."""
-
         @contextlib.asynccontextmanager
         async def use(self, step):
             yield loaded
@@ -178,7 +171,6 @@ async def test_a_job_without_known_tokens_fails_and_says_why(art, model):
 
 
 async def interrupt(base, folder):
-    """Returns a model and a job of it that ended, but whose end was not recorded."""
     async with ARTServer(base, folder) as server:
         model = await server.create()
         group = await build_group(server)

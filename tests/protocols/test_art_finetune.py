@@ -255,7 +255,6 @@ def test_an_entry_with_the_name_of_the_base_model_is_the_policy_unless_another_i
 
 @pytest.fixture
 def server(tiny_model_dir, tmp_path):
-    """A server in a thread of its own, described as the stand-in is."""
     policy = PolicyConfig(
         model=str(tiny_model_dir), lora=LoRAConfig(r=4), batch=BatchConfig(batch_size=16, num_iterations=2)
     )

@@ -19,7 +19,6 @@ from tests.models import make_tiny_model
 
 @pytest.fixture
 def attack(project, tmp_path, tiny_model_dir):
-    """A project with a tiny target that fails if it says an `a`, as a random model often does."""
     target = make_tiny_model(tmp_path / "target", seed=3)
     frozen = {"_type": "local"}
     project.settings["llms"] = {

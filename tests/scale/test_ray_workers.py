@@ -100,8 +100,6 @@ async def test_a_worker_that_trains_alone_listens_no_more():
 
 
 class Call:
-    """A call that has ended after it was waited for a number of times."""
-
     def __init__(self, waits, *, lost_peer=False):
         self.waits, self.lost_peer = waits, lost_peer
 

@@ -234,8 +234,6 @@ def test_filters_that_are_not_reported_leave_a_reply_untrained():
 
 
 class LosingClient:
-    """The answer to one call is lost, and the server does not answer after it."""
-
     def __init__(self, lost):
         self.lost, self.calls, self.is_gone = lost, [], False
 

@@ -115,8 +115,6 @@ def test_without_sampled_tokens_nothing_is_known():
 
 
 class ScoringEngine:
-    """Scores every token with log p = -1, where the samples have 0."""
-
     def logprobs(self, samples, adapter):
         return [np.full(len(sample), -1.0, np.float32) for sample in samples]
 

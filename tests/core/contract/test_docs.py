@@ -27,7 +27,6 @@ MAX_LINES = 45
 
 
 def blocks(path, language):
-    """Returns the fenced blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 

@@ -246,7 +246,6 @@ SQL = re.compile(
 
 
 def find_sql(text):
-    """Returns the lines of the string literals that hold SQL."""
     literals = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
     return sorted(node.lineno for node in literals if isinstance(node.value, str) and SQL.search(node.value))
 

@@ -145,7 +145,6 @@ NOTHING = TokenLogprobs((), (), ())
 
 
 def read(pieces, template=HERMES, tools=None, **request):
-    """Returns the deltas of reasoning and of content, without the empty ones."""
     reader = DeltaReader(ModelRequest([], tools=tools, **request), template)
     deltas = [reader.read(ReplyPiece(piece, NOTHING)) for piece in pieces]
     return [d.reasoning for d in deltas if d.reasoning], [d.content for d in deltas if d.content]

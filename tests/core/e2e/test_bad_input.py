@@ -9,7 +9,6 @@ from tests.project import call
 
 
 def assert_rejected(project, *patterns, code=2):
-    """Runs the project and checks that it is rejected before a run folder exists."""
     result = project.finetune()
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output

@@ -190,7 +190,6 @@ names = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def find_outputs(notebook):
-    """Returns the ids of the cells that hold outputs, or the number of an execution."""
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [cell["id"] for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
 
@@ -204,7 +203,6 @@ def test_no_output_is_kept_in_the_repository(path):
 
 
 def execute(path, folder, monkeypatch):
-    """Returns a notebook with the outputs of its cells, executed in a folder."""
     import nbformat
     from nbclient import NotebookClient
 

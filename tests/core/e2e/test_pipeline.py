@@ -97,8 +97,6 @@ def test_distillation_moves_towards_the_teacher_whatever_the_reward(staged, teac
 
 
 class ScoringEndpoint(OpenAIServer):
-    """Scores prompts with a model until its limit, above which it is down."""
-
     def __init__(self, folder, limit=10**6):
         super().__init__(self.score)
         self.model = LocalLLM(PolicyConfig(model=str(folder)), FinetuneConfig(device="cpu"))

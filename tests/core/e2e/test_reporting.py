@@ -14,8 +14,6 @@ from tests.scripted_run import ScriptedRun, ask
 
 
 class Transcript(SilentProgress):
-    """Keeps the settings and the notes."""
-
     def __init__(self):
         self.settings, self.notes = {}, []
 
@@ -40,8 +38,6 @@ class SavingAdapter(RecordingAdapter):
 
 
 class LearningRun(ScriptedRun):
-    """A run whose policy says `form`, the number of its version, and a digit that differs between siblings."""
-
     def __init__(self, folder, count=40, **fields):
         super().__init__(folder, count=count, **fields)
         policy = ScriptedPolicy(lambda request: f"form {policy.version} {request.sampling.seed % 7}")

@@ -30,7 +30,6 @@ def jobs(project):
 
 
 def held(project):
-    """Returns the files of the run folder, except those of SQLite, JSON files and the log."""
     files = [path for path in project.run.rglob("*") if path.is_file() and path.suffix not in (".log", ".json")]
     return {str(path): path.read_bytes() for path in files if "run.sqlite" not in path.name}
 
@@ -61,7 +60,6 @@ def test_checkpoints_of_some_epochs_only_lose_nothing_when_the_run_is_stopped(pr
 
 @pytest.fixture
 def composed(project, tiny_model_dir):
-    """A killed run whose agent, evaluator, template and model are files of the project."""
     shutil.copytree(tiny_model_dir, project.folder / "tiny")
     project.write("template.jinja", (tiny_model_dir / "chat_template.jinja").read_text())
     project.write("schema.json", '{"type": "string"}')

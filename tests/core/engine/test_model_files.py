@@ -42,7 +42,6 @@ def adapter(folder, tmp_path):
 
 
 def shard(folder, *names):
-    """Turns the folder's weights into a sharded model whose index names these files."""
     names = names or ("model-00001-of-00001.safetensors",)
     if len(names) == 1 and "/" not in names[0]:
         (folder / "model.safetensors").rename(folder / names[0])
@@ -54,7 +53,6 @@ def shard(folder, *names):
 
 
 def refuse(folder, message):
-    """Checks that preflight and loading both refuse a folder, with one message."""
     (problem, *_) = check_policy(PolicyConfig(model=str(folder)))
     assert (problem.path, message in problem.message) == (MODEL, True), problem
     assert problem.fix

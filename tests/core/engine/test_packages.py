@@ -58,7 +58,6 @@ except ImportError:
 
 
 def import_with_kernels(folder, monkeypatch, load):
-    """Returns a package that would download code by the package `kernels`, which is installed."""
     (folder / "downloads_code.py").write_text(PACKAGE)
     (folder / "kernels.py").write_text("")
     monkeypatch.syspath_prepend(folder)

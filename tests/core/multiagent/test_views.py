@@ -9,8 +9,6 @@ from tests.talk import Talk, assistant, build_groups, example, user
 
 
 class Told(NIP):
-    """A hint in every round of the prover."""
-
     def hint(self, agent, dialogue):
         return f"round {dialogue.round}" if agent == "prover" else super().hint(agent, dialogue)
 

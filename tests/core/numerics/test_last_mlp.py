@@ -22,8 +22,6 @@ def engine(request, tmp_path_factory):
 
 
 class TokenCounter:
-    """Counts the tokens that a module computes."""
-
     def __init__(self, module):
         self.count = 0
         self.hook = module.register_forward_hook(self._count)
@@ -39,7 +37,6 @@ class TokenCounter:
 
 
 def train_on(engine, samples, *, shares):
-    """Log-probs, every gradient, and the number of tokens that the last layer's MLP computed."""
     model, batch = engine.model, collate(samples)
     model.module.zero_grad()
     with TokenCounter(find_last_layer(model.module).mlp) as counter:

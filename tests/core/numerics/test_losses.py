@@ -150,7 +150,6 @@ def load(folder, *, tokens: int = 10_000, **optimizer) -> Engine:
 
 
 def moved(folder, loss, samples=None, **settings):
-    """Returns the metrics of one step and the weights after it."""
     with load(folder, **settings) as engine:
         engine.begin_job()
         metrics = engine.step(samples or random_samples(6), loss)

@@ -131,7 +131,6 @@ def test_sapos_gradient_equals_finite_differences():
 
 
 def make_mismatched_batch(old, offsets, advantages, ref=None):
-    """A batch whose old log-probs are the learner's and exceed the sampler's by `offsets`."""
     batch = make_batch(old, advantages, ref)
     batch.sampling_logprobs = row(*(o - offset for o, offset in zip(old, offsets, strict=True)))
     batch.old_logprobs_from_learner = True

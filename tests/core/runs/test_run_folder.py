@@ -46,8 +46,6 @@ def modes(folder):
 
 
 class Saving(ScriptedRun):
-    """A run whose backend saves its weights, so that there are checkpoints and a promoted model."""
-
     def __init__(self, folder):
         super().__init__(folder, reward=lambda output, expected: float(output[-1]), count=60)
         self.settings["finetuning"] |= {"num_epochs": 1, "gate": {"num_samples": 1}}
@@ -69,7 +67,6 @@ class Saving(ScriptedRun):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A completed run, made with the usual umask."""
     folder = tmp_path_factory.mktemp("made") / "runs"
     with umask(0o022):
         summary = asyncio.run(Saving(folder).run())
@@ -265,8 +262,6 @@ def write_checkpoint(folder):
 
 
 def with_files(change):
-    """Rewrites the manifest of a folder with other files, and with a hash that agrees."""
-
     def craft(folder):
         manifest = json.loads((folder / "manifest.json").read_text())
         del manifest["sha256"]

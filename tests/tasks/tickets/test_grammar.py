@@ -17,8 +17,6 @@ from reinforge.tasks.tickets.ticket import (
 
 
 class FirstChoice(random.Random):
-    """Makes every choice the first one and includes every optional part."""
-
     def random(self):
         return 0.0
 
