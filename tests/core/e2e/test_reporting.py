@@ -180,18 +180,6 @@ async def test_a_killed_run_tells_its_best_checkpoint_too(tmp_path, monkeypatch)
     )
 
 
-async def test_a_smoke_run_that_worked_says_what_it_did(tmp_path):
-    summary = await LearningRun(tmp_path, reward=by_version).run(smoke=True)
-    lines = summary.closing_lines(color=False)
-    assert lines[0] == "r-smoke passed its smoke test: every stage works"
-    assert lines[1].startswith("  did         ran the agent, scored with reward, made 1 optimizer step, published")
-    report = (summary.folder / "report.md").read_text()
-    assert report.startswith("# r-smoke passed its smoke test")
-    shown = show(LearningRun(tmp_path), "list") + show(LearningRun(tmp_path), "show", "r-smoke")
-    assert "smoke test passed" in shown
-    assert "promoted" not in report
-
-
 async def test_every_count_comes_with_its_commonest_reason(tmp_path):
     """As with `tool_calls[0].function` on a dict: most episodes are missing, and each place must say why."""
 

@@ -209,7 +209,7 @@ def decorate(function):
     ],
 )
 def test_a_message_names_the_agent_with_its_file_and_line(function, name, code):
-    assert bind_workflow(function).source == f"{name} (test_workflow.py:{code.co_firstlineno})"
+    assert bind_workflow(function).source == f"{name} (test_functions.py:{code.co_firstlineno})"
 
 
 async def answer():
@@ -219,7 +219,7 @@ async def answer():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (answer, r"agent \(test_workflow.py:\d+\) returned a coroutine: write `await` before the call of answer$"),
+        (answer, r"agent \(test_functions.py:\d+\) returned a coroutine: write `await` before the call of answer$"),
         (lambda: (letter for letter in "4"), "returned a generator: write `return` instead of `yield`"),
     ],
 )
