@@ -31,14 +31,6 @@ def test_an_algorithm_named_in_the_file_trains(project, algorithm, told):
     assert [version["num_updates"] for version in project.summary["policy_versions"]][1:] == [2, 2]
 
 
-def test_epochs_in_which_nothing_is_good_enough_are_empty(project):
-    project.set("finetuning.algorithm", {"_type": "expert_iteration", "reward_threshold": 2.0})
-    project.set("finetuning.limits.max_empty_updates", 2)
-    result = project.finetune(code=3)
-    assert "2 epochs in a row had nothing to train on" in result.output
-    assert "16 groups are not used by the algorithm" in " ".join(result.output.split())
-
-
 def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(project):
     project.set("finetuning.algorithm", {"_type": "expert_iteration", "reward_threshold": 0.0, "min_examples": 1000})
     project.set("finetuning.limits.max_empty_updates", 2)

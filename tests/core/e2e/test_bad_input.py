@@ -99,15 +99,6 @@ def test_the_file_is_validated_in_under_a_second(project):
     assert time.thread_time() - started < 1.0
 
 
-def test_prompts_longer_than_the_context_count_as_policy_failures(project):
-    project.rows = [
-        {"id": str(i), "question": "word " * 2000 if i % 2 else f"say {i}", "answer": "a"} for i in range(64)
-    ]
-    project.set("finetuning.num_epochs", 1)
-    project.finetune(code=0)
-    assert project.summary["episodes"]["context_overflow"] > 0
-
-
 @pytest.mark.parametrize("name", ["../elsewhere", "last", "\x1b[31m", "", "ünï", "x" * 129])
 def test_a_name_that_a_run_cannot_have(project, name):
     result = project.finetune("--run_name", name)
