@@ -47,7 +47,7 @@ def test_every_crash_point_has_its_kill():
 
 
 LONG = (CHAINS[0], CHAINS[1], CHAINS[2], CHAINS[5])
-"""The long run's: submitting, checkpoints and publishing stay among the quick ones."""
+"""The long run's: checkpoints and publishing stay among the quick ones."""
 QUICK = [pytest.param(chain, marks=pytest.mark.fault if chain in LONG else (), id="->".join(chain)) for chain in CHAINS]
 
 
