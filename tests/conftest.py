@@ -12,13 +12,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
 from reinforge.limits import PREFIX, get_limits
+from reinforge.runs.page import page
+from reinforge.runs.page.elements import build
 from tests.models import make_tiny_model
 from tests.project import Project
 from tests.protocols.openai_service import OpenAIService
 
+KEEPS_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False  # while tests are collected: each process would compile all of them anew, for 15 s
+
 
 def pytest_collection_finish() -> None:
     """What is imported by now lasts: without this each of some hundred runs looks through it for 0.4 s."""
+    sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     gc.freeze()
 
 
@@ -64,11 +70,19 @@ def plots() -> None:
     """Lets the runs of a test draw their plots."""
 
 
+@pytest.fixture
+def pages() -> None:
+    """Lets the runs of a test write their `report.html`."""
+
+
 @pytest.fixture(autouse=True)
-def _no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs as if matplotlib were not installed: plots have tests of their own, and one is a fifth of a short run."""
+def _no_plots_and_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without a plot and with an empty page: they have tests of their own, and each is a fifth of a short run."""
     if "plots" not in request.fixturenames:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
+    if "pages" not in request.fixturenames:
+        monkeypatch.setattr(page, "read_content", lambda *arguments: None)
+        monkeypatch.setattr(page, "build_page", lambda content: build("html"))
 
 
 @pytest.fixture

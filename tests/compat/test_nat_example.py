@@ -118,7 +118,6 @@ def example(request, tmp_path):
 
 
 def call_command(folder, options, *arguments, **overrides):
-    """Runs a command of ours in a process of its own and returns the folder."""
     settings = [part for path, value in overrides.items() for part in ("-o", path, value)]
     command = [sys.executable, "-m", "reinforge", *arguments, *options, *settings]
     environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}

@@ -33,7 +33,6 @@ def export(folder, file_type="f32", family="llama", **config):
 
 
 def compute_difference(folder, module, tokenizer):
-    """Returns the largest difference between the log-probs of a model and of its file."""
     ids = torch.tensor([tokenizer.encode(TEXT)])
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="tiny.gguf", dtype=torch.float32)
     with torch.no_grad():

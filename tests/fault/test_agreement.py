@@ -23,7 +23,6 @@ TOLERANCE = 1e-5
 
 
 def dialogs(policy, count):
-    """Returns `count` sampled dialogues of one to three turns as training samples."""
     histories = [[{"role": "user", "content": f"say {i}"}] for i in range(count)]
     turns = [[] for _ in range(count)]
     for turn in range(3):
@@ -118,6 +117,7 @@ def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
     assert not (run.run / "training_metrics.jsonl").exists(), "it ends in the first epoch"
 
 
+@pytest.mark.fault
 def test_an_offset_that_is_not_checked_goes_unnoticed(run, monkeypatch):
     """Mutation check: a canary that accepts any difference."""
     monkeypatch.setattr(Offset, "tolerance", math.inf, raising=False)

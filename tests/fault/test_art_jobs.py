@@ -29,8 +29,6 @@ def art():
 
 @pytest.fixture
 def make_toy(tmp_path, tiny_model_dir, monkeypatch):
-    """Returns a new project that trains through ART."""
-
     def make(art, protocol, name="toy", **settings):
         toy = Toy(tmp_path / name, tiny_model_dir)
         use_art_adapter(toy, art, protocol, **settings)
@@ -98,7 +96,8 @@ def test_a_run_killed_before_the_response_finds_its_job(make_toy, art):
     assert len(art.jobs) == NUM_EPOCHS
 
 
-@pytest.mark.parametrize("protocol", [1, pytest.param(2, marks=pytest.mark.fault)])
+@pytest.mark.fault
+@pytest.mark.parametrize("protocol", [1, 2])
 def test_a_job_that_is_not_looked_for_is_started_twice(make_toy, art, protocol):
     """Mutation check: without looking for the step of the lost job, a second one is started beside it."""
     art.ends = ["hangs"]

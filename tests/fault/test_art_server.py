@@ -71,7 +71,6 @@ class Trainer:
 
 
 def assert_once(servers, trainer):
-    """Each call made one job and one step of one update, and the last step is the one that is served."""
     [path] = [path for path in servers.folder.iterdir() if (path / "model.json").exists()]
     folder, steps = ModelFolder(path), list(range(1, len(trainer.jobs) + 1))
     assert sorted(folder.list_jobs()) == sorted(trainer.jobs)

@@ -23,8 +23,6 @@ CONCURRENCY = 8
 
 
 class Counting:
-    """An agent that counts its calls and then does what `behave` says."""
-
     def __init__(self, behave):
         self.behave, self.num_calls = behave, 0
 

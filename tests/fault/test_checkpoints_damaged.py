@@ -46,8 +46,6 @@ def state_of(epoch):
 
 
 class Run:
-    """A run folder with three checkpoints, and the fingerprints of their weights when they were written."""
-
     def __init__(self, folder, model):
         self.engine = Engine.load(PolicyConfig(model=str(model)), seed=0, device="cpu")
         self.journal, self.fingerprints = RunJournal(folder), {}

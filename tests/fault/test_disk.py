@@ -72,8 +72,6 @@ def each_failure(disk):
 
 
 class ThreeFiles(RecordingAdapter):
-    """Saves weights that are three files of one letter."""
-
     letter = "a"
 
     async def save(self, folder, version):
@@ -93,7 +91,6 @@ def contents(folder):
 
 
 async def check_commits(tmp_path, disk, version):
-    """Fails each writing call of a commit, and checks what is left and what the error says."""
     adapter, checkpoints = ThreeFiles(ScriptedPolicy()), Checkpoints(tmp_path)
     checkpoints.folder.mkdir()
     first = await checkpoints.write(adapter, 1, {"epoch": 1})
@@ -156,7 +153,6 @@ async def test_errors_that_are_not_translated_carry_no_path_and_no_size(tmp_path
 
 
 def check_replacements(tmp_path, disk, replace=replace_file):
-    """Fails each writing call of a replacement, and checks that the old file is all that is left."""
     path = tmp_path / "summary.json"
     with disk.failing(at=0):
         replace(path, "old")

@@ -49,8 +49,6 @@ def fault_of(example_id, generation, kinds, rate, seed):
 
 
 class Epoch:
-    """One epoch of the loop over doubles, in which a share of the episodes fails."""
-
     def __init__(self, folder, kinds, rate, seed, num_groups, **config):
         self.fault = lambda item_id, generation: fault_of(item_id, generation, kinds, rate, seed)
         self.config = FinetuneConfig(
@@ -113,7 +111,6 @@ class Epoch:
             self.context.journal.flush()
 
     def check(self):
-        """Checks that the journal, the metrics and the job account for every episode, in every group."""
         query = "SELECT example_id, outcome, count(*) FROM episodes GROUP BY example_id, outcome ORDER BY example_id"
         rows = read_rows(self.context.folder, query)
         by_example = {}

@@ -108,7 +108,6 @@ NAMES = [f"{function.__name__}: {why}" for function, why in FAILURES]
 
 
 def failing(function):
-    """Returns an evaluator that fails on one example."""
     if asyncio.iscoroutinefunction(function):
 
         async def score(item):
@@ -285,6 +284,7 @@ async def test_without_that_rule_a_missing_score_would_be_0(monkeypatch):
     ]
 
 
+@pytest.mark.fault
 async def test_without_the_time_limit_an_evaluator_that_hangs_is_waited_for(monkeypatch):
     """The mutation: with the limit, the same takes half a second."""
     score = run_module.score_item

@@ -54,7 +54,6 @@ def train(client, number):
 
 
 def assert_once(servers, jobs):
-    """Each request made one file, one job, one model with its checkpoints, and one end."""
     store = JobStore(servers.folder / "jobs.sqlite")
     found, _ = store.list_jobs(None, 10_000)
     assert sorted(job.id for job in found) == sorted(job.id for job in jobs)
@@ -87,6 +86,7 @@ def test_a_server_that_dies_at_one_point_goes_on(servers, site):
     assert_once(servers, [job])
 
 
+@pytest.mark.fault
 def test_without_the_memory_of_requests_a_retry_makes_a_second_job(servers):
     """Mutation check: the server forgets which requests it has seen, and the lost response costs a job."""
     with servers.restarted_after("forget create_job:after", then="forget"), servers.client() as client:

@@ -52,7 +52,6 @@ def killed(request, tmp_path, tiny_model_dir):
 
 
 def kill(backend, model, stage, mutation=None):
-    """Starts a job in a process that dies at a stage."""
     start_server()
     where = (type(backend), backend.folder, model, backend.service.url, backend.service.key)
     child = SERVER.Process(target=begin, args=(*where, stage, mutation), daemon=True)
@@ -125,6 +124,7 @@ def test_another_process_continues_a_job_that_the_service_still_trains(tmp_path,
         backend.close()
 
 
+@pytest.mark.fault
 def test_without_its_state_file_a_group_does_not_find_its_job(tmp_path, tiny_model_dir, openai_service):
     """Mutation check: nothing is recorded before and after the job is sent."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)
@@ -133,6 +133,7 @@ def test_without_its_state_file_a_group_does_not_find_its_job(tmp_path, tiny_mod
     backend.close()
 
 
+@pytest.mark.fault
 def test_without_names_by_content_a_job_is_created_twice(tmp_path, tiny_model_dir, openai_service):
     """Mutation check: a job is named by the process that requested it."""
     backend = Hosted(tmp_path / "groups", tiny_model_dir, openai_service)

@@ -164,7 +164,6 @@ STUCK = ("ignore", "ignore signals", "block", "spin", "hold")
 
 
 def attacked(make_toy, kind, where=AGENT, timeout_s=1):
-    """Returns a toy whose agent or evaluator attacks once."""
     toy = make_toy()
     toy.write("task.py", textwrap.dedent(ATTACK) + TASK.format(kind=kind, **where))
     toy.set("finetuning.num_epochs", 1)
@@ -276,7 +275,8 @@ SAFETIES = {
 """Attack -> a mutation that removes the safety against it, and then the exit code and a part of what is printed."""
 
 
-@pytest.mark.parametrize("kind", by_length(SAFETIES, ["cancel all", "generator exit"]))
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", SAFETIES)
 def test_an_attack_without_its_safety_ends_the_run(make_toy, kind):
     """Mutation check."""
     mutation, code, said = SAFETIES[kind]

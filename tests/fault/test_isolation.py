@@ -62,7 +62,6 @@ def claim():
 
 
 def workers_of(toy):
-    """Returns the worker processes that run in a toy's folder."""
     found = []
     for process in psutil.process_iter(["cwd", "cmdline", "status"]):
         command = " ".join(process.info["cmdline"] or [])

@@ -37,7 +37,6 @@ def write_forever(folder, acknowledge):
 
 
 def killed_writer(folder, after_s):
-    """Returns the epochs that a writer acknowledged before it was killed, `after_s` seconds after the first one."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -76,7 +76,6 @@ def whole(tmp_path_factory):
 
 
 def flips(data, count, seed):
-    """Yields copies of a file with one changed bit each."""
     rng = random.Random(seed)
     for _ in range(count):
         at = rng.randrange(len(data))
@@ -86,7 +85,6 @@ def flips(data, count, seed):
 
 
 def find_overlooked(folder, whole, count, seed):
-    """Returns how many flips changed what stands in the journal, and at which bytes that was not noticed."""
     data, rows = whole
     overlooked, num_changed = [], 0
     for at, changed in flips(data, count, seed):
@@ -203,7 +201,6 @@ def test_a_run_resumes_from_the_newest_snapshot_before_which_nothing_is_missing(
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, tiny_model_dir):
-    """A run of three epochs, killed in the last one, and the folder of its project."""
     folder = tmp_path_factory.mktemp("killed")
     project = Project(folder, tiny_model_dir).set("finetuning.num_epochs", 3)
     project.set("trajectory_builders.builder.examples_per_epoch", 4).rows = project.rows[:24]

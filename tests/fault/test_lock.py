@@ -134,6 +134,7 @@ def test_without_the_lock_two_processes_own_a_folder(tmp_path, monkeypatch):
         racer.kill()
 
 
+@pytest.mark.fault
 def test_a_lock_that_outlives_its_owner_keeps_the_folder_closed(tmp_path, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(filelock, "FileLock", FileThatExists)

@@ -7,7 +7,6 @@ from tests.fault import mutations
 
 
 def find_new_names(tree, names):
-    """Returns what is assigned to an attribute of a module or class that has no such attribute."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([node], []), "imports", "exec"), names)

@@ -119,7 +119,6 @@ def engine(tiny_model_dir):
 
 @pytest.fixture
 def intact(engine):
-    """The engine, whose embeddings are restored afterwards."""
     weight = engine.model.module.get_input_embeddings().weight
     before = weight.detach().clone()
     yield engine
@@ -196,8 +195,6 @@ def test_steps_that_are_not_skipped_make_a_difference(intact, unchecked):
 
 
 class BrokenCredit(GRPO):
-    """Non-finite credit for the groups named in `broken`."""
-
     broken, value = frozenset(), math.nan
 
     def credit(self, samples):
@@ -209,8 +206,6 @@ class BrokenCredit(GRPO):
 
 
 class Job:
-    """The local adapter as a run binds it, and groups that it sampled itself."""
-
     def __init__(self, folder, **limits):
         self.adapter = LocalAdapter(LocalAdapterConfig(), BrokenCredit())
         policy = PolicyConfig(model=str(folder), schedule=ScheduleConfig(warmup_steps=0))
@@ -358,6 +353,7 @@ def test_a_reward_that_is_not_checked_makes_a_difference(toy):
     assert "return None from compute_reward" not in child.said
 
 
+@pytest.mark.fault
 def test_a_run_that_trains_on_non_finite_numbers_makes_a_difference(toy):
     """Mutation check."""
     child = poisoned(toy, 99).start(mutation=mutations.train_on_what_is_not_finite)

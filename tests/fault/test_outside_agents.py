@@ -55,8 +55,6 @@ REASONS = {
 
 @pytest.fixture
 def attacked(make_toy):
-    """Returns a function that makes a toy whose agent is a program that attacks once."""
-
     def make(kind, timeout_s=5):
         toy = make_toy()
         toy.write("agent.py", PYTHON_AGENT + ATTACK.replace("{kind}", kind))

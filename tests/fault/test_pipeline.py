@@ -40,12 +40,13 @@ def test_a_kill_at_the_border_of_two_stages(make_toy, finished, site):
     assert differences(toy.run, finished(PIPELINE).run) == []
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("site", "mutation"),
     [
         (IN_THE_SECOND_STAGE, mutations.forget_the_stage),
-        pytest.param(IN_THE_SECOND_STAGE, mutations.forget_the_reference, marks=pytest.mark.fault),
-        pytest.param("batch.sealed:3", mutations.keep_the_optimizer_between_stages, marks=pytest.mark.fault),
+        (IN_THE_SECOND_STAGE, mutations.forget_the_reference),
+        ("batch.sealed:3", mutations.keep_the_optimizer_between_stages),
     ],
 )
 def test_what_is_not_restored_makes_a_difference(make_toy, finished, site, mutation):

@@ -167,7 +167,6 @@ def make_ray_toy(tmp_path_factory, tiny_model_dir, two_nodes):
 
 @pytest.fixture(scope="module")
 def undisturbed(make_ray_toy, two_nodes):
-    """A run on two nodes to compare with."""
     toy = make_ray_toy()
     child = toy.start(mutation=partial(ray_jobs.connect, two_nodes.variables))
     assert child.wait(PATIENCE_S) == 0, child.said

@@ -144,13 +144,8 @@ def test_a_run_killed_at_random_times_has_one_job_per_epoch(make_toy):
             assert_one_job_an_epoch(toy, service)
 
 
-@pytest.mark.parametrize(
-    "kill",
-    [
-        pytest.param(False, id="the answer is lost"),
-        pytest.param(True, id="the process dies", marks=pytest.mark.fault),
-    ],
-)
+@pytest.mark.fault
+@pytest.mark.parametrize("kill", [False, True], ids=["the answer is lost", "the process dies"])
 def test_a_job_that_is_not_searched_for_is_created_twice(make_toy, openai_service, kill):
     """Mutation check: without asking the service first, a second job is created and paid for."""
     openai_service.faults["create"] = [after(no_response) if kill else lost_response]
@@ -174,8 +169,6 @@ def _no_backoff():
 
 
 class Hasty(OpenAIAdapter):
-    """Takes a failed poll for a failed job."""
-
     async def wait_until_complete(self, ref, poll_interval=None):
         try:
             job = await self._require_jobs().service.retrieve_job(ref.metadata["job_id"])

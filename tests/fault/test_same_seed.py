@@ -33,6 +33,7 @@ def test_two_runs_with_one_seed_are_the_same(toy, whole):
     assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_samples_that_do_not_depend_on_the_seed_make_a_difference(toy, whole):
     """Mutation check."""
     assert toy.start(mutation=mutations.draw_without_the_seed).wait() == 0

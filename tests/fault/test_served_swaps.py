@@ -23,8 +23,6 @@ NUM_CLIENTS = 8
 
 
 class Chats:
-    """Clients that chat until `stop`."""
-
     def __init__(self, client):
         self.client, self.stopping, self.num_asked, self.replies = client, False, 0, []
 
@@ -66,7 +64,6 @@ def build_tokens(prompt, token_ids, content, version):
 
 
 async def hammer(folder, num_swaps, tmp_path):
-    """Returns the replies of all chats and the copies of all versions."""
     config = PolicyConfig(model=str(folder), max_num_seqs=32)
     config.optimizer.learning_rate = 3e-3
     config.schedule.warmup_steps = 0
@@ -105,6 +102,7 @@ async def test_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_
     assert max(await asyncio.to_thread(differences, tiny_model_dir, replies, copies, 1)) > TOLERANCE
 
 
+@pytest.mark.fault
 async def test_without_closing_admission_replies_mix_versions(tiny_model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(EmbeddedPolicy, "close_admission", lambda self: None)
     replies, copies = await hammer(tiny_model_dir, 8, tmp_path)

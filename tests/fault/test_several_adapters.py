@@ -17,8 +17,6 @@ NAMES, KL = ("a", "b"), GRPOConfig(kl_coef=0.01)
 
 
 class Poisoned(GRPO):
-    """Non-finite credit for the groups of `poisoned`, and none for those of `idle`."""
-
     poisoned = idle = ""
 
     def credit(self, samples):
@@ -31,8 +29,6 @@ class Poisoned(GRPO):
 
 
 class Jobs:
-    """The local adapter with two adapters, and groups that they sampled themselves."""
-
     def __init__(self, folder):
         self.adapter, self.number = LocalAdapter(LocalAdapterConfig(), Poisoned(KL), adapters=NAMES), 0
         policy = {"model": str(folder), "lora": {"r": 4}, "optimizer": {"learning_rate": 0.01}}

@@ -43,6 +43,7 @@ def test_a_signal_stops_the_run_and_resumed_it_reaches_the_same_end(make_toy, wh
         assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
     """The finished epochs are not trained again."""
     toy = make_toy(SPARSE)
@@ -64,7 +65,8 @@ def test_further_signals_write_a_checkpoint_too(make_toy, finished, number):
     assert differences(toy.run, finished(SPARSE).run) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGHUP, marks=pytest.mark.fault)])
+@pytest.mark.fault
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_that_is_not_handled_leaves_no_checkpoint(make_toy, number):
     """Mutation check."""
     toy = make_toy(SPARSE)
@@ -99,6 +101,7 @@ def test_a_second_signal_ends_a_stop_that_hangs(toy, whole, hang):
     assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.fault
 def test_a_run_without_handlers_makes_a_difference(toy):
     """Mutation check."""
     _, code = stop(toy, signal.SIGTERM, 0.3, mutation=mutations.handle_no_signals)

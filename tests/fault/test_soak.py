@@ -17,7 +17,6 @@ STEPS_PER_EPOCH = 2
 
 
 def watch_resources():
-    """Writes memory, open files and the size of the write-ahead log twice a second, in the process of a run."""
     process, name = psutil.Process(), "resources.jsonl"
 
     def watch():
@@ -37,7 +36,6 @@ def watch_resources():
 
 
 def leak():
-    """Keeps memory and an open file for every stage of the run."""
     watch_resources()
     kept, end_stage = [], RunContext.record_episode
 
@@ -49,7 +47,6 @@ def leak():
 
 
 def measure(toy, num_epochs, watched):
-    """Returns the growth of memory and the number of new files between the first and the last part of a run."""
     toy.set("finetuning.num_epochs", num_epochs).set("finetuning.deterministic", False)
     toy.set("finetuning.run_configuration.validation_interval", num_epochs)
     toy.set("finetuning.policy.optimizer.learning_rate", 1e-5)  # the replies stay as long as they are

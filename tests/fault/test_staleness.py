@@ -156,7 +156,6 @@ def simulate(max_staleness, num_groups):
 
 
 def check(max_staleness, num_groups):
-    """Simulates a run and checks what it trained on and how long it took."""
     run = simulate(max_staleness, num_groups)
     num_epochs = num_groups // GROUPS_PER_EPOCH
     assert run.num_stale == 0, "no sample was made in vain"
@@ -205,6 +204,7 @@ def begin_too_early(epoch, max_staleness):
     return epoch + max_staleness + 2
 
 
+@pytest.mark.fault
 def test_collections_that_begin_too_early_make_a_difference(monkeypatch):
     """Mutation check: their groups are dropped before they are trained, so they were sampled in vain."""
     monkeypatch.setattr(epoch_collection, "find_last_due", begin_too_early)

@@ -70,7 +70,6 @@ class Hammer:
             time.sleep(0.001)
 
     def wait_for_count(self, count):
-        """Returns once so many replies have come."""
         deadline = time.monotonic() + self.patience_s
         while len(self.replies) < count:
             assert time.monotonic() < deadline, "no replies come during a job"
@@ -122,7 +121,6 @@ def swap_a_copy(engine, version, hammer, rng):
 
 
 def hammered(folder, num_swaps, patience_s, swap=swap):
-    """Returns an engine's replies, the copies of its versions, and each job's end and number of replies by then."""
     config = PolicyConfig(model=str(folder), max_num_seqs=8)
     config.optimizer.learning_rate = 3e-3
     config.schedule.warmup_steps = 0
@@ -163,7 +161,6 @@ def assert_named_weights(found):
 
 
 def check_versions(folder, replies, copies):
-    """Scores every reply again with the weights that it names, and with others."""
     found = differences(folder, replies, copies)
     assert len(found) == len(replies), "no reply names a version that was never served"
     assert_named_weights(found)
@@ -196,6 +193,7 @@ def stay_open(policy):
     pass
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("owner", "method", "mutation", "shows"),
     [
@@ -230,6 +228,7 @@ def change_without_waiting(sampler, adapter, change=None):
     sampler.call(lambda: None if change is None else change())
 
 
+@pytest.mark.fault
 def test_a_copy_that_changes_during_a_reply_makes_a_difference(tiny_model_dir, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(ReplySampler, "pause", change_without_waiting)

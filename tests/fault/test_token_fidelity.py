@@ -81,8 +81,6 @@ class Wrapped(PolicyServer):
 
 
 class Watched(Wrapped):
-    """Records what was sampled, by the seed of the call."""
-
     def __init__(self, policy):
         super().__init__(policy)
         self.sampled = {}

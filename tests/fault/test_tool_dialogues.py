@@ -45,7 +45,6 @@ COUNTS = [4, pytest.param(-(-NUM_DIALOGUES // (len(FAMILIES) * len(TOKENIZERS)))
 
 
 def make_family_tokenizer(kind, name):
-    """Returns one of the five, with the tokens and the template of a family."""
     tokenizer, spec = TOKENIZERS[kind](), SPECS[name]
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS), "eos_token": spec.end})
     tokenizer.chat_template = spec.text
@@ -72,7 +71,6 @@ class FamilyCaller(PolicyServer):
         return ModelReply(message, "stop", tokens, len(prompt), len(ids), raw_text=self.renderer.decode_raw(ids))
 
     def _write(self, request, rng):
-        """Returns the raw text of a reply, with the token that ends it."""
         reply = DialogueMaker(self.spec, rng.random()).make_reply(request.tools)
         messages = [{"role": "user", "content": "?"}]
         asked = self.renderer._render_text(request, messages, add_generation_prompt=True)
@@ -95,8 +93,6 @@ class FamilyCaller(PolicyServer):
 
 
 class ToolDialogs(Dialogs):
-    """An agent that answers every call, and sometimes drops a reply's reasoning, as clients of OpenAI do."""
-
     async def agent(self, item, llm, context):
         rng = random.Random(item.input_obj)
         messages = [{"role": "user", "content": item.input_obj}]
@@ -153,8 +149,6 @@ def test_the_engine_continues_what_it_sampled(tmp_path, history):
 
 
 class ShortDialogs(Dialogs):
-    """An agent of three turns whose texts are short."""
-
     async def agent(self, item, llm, context):
         messages = [{"role": "user", "content": "a"}]
         for _ in range(3):
@@ -178,7 +172,6 @@ class Scripted(FamilyCaller):
 
 
 async def talk(policy):
-    """Returns the trajectory of an episode in which the user asks twice."""
     capture = Capture(seed=1)
     llm = AsyncLLM("agent", PolicyLLM(lambda: policy), capture, None)
     messages = [{"role": "user", "content": "2+3?"}]

@@ -32,8 +32,6 @@ SURROGATE = "caf\ud83d \udc80"
 
 
 class Mute:
-    """Has no text."""
-
     def __str__(self):
         raise RuntimeError("no text")
 
@@ -97,8 +95,6 @@ async def ask(item, llm, context):
 
 
 def failing(fail):
-    """An agent that fails on every fourth example."""
-
     async def agent(item, llm, context):
         said = await ask(item, llm, context)
         return fail(context) if int(item.id) % 4 == 3 else said
@@ -117,7 +113,6 @@ def run_of(folder, agent, **fields):
 
 
 def outcomes_of(folder, remainder=3):
-    """Returns every outcome and reason of the examples whose number has this remainder by 4."""
     query = "SELECT outcome, json_extract(data, '$.reason') FROM episodes WHERE example_id % 4 = ? GROUP BY 1, 2"
     return read_rows(folder / "r", query, (remainder,))
 

@@ -113,13 +113,6 @@ def test_a_run_that_was_stopped_goes_on_by_its_name(tmp_path, tiny_model_dir):
     assert len(metrics(tmp_path)) == 2
 
 
-def test_one_agent_is_frozen(tmp_path, tiny_model_dir):
-    frozen = {"verifier": {"freeze_agent": True, "shared_model_group": "one"}, "prover": {"shared_model_group": "one"}}
-    summary = run(tmp_path, experiment(tiny_model_dir, "pure_text_ei", frozen))
-    assert summary.status == "completed"
-    assert [row["num_groups"] for row in metrics(tmp_path)] == [8, 8], "of 8 dialogues the prover's view alone"
-
-
 @pytest.mark.parametrize(
     ("trainer", "models"),
     [

@@ -37,13 +37,10 @@ def make_group(model, folder, agents=("prover", "verifier"), *, kind=EmbeddedSha
 
 
 def earned(rollouts):
-    """Returns the rewards, [dialogue, agent]."""
     return rollouts["next", "agents", "reward"].sum(1)
 
 
 class Recorded(EmbeddedSharedModelGroup):
-    """Keeps the sampling settings of the requests."""
-
     async def sample(self, request):
         self.seen.add(
             (request.messages[0]["content"].split(":")[0], request.sampling.temperature, request.sampling.top_p)

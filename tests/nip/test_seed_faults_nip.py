@@ -7,10 +7,8 @@ import sys
 import yaml
 
 from reinforge.config.loader import load_config
-from reinforge.errors import BackendUnavailable
 from reinforge.multiagent.protocols.debate import Debate, DebateConfig
 from reinforge.multiagent.protocols.mnip import MNIP, MNIPConfig
-from reinforge.multiagent.protocols.nip import NIP, NIPConfig
 from reinforge.registry import REGISTRY
 from reinforge.trainer.setup.components import ComponentBuilder
 from tests.faults import assert_every_fault_has_a_test
@@ -34,7 +32,10 @@ COVERED = {
         f"{BUILDER}test_the_chattiest_role_counts_no_more_than_the_others",
         f"{IMITATION}test_duplicate_samples_are_trained_once",
     ],
-    11: ["tests/core/rollout/test_openai_llm.py::test_temporary_failures_are_retried"],
+    11: [
+        "tests/core/rollout/test_openai_llm.py::test_temporary_failures_are_retried",
+        "tests/core/rollout/test_runner.py::test_an_exception_in_a_workflow_affects_only_its_episode",
+    ],
     12: [f"{BUILDER}test_a_trees_first_round_has_a_pair_too"],
     13: [f"{BUILDER}test_ids_are_their_own_in_every_tree_and_epoch"],
 }
@@ -63,20 +64,14 @@ def test_every_fault_has_a_test():
     assert_every_fault_has_a_test((*range(2, 7), 8, 9, *range(11, 15)), "nip", __file__, COVERED, not_there_yet=())
 
 
-def test_nip_4_nothing_drawn_depends_on_the_process():
+def test_nip_4_nothing_drawn_depends_on_the_process(capsys):
     """Weighted rollouts, stances, absent agents, delivery order and seeds of samples, although hash() is salted."""
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", DRAWS],
-            env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for salt in ("1", "2")
-    ]
-    assert printed[0] == printed[1]
-    assert len(set(printed[0].splitlines())) == 13, "different seeds give different values"
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", DRAWS]
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    exec(DRAWS, {})
+    assert capsys.readouterr().out == there
+    assert len(set(there.splitlines())) == 13, "different seeds give different values"
 
 
 async def test_nip_9_one_role_of_a_shared_model_may_be_frozen():
@@ -88,20 +83,6 @@ async def test_nip_9_one_role_of_a_shared_model_may_be_frozen():
     trained = {t.agent: t for group in build_groups(records) for t in group}
     assert set(trained) == {"prover_accept", "prover_reject"}
     assert all(sum(item.tokens is not None for item in t.episode) == 1 for t in trained.values())
-
-
-async def test_nip_11_an_episode_that_fails_leaves_the_others():
-    count = 0
-
-    def say(request):
-        nonlocal count
-        count += 1
-        return BackendUnavailable("too many requests") if count == 5 else "accept"
-
-    talk = Talk(NIP(NIPConfig(agents={}, verifier_first=False, max_message_rounds=2)), say)
-    records = await talk.run("collect", generations=8)
-    assert sorted(record.outcome for record in records) == ["backend_error", *["ok"] * 7]
-    assert sum(len(group) for group in build_groups([r for r in records if r.outcome == "ok"])) == 14
 
 
 async def test_nip_14_a_round_is_a_round_for_every_agent_and_channel():

@@ -8,7 +8,6 @@ import pickle
 import pytest
 
 from reinforge.errors import JobFailed
-from reinforge.multiagent import ExperimentSettings, build_agents, build_protocol
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.faults import assert_every_fault_has_a_test
 from tests.groups import Embedded, Hosted, rollouts
@@ -18,6 +17,7 @@ from tests.protocols.stand_in import lost_response
 COVERED = {
     3: ["tests/fault/test_group_jobs.py::test_a_killed_group_continues"],
     4: ["tests/fault/test_group_jobs.py::test_a_killed_group_continues"],
+    10: ["tests/nip/test_shared_model_groups.py::test_a_frozen_group_has_nothing_to_wait_for"],
     11: ["tests/nip/test_seed_faults_nip_groups.py::test_nip_1_errors_of_a_service_are_tried_again"],
 }
 OF_GROUPS = (1, 3, 4, 6, 7, 8, 9, 10, 11, 14)
@@ -193,27 +193,6 @@ async def test_nip_9_one_role_of_a_shared_model_may_be_frozen(backend):
     assert await group.wait_for_fine_tune_job(60) == "succeeded"
     [name] = [path.name for path in group.files.jobs.iterdir()]
     assert {siblings[0].agent for siblings in group.files.read_trajectories(name).trajectories} == {"prover"}
-
-
-def test_nip_9_agents_may_come_from_a_generator(backend):
-    """neural-interactive-proofs iterates twice, and finds no parameters the second time."""
-    params = backend.experiment()
-    agents = (agent for agent in build_agents(params).values())
-    group = backend.make(
-        params, ExperimentSettings("g", groups_dir=backend.folder), build_protocol(params), agents, "both"
-    )
-    backend.made.append(group)
-    assert group.agent_names == ("prover", "verifier")
-    assert group.shared_agent_params == params.agents["prover"]
-
-
-async def test_nip_10_a_frozen_group_keeps_the_model_that_it_has(backend):
-    frozen = {"prover": {"freeze_agent": True}, "verifier": {"freeze_agent": True}}
-    group = backend.group(backend.experiment(agents=frozen))
-    assert not group.is_trainable
-    group.set_state({"fine_tuned_model_name": "made before"})
-    await group.switch_to_next_model()
-    assert group.model_name == group.get_state().fine_tuned_model_name == "made before"
 
 
 def test_nip_14_a_group_is_not_pickled_and_stays_alive(backend):

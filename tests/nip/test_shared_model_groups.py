@@ -106,6 +106,9 @@ async def test_a_frozen_group_has_nothing_to_wait_for(backend):
     await group.switch_to_next_model()
     assert group.model_name == backend.model
     assert not group.files.jobs.exists(), "nothing was created"
+    group.set_state({"fine_tuned_model_name": "made before"})
+    await group.switch_to_next_model()
+    assert group.model_name == group.get_state().fine_tuned_model_name == "made before"
     if backend.service is not None and backend.name == "openai":
         assert not backend.service.jobs
 

@@ -1,14 +1,21 @@
 """Whole runs through OpenPipe ART, from a YAML file, over both protocols and real HTTP, against the stand-in."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.config.loader import build_config
+from reinforge.config.policy import BatchConfig, LoRAConfig, PolicyConfig
+from reinforge.protocols.art.server.api import ARTApi
 from reinforge.rollout.models.policy_llm import find_served_entries
+from reinforge.serving.app import ServeApp
+from reinforge.serving.loading import BaseModels
+from reinforge.serving.models import ServedModels
 from tests.journal_rows import read_rows
+from tests.loop_thread import LoopThread
 from tests.openai_server import fails, page
 from tests.protocols.art import use_art_adapter
 from tests.protocols.art_service import ARTService
@@ -244,3 +251,36 @@ def test_an_entry_with_the_name_of_the_base_model_is_the_policy_unless_another_i
     ):
         project.settings["llms"] = {"agent": agent, "judge": base} if agent != base else {"agent": base}
         assert find_served_entries(build_config(project.settings).config) == entries
+
+
+@pytest.fixture
+def server(tiny_model_dir, tmp_path):
+    policy = PolicyConfig(
+        model=str(tiny_model_dir), lora=LoRAConfig(r=4), batch=BatchConfig(batch_size=16, num_iterations=2)
+    )
+    models = ServedModels()
+    api = ARTApi(models, BaseModels({"tiny/base": policy}), tmp_path / "trained", device="cpu")
+    app = ServeApp(models, [api])
+    with LoopThread() as thread:
+        thread.call(app.__aenter__())
+        try:
+            url, folder = f"{app.address}/v1", tmp_path / "trained"
+            yield SimpleNamespace(ip="127.0.0.1", port=app.port, base_url=url, key="any", folder=folder)
+        finally:
+            thread.call(app.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_run_trains_on_the_server_and_gets_better(project, server, protocol, monkeypatch):
+    monkeypatch.setenv("ART_KEY", server.key)
+    use_art_adapter(project, server, protocol, training={"learning_rate": 0.02})
+    project.set("finetuning.num_epochs", 5).set("trajectory_builders.builder.num_generations", 8)
+    result = project.finetune()
+    assert result.exit_code == 0, result.output
+    summary = project.summary
+    # ART sends no seed: 16 runs improved by 0.14 to 0.30, one by 0.10
+    assert summary["confirm_tuned"]["mean"] > summary["confirm_base"]["mean"], summary
+    [model] = server.folder.iterdir()
+    results = [json.loads(path.read_text()) for path in model.glob("jobs/*/result.json")]
+    assert sorted(each["step"] for each in results) == [1, 2, 3, 4, 5]
+    assert [each["metrics"]["num_left_out"] for each in results] == [0] * 5

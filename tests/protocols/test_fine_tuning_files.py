@@ -55,7 +55,6 @@ def stored(server):
 
 
 async def send(server, content, name="rows.jsonl", purpose="fine-tune", **headers):
-    """Sends a form by hand, in which the name of the file can be anything."""
     boundary = "frontier"
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
     head += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'

@@ -281,8 +281,6 @@ async def test_two_parts_that_fail_alike_are_both_named():
 
 
 class Judge:
-    """A model that replies with the given texts, in order."""
-
     model_name, is_policy = "judge", False
 
     def __init__(self, *texts):

@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from reinforge.algorithms.dpo import DPO, DPOConfig
+from reinforge.config.schema import FinetuneConfig
+from reinforge.protocols.nemo_customizer.adapter import NeMoCustomizerTrainerAdapter
+from reinforge.protocols.nemo_customizer.config import NeMoCustomizerTrainerAdapterConfig
 from tests.openai_server import fails, page
 from tests.protocols.nemo import use_nemo_adapter
 from tests.protocols.nemo_service import NeMoService
@@ -90,3 +94,17 @@ def test_a_history_that_would_be_cut_off_is_refused(pairs, nemo):
     assert result.exit_code == 3
     assert "a prompt has 3 messages, of which only the last would be sent" in pairs.summary["reason"]
     assert nemo.jobs == {}
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_jobs_that_start_from_the_same_model_are_said_to(num_epochs):
+    config = NeMoCustomizerTrainerAdapterConfig(
+        entity_host="http://nemo.example/",
+        datastore_host="http://data.example",
+        namespace="team",
+        customization_config="meta/llama@v1",
+    )
+    adapter = NeMoCustomizerTrainerAdapter(config, DPO(DPOConfig()))
+    model = dict(adapter.effective_settings(FinetuneConfig(num_epochs=num_epochs)))["model"]
+    assert ("each of the 3 jobs starts from it again" in model) is (num_epochs == 3)
+    assert model.startswith("meta/llama@v1, in the namespace team")

@@ -63,8 +63,6 @@ def page(*entries: Any, has_more: Any = False) -> dict[str, Any]:
 
 
 class ScriptedEndpoint(OpenAIEndpoint):
-    """Answers each request with what `answer(method, path, query)` returns, as JSON unless it is text."""
-
     def __init__(self, answer: Callable[[str, str, Any], Any], max_retries: int = 0):
         super().__init__(EndpointConfig(max_retries=max_retries), URL, SecretStr(KEY))
         self.answer, self.num_calls = answer, 0

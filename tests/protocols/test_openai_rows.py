@@ -29,7 +29,6 @@ def assistant(text: str | None, **further: Any) -> Message:
 def build_trajectory(
     *calls: tuple[list[Message], Message], targets: list[bool] | None = None, **fields: Any
 ) -> Trajectory:
-    """Returns an episode as the runner builds it, for a policy without token ids."""
     finish, tools = fields.pop("finish", "stop"), fields.pop("tools", None)
     item = EvalInputItem(id="1", input_obj="q", expected_output_obj="", full_dataset_entry={})
     made = [

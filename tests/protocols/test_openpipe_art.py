@@ -216,7 +216,6 @@ async def connect_to(service, protocol, **settings):
 
 @pytest.fixture
 async def connect(art):
-    """Returns a function that connects an adapter to the stand-in."""
     made = []
 
     async def make(protocol, **settings):

@@ -46,7 +46,6 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def run_program(tmp_path, monkeypatch, models):
-    """Returns a function that runs a program and returns its `result`."""
     places = {f'"{name}"': f'"{folder}"' for name, folder in models.items()}
     changes = {"astra_rl": "reinforge.redteam", '"cuda"': '"cpu"', **places}
     for path in PROGRAMS.glob("*.py"):

@@ -137,7 +137,6 @@ def test_invalid_scorers_are_rejected(make):
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """A tiny classifier, trained here to recognize texts with `zorp`."""
     from transformers import BertConfig, BertForSequenceClassification
 
     folder, tokenizer = tmp_path_factory.mktemp("classifier"), make_tokenizer()

@@ -1,6 +1,7 @@
 """A vLLM sampler's settings, what it refuses before anything starts, and what runs in vLLM's own environment."""
 
 import importlib.util
+import json
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from reinforge.scale.vllm.process import (
 from reinforge.scale.vllm.sampler import VLLMSampler
 from reinforge.types.request import SamplingParams
 from tests.models import make_tiny_model
+from tests.scale.vllm_answers import ANSWERS, call_server
 from tests.scale.vllm_server import VLLMServer
 
 KEY = "k-1234567890"
@@ -232,8 +234,6 @@ def test_filters_that_are_not_reported_leave_a_reply_untrained():
 
 
 class LosingClient:
-    """The answer to one call is lost, and the server does not answer after it."""
-
     def __init__(self, lost):
         self.lost, self.calls, self.is_gone = lost, [], False
 
@@ -255,3 +255,49 @@ async def test_a_server_is_resumed_whatever_is_lost_and_the_first_error_is_told(
     with pytest.raises(BackendError, match=f"no answer to {lost}"):
         await sampler._send()
     assert sampler._client.calls[-1] == "resume"
+
+
+RECORDED = json.loads(ANSWERS.read_text())
+OURS_TO_CHOOSE = {"permission", "metrics", "usage.prompt_tokens_details"}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    import asyncio
+
+    model = make_tiny_model(tmp_path_factory.mktemp("model") / "tied", tie_word_embeddings=True)
+
+    async def call(server):
+        endpoint = OpenAIEndpoint(EndpointConfig(), server.url)
+        try:
+            return await call_server(endpoint, str(model))
+        finally:
+            await endpoint.close()
+
+    with VLLMServer(model) as server:
+        return asyncio.run(call(server))
+
+
+def describe(value, path=""):
+    """Returns the kind of each field by its path; all entries of a list are alike."""
+    if isinstance(value, dict):
+        fields = {key: describe(each, f"{path}.{key}".lstrip(".")) for key, each in value.items()}
+        return {key: each for key, each in fields.items() if key not in OURS_TO_CHOOSE}
+    if isinstance(value, list):
+        return [describe(value[0], path)] if value else []
+    return "number" if type(value) in (int, float) else type(value).__name__
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_answer_has_the_recorded_shape(name, answers):
+    real, own = RECORDED[name], answers[name]
+    assert (own["call"].partition("?")[0], own["status"]) == (real["call"].partition("?")[0], real["status"])
+    if real["status"] == 200:
+        assert describe(own["answer"]) == describe(real["answer"])
+
+
+def test_the_record_is_of_the_tested_version():
+    assert RECORDED["version"]["answer"] == {"version": "0.32.0"}
+    assert RECORDED["generate again"]["answer"]["choices"][0]["weight_versions"] == [
+        {"version": "a-1", "start": 0, "end": 3}
+    ]

@@ -1,9 +1,12 @@
 """The rules, and a board as text."""
 
+import itertools
 import random
 
 import pytest
 
+from reinforge.registry import REGISTRY
+from reinforge.tasks.starters import Recipe
 from reinforge.tasks.tic_tac_toe.game import (
     EMPTY_BOARD,
     LINES,
@@ -19,6 +22,7 @@ from reinforge.tasks.tic_tac_toe.game import (
     side_to_move,
     winner,
 )
+from reinforge.tasks.tic_tac_toe.starter import generate_random_moves, make_tokenizer
 
 
 def board(text):
@@ -87,3 +91,65 @@ def test_random_positions_are_unfinished_and_alternate():
     positions = [random_position(rng) for _ in range(300)]
     assert all(not is_over(p) and p.count("X") - p.count("O") in (0, 1) for p in positions)
     assert {9 - p.count(None) for p in positions} == set(range(9))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def test_each_square_is_one_token(tokenizer):
+    for sign in ("", "+", "-"):
+        for number in range(1, 10):
+            assert len(tokenizer.encode(f" {sign}{number}", add_special_tokens=False)) == 1
+    prompt = tokenizer.encode(format_prompt(EMPTY_BOARD, "X"), add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(prompt)[:2] == ["Play", "Ġ+:"]
+    assert len(prompt) == 11
+
+
+def test_the_starter_is_trained_on_uniform_legal_moves(tokenizer):
+    first = list(itertools.islice(generate_random_moves(Recipe(), tokenizer), 400))
+    for trajectory in first:
+        question, answer = trajectory.episode
+        empty = [word for word in question.content.split(" ") if len(word) == 1]
+        assert answer.content.strip() in empty
+        assert tokenizer.decode(answer.tokens.token_ids) == f"{answer.content}<|end|>"
+    opening = format_prompt(EMPTY_BOARD, "X")
+    answers = [t.episode[1].content for t in first if t.episode[0].content == opening]
+    assert len(set(answers)) == len(legal_moves(EMPTY_BOARD))
+
+
+NAMES = ("cells", "front_desk", "shop", "tic_tac_toe", "tickets", "word_problems")
+SIZES = {"train": 60, "select": 20, "confirm": 30}
+
+
+async def load(name, sizes=SIZES, **settings):
+    component = REGISTRY.get("dataset", name)
+    config = component.config_type(**{f"num_{split}": size for split, size in sizes.items()}, **settings)
+    [loader] = [each async for each in component.factory(config, None)]
+    assert (type(loader).__qualname__, type(loader).__module__) == (component.factory.__qualname__, component.origin)
+    return loader
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_rows_name_their_split_and_none_occurs_twice(name):
+    rows = (await load(name, seed=1)).rows()
+    assert rows[17]["id"] == "train-00017"
+    assert {split: sum(row["split"] == split for row in rows) for split in SIZES} == SIZES
+    assert len({row["id"] for row in rows}) == len({row.get("question", row.get("world_seed")) for row in rows}) == 110
+    assert rows == (await load(name, seed=1)).rows()
+    assert rows != (await load(name, seed=2)).rows()
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_an_example_is_a_row(name):
+    loader = await load(name)
+    for item, row in zip(loader.load(), loader.rows(), strict=True):
+        assert (item.id, item.expected_output_obj, item.full_dataset_entry) == (row["id"], row.get("answer"), row)
+        assert item.input_obj == row.get("question", {key: row.get(key) for key in ("side", "opponent", "world_seed")})
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("word_problems", (4000, 400, 1000)), ("shop", (2000, 200, 500))])
+async def test_the_largest_dataset_can_be_made(name, sizes):
+    loader = await load(name, dict(zip(SIZES, sizes, strict=True)))
+    assert len(loader.rows()) == sum(sizes)

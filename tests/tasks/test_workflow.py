@@ -22,7 +22,6 @@ def first_empty(prompt):
 
 
 def attack(prompt):
-    """Completes a line where it can, else moves to the first empty square."""
     shown = squares(prompt)
     for line in LINES:
         words = sorted(shown[square] for square in line)

@@ -25,7 +25,6 @@ BROKEN = (
 
 
 def blocks():
-    """Returns the commands of each block of the page that has no language."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return [text.splitlines() for language, text in found if not language]
 

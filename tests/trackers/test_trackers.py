@@ -35,8 +35,6 @@ def epoch(number: int, **job: Any) -> EpochMetrics:
 
 
 class Display(SilentProgress):
-    """Keeps the notes."""
-
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -45,8 +43,6 @@ class Display(SilentProgress):
 
 
 class Session:
-    """One process that works on a run with one tracker."""
-
     def __init__(self, journal: RunJournal, tracker: ListTracker):
         self.journal, self.tracker, self.display, self.now = journal, tracker, Display(), 100.0
         run = TrackedRun("r", journal.folder, "0123456789abcdef")
@@ -270,7 +266,6 @@ def test_a_missing_package_says_what_to_install() -> None:
 
 
 def make_real(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns what makes the tracker, and what reads the points that it wrote for a run."""
     if name == "tensorboard":
         pytest.importorskip("tensorboardX")
         from reinforge.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker

@@ -105,7 +105,6 @@ def test_siblings_and_other_times_of_an_example(table):
 
 
 def count_reads(monkeypatch):
-    """Returns the list to which each read of the journal adds its first episode."""
     read = []
     monkeypatch.setattr(
         JournalReader,

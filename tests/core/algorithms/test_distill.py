@@ -31,7 +31,6 @@ class ScriptedTeacher:
 
 
 def samples_of(algorithm, *rewards):
-    """One group whose siblings all sampled [-2, -1], and of which the teacher says [-1, -3]."""
     turns = [
         EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=TokenLogprobs(PROMPT, REPLY, (-2.0, -1.0)))
         for _ in rewards

@@ -22,7 +22,6 @@ from tests.core.algorithms.test_algorithms import advantages, group
 
 
 def talk(reward, shaped, num_turns):
-    """A trajectory of one-token turns that extend one row of tokens."""
     ids, turns = [1, 2], []
     for index in range(num_turns):
         turns.append(TokenLogprobs(tuple(ids), (5 + index,), (-0.5,)))
@@ -32,7 +31,6 @@ def talk(reward, shaped, num_turns):
 
 
 def with_reference(algorithm, groups, kls):
-    """Samples whose log-probs are above the reference's by `kls`, one list of numbers a sample."""
     samples = algorithm.build_samples(groups)
     for sample, values in zip(samples, kls, strict=True):
         sample.ref_logprobs = sample.sampling_logprobs.copy()

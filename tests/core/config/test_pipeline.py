@@ -54,7 +54,6 @@ def load(tmp_path):
 
 
 def problems_of(load, old, new, **arguments):
-    """Returns line and message of what is wrong after one replacement in the file."""
     assert FILE.count(old) == 1
     with pytest.raises(ConfigError) as caught:
         load(FILE.replace(old, new), **arguments)

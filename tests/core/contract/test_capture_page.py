@@ -29,8 +29,6 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 class Clerk(ScriptedPolicy):
-    """Calls its tools in turn, then answers with the last result."""
-
     chat_template = CHAT_TEMPLATE
 
     def __init__(self):

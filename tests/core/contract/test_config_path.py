@@ -60,8 +60,6 @@ class LoopReached(Exception):
 
 
 class ConfigPath:
-    """The functions that a configuration passes through, by file."""
-
     def __init__(self) -> None:
         self.functions: dict[str, list[str]] = {}
         self.is_loaded = False
@@ -88,7 +86,6 @@ class ConfigPath:
 
 
 def is_configuration(value: Any) -> bool:
-    """Returns True for all of the configuration, in whatever form."""
     if isinstance(value, Document | LoadedConfig | Config | FinetuneConfig):
         return True
     if isinstance(value, dict):
@@ -97,7 +94,6 @@ def is_configuration(value: Any) -> bool:
 
 
 def is_held(value: Any) -> bool:
-    """Returns True for the configuration, and for an object of ours that holds it."""
     is_ours = type(value).__module__.partition(".")[0] == "reinforge"
     return is_configuration(value) or (is_ours and any(map(is_configuration, getattr(value, "__dict__", {}).values())))
 

@@ -1,14 +1,23 @@
 """The docs match the code: configure.md is generated from the classes, and the plugins of docs/extend run."""
 
 import importlib
+import json
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from reinforge.cli import main
+from reinforge.config.loader import load_config
+from reinforge.errors import ConfigError
+from reinforge.finetuning import ARTTrainer, ARTTrainerAdapterConfig, ARTTrajectoryBuilder
 from reinforge.registry import REGISTRY
+from reinforge.trainer.setup.components import ComponentBuilder
 from tests.configure_page import build_page
 from tests.generated import DOCS, assert_page_is
 from tests.samples import random_samples
@@ -18,7 +27,6 @@ MAX_LINES = 45
 
 
 def blocks(path, language):
-    """Returns the fenced blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +58,7 @@ def test_the_plugin_of_a_page_trains(path, project):
     sys.path.insert(0, str(project.folder))
     importlib.invalidate_caches()
     importlib.import_module(name)
-    project.set("finetuning.num_epochs", 2)
+    project.set("finetuning.num_epochs", 1)
     for change in changes:
         merge(project.settings, yaml.safe_load(change))
     result = project.finetune()
@@ -96,3 +104,67 @@ def test_every_command_on_the_pages_exists():
     for path in DOCS.rglob("*.md"):
         for command in re.findall(r"`reinforge ([a-z]+)", path.read_text(encoding="utf-8")):
             assert command in COMMANDS, f"{path.name} names reinforge {command}"
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "quickstart.md"
+
+
+def test_the_yaml_file_of_the_quickstart_is_valid_with_the_files_beside_it(tmp_path, monkeypatch):
+    section = PAGE.read_text().split("## The same from a YAML file")[1].split("\n## ")[0]
+    blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    assert [language for language, _ in blocks[:3]] == ["python", "python", "yaml"]
+    for name, (_, text) in zip(("my_agent.py", "questions.py", "run.yml"), blocks, strict=False):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("my_agent", None)
+    subprocess.run([sys.executable, "questions.py"], check=True)
+    result = CliRunner().invoke(main, ["check", "run.yml", "--sample", "3"])
+    assert result.exit_code == 0, result.output
+    for expected in ("438 train, 109 select, 182 confirm", "expected answer 1, empty answer 0", "run.yml is valid"):
+        assert expected in result.output
+    assert not (tmp_path / ".reinforge").exists()
+
+
+EXAMPLE = Path(__file__).parents[2] / "data" / "art_example.yml"
+
+
+def test_the_example_is_read():
+    config = load_config(EXAMPLE).config
+    adapter = config.trainer_adapters["openpipe_trainer_adapter"]
+    assert isinstance(adapter, ARTTrainerAdapterConfig)
+    assert (adapter.backend.port, adapter.backend.base_model) == (7623, "Qwen/Qwen2.5-3B-Instruct")
+    assert adapter.training == {"learning_rate": 1e-6}
+    assert config.eval.general.dataset.question_key == "question"
+    assert config.finetuning.curriculum_learning.random_subsample == 0.8
+
+
+async def test_the_examples_builder_and_trainer_are_ours():
+    loaded = load_config(EXAMPLE)
+    async with ComponentBuilder(loaded) as builder:
+        assert type(await builder.get_trainer("openpipe_trainer")) is ARTTrainer
+        made = await builder.get_trajectory_builder("openpipe_traj_builder")
+        assert type(made) is ARTTrajectoryBuilder
+        assert made.trajectory_builder_config.num_generations == 2
+
+
+def test_the_examples_adapter_reaches_for_its_server(tmp_path, monkeypatch):
+    """Nothing listens there, so the run ends with exit code 4 and names the address."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "task", raising=False)  # another test's
+    (tmp_path / "data").mkdir()
+    rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]
+    (tmp_path / "data" / "train.json").write_text(json.dumps(rows))
+    (tmp_path / "task.py").write_text("async def agent(item, llm, context):\n    return 'a'\n")
+    (tmp_path / "run.yml").write_text(EXAMPLE.read_text())
+    path = "trainer_adapters.openpipe_trainer_adapter"
+    nowhere = {"backend.port": "9", "backend.ip": "127.0.0.1", "max_retries": "0"}
+    overrides = [part for key, value in nowhere.items() for part in ("-o", f"{path}.{key}", value)]
+    result = CliRunner().invoke(main, ["finetune", "run.yml", *overrides])
+    assert result.exit_code == 4, result.output
+    assert "http://127.0.0.1:9/register" in result.output
+
+
+def test_a_wrong_backend_is_told_before_that():
+    with pytest.raises(ConfigError, match="trainer_adapters.openpipe_trainer_adapter.backend.port"):
+        load_config(EXAMPLE, overrides=[("trainer_adapters.openpipe_trainer_adapter.backend.port", "many")])

@@ -14,9 +14,9 @@ from reinforge.multiagent.decisions import read_decision
 from reinforge.rollout.models.openai_http import extract_error_message
 from reinforge.safe_text import escape_markdown, to_printable
 
-SIZE = 100_000
-MAX_CPU_S = 2.0
-"""Linear work takes less than 0.2 s for that many characters; quadratic work at least 4 s, most of it minutes."""
+SIZE = 50_000
+MAX_CPU_S = 0.6
+"""Linear work takes less than 0.1 s for that many characters; quadratic work at least 1 s, most of it minutes."""
 
 PARTS = [
     "<", "<tool_call>", "<tool_call> ", " ", "\n", "\t\n", '"', '\\"', '"\\', "{", "[", '{"a":', '{"name":"f"}', "}",

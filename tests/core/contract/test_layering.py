@@ -1,12 +1,15 @@
 """Imports point one way, torch stays in the engine, and importing the package stays light."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+import reinforge
 
 ROOT = Path(__file__).parents[3] / "src" / "reinforge"
 
@@ -229,3 +232,31 @@ def test_a_line_that_unpickles_is_found(tmp_path, line):
     path = tmp_path / "module.py"
     path.write_text(f"def read(path):\n    {line}\n")
     assert len(find_unpickling(path)) == 1
+
+
+SOURCE = Path(reinforge.__file__).parent
+JOURNAL = SOURCE / "runs" / "journal"
+OTHERS = {Path("traces/store.py"), Path("runs/removal.py")}
+OTHERS |= {Path("protocols/openai/server") / name for name in ("file_store.py", "store.py")}
+"""Modules with a database of their own: of the records of a trace, of the trial of a folder, of the server."""
+
+SQL = re.compile(
+    r"\b(SELECT .+ FROM|INSERT (OR|INTO)|UPDATE \w+ SET|DELETE FROM|PRAGMA \w+|CREATE TABLE|ALTER TABLE)\b"
+)
+
+
+def find_sql(text):
+    literals = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    return sorted(node.lineno for node in literals if isinstance(node.value, str) and SQL.search(node.value))
+
+
+def test_only_the_journals_own_modules_hold_sql():
+    modules = [path for path in SOURCE.rglob("*.py") if path.parent != JOURNAL]
+    modules = [path for path in modules if path.relative_to(SOURCE) not in OTHERS]
+    assert len(modules) > 100
+    found = [f"{path.relative_to(SOURCE)}:{line}" for path in modules for line in find_sql(path.read_text())]
+    assert found == []
+
+
+def test_the_journals_own_modules_would_be_found():
+    assert all(find_sql((JOURNAL / f"{name}.py").read_text()) for name in ("journal", "reader", "schema", "repair"))

@@ -53,7 +53,6 @@ def find_installed(root, extras):
 
 
 def find_unacceptable(name, licenses):
-    """Returns the licenses that are not permissive, but for the known exceptions."""
     return [
         each
         for each in licenses

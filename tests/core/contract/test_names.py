@@ -13,28 +13,14 @@ TWICE = {"Algorithm", "DPO", "Evaluator", "GRPO", "IPO", "PPO", "Trainer"}
 PARTICIPLE = re.compile(r"_?(told|shown|said|joined|found|kept|given|made)$")
 
 
-def definitions(kinds):
+def test_one_name_for_one_thing():
+    files, participles = defaultdict(list), []
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kinds):
-                yield path.relative_to(ROOT), node
-
-
-def test_no_class_name_twice():
-    files = defaultdict(list)
-    for path, node in definitions(ast.ClassDef):
-        files[node.name].append(str(path))
-    twice = {name: paths for name, paths in files.items() if len(paths) > 1 and name not in TWICE}
-    assert twice == {}
-
-
-def test_every_exception_is_needed():
-    counts = defaultdict(int)
-    for _, node in definitions(ast.ClassDef):
-        counts[node.name] += 1
-    assert {name for name in TWICE if counts[name] < 2} == set()
-
-
-def test_functions_are_not_named_by_participles():
-    functions = definitions((ast.FunctionDef, ast.AsyncFunctionDef))
-    assert [f"{path}: {node.name}" for path, node in functions if PARTICIPLE.fullmatch(node.name)] == []
+            if isinstance(node, ast.ClassDef):
+                files[node.name].append(str(path.relative_to(ROOT)))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and PARTICIPLE.fullmatch(node.name):
+                participles.append(f"{path.relative_to(ROOT)}: {node.name}")
+    twice = {name: paths for name, paths in files.items() if len(paths) > 1}
+    assert set(twice) == TWICE, twice
+    assert participles == []

@@ -19,7 +19,6 @@ ROWS = rows()
 
 
 def find_gap(row):
-    """Returns what is wrong with a row of the table, None if nothing is."""
     path, _, name = row.test.partition("::")
     if not exists(row):
         return f"{row.place} is not there"

@@ -18,7 +18,6 @@ TABLE = yaml.safe_load((Path(__file__).parents[2] / "data" / "seed_fields.yml").
 
 
 def spelled(annotation):
-    """Returns an annotation as the table spells it."""
     if annotation is type(None):
         return "None"
     if get_origin(annotation) in (Union, types.UnionType):

@@ -41,7 +41,6 @@ UNMARKED = ("llama3", "gemma3")  # nothing marks the start of their calls
 
 @pytest.fixture(scope="module", params=[False, True], ids=["markers are text", "markers are tokens"])
 def vocabulary(request):
-    """The tokenizer, llguidance's view of it, and the added tokens."""
     from tokenizers import AddedToken
 
     backend = make_tokenizer().backend_tokenizer

@@ -55,7 +55,9 @@ WEIGHTED = {"_type": "expert_iteration", "rollout_selection_method": "weighted_s
         ({"_type": "malt", "num_initial_ei_epochs": 1}, {"num_generations": 1}, {"num_responses": 2}),
         ({"_type": "grpo"}, {"agent_weights": {"verifier": 2.0}}, {}),
         pytest.param({"_type": "grpo"}, {"num_generations": 2}, {"num_responses": 2}, marks=pytest.mark.slow),
-        ({"_type": "expert_iteration"}, {"verifier_guess_replacement_proportion": 0.5}, {}),
+        pytest.param(
+            {"_type": "expert_iteration"}, {"verifier_guess_replacement_proportion": 0.5}, {}, marks=pytest.mark.slow
+        ),
     ],
     ids=["threshold", "weighted_sampling", "malt", "malt_after_expert_iteration", "grpo", "grpo_on_trees", "guesses"],
 )

@@ -12,6 +12,7 @@ import yaml
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
 from reinforge.trainer.setup.check import check_config
+from reinforge.version import __version__
 from tests.journal_rows import read_rows
 from tests.project import call
 
@@ -328,3 +329,41 @@ def test_help_explains_every_option_once(command):
 def test_help_groups_options():
     titles = re.findall(r"^(\w+):$", call("finetune", "--help").output, re.MULTILINE)
     assert titles == ["Data", "Run", "Limits", "Output", "Options"]
+
+
+def test_env_prints_versions_and_machine():
+    result = call("env", "--json", code=0)
+    found = json.loads(result.output)
+    assert found["reinforge"]["version"] == __version__
+    assert sys.executable in found["reinforge"]["python"]
+    assert found["packages"]["torch"][0].isdigit()
+    assert found["packages"]["flash-attn"] == "not installed"
+    assert "CPUs" in found["machine"]["processor"]
+    text = call("env").output
+    for section, lines in found.items():
+        assert f"\n{section}\n" in f"\n{text}"
+        assert all(f"  {name} " in text for name in lines)
+
+
+def test_env_names_secrets_without_their_values():
+    secret = "sk-" + "a1" * 20
+    result = call("env", env={"OPENAI_API_KEY": secret, "HF_TOKEN": "hf_abc", "LANG": "C"})
+    assert secret not in result.output
+    assert "hf_abc" not in result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["OPENAI_API_KEY", "set"] in lines
+    assert ["LANG", "C"] in lines
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        ("None", "unknown: torch is not installed"),
+        ("type(sys)('torch')", "unknown: "),  # an installation without its parts
+    ],
+)
+def test_env_works_where_torch_does_not(torch, expected):
+    code = f"import sys\nsys.modules['torch'] = {torch}\nfrom reinforge.cli import main\nmain(['env', '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["machine"]["accelerators"].startswith(expected)

@@ -70,7 +70,6 @@ def plant(folder, model, url):
 
 @pytest.fixture(scope="module")
 def planted(tiny_model_dir, tmp_path_factory):
-    """A project whose run has ended, and what the run wrote to the terminal."""
     with pytest.MonkeyPatch.context() as patch, serve_in_thread(OpenAIServer(echo)) as server:
         for name, value in ENVIRON.items():
             patch.setenv(name, value)

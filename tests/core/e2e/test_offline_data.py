@@ -149,7 +149,7 @@ def test_the_small_run_does_everything_once(offline):
     assert find_resume_point(folder, read_record(folder), lambda checkpoint: True).epoch == 0
 
 
-@pytest.mark.parametrize("shape", ["full", "lora"])
+@pytest.mark.parametrize("shape", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_kto_learns_from_thumbs_alone(offline, shape):
     """Half of the replies are `yes` with a thumb up, half are `no` with a thumb down; no prompt has both."""
     offline.write("task.py", PROMPTED)
@@ -170,7 +170,12 @@ def test_kto_learns_from_thumbs_alone(offline, shape):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [{"_type": "dpo", "beta": 0.5}, {"_type": "orpo"}, {"_type": "simpo"}, {"_type": "rejection_sampling"}],
+    [
+        {"_type": "dpo", "beta": 0.5},
+        {"_type": "rejection_sampling"},
+        pytest.param({"_type": "orpo"}, marks=pytest.mark.slow),
+        pytest.param({"_type": "simpo"}, marks=pytest.mark.slow),
+    ],
     ids=lambda algorithm: algorithm["_type"],
 )
 def test_preferences_of_a_file_train_pairs_and_best_of_n(offline, algorithm):

@@ -49,8 +49,6 @@ def test_a_node_program_is_trained(project):
 
 @pytest.fixture
 def deployed():
-    """A service that calls the model that it is told to call."""
-
     async def handle(request):
         task = await request.json()
         return web.json_response({"result": {"text": await call_model(task, task["input"], max_tokens=4)}})

@@ -24,7 +24,6 @@ async def agent(item, llm, context):
 
 
 def finish(project, max_staleness):
-    """Runs the project from scratch and returns the summary."""
     for path in (project.run, project.folder / "run.yml"):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     project.write_agent(AGENT)
@@ -43,7 +42,6 @@ def list_ages(project):
 
 
 def assert_bounded(project):
-    """No trained token is too old, later epochs are sampled ahead, and the figures say so."""
     ages = list_ages(project)
     assert set().union(*ages.values()) == {0, 1}
     rows = project.metrics

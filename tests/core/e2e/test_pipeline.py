@@ -58,7 +58,7 @@ def teacher(tmp_path_factory, tiny_model_dir):
     return project.run / "model"
 
 
-def test_three_stages_are_one_run_with_one_verdict(staged, teacher):
+def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     staged.set("llms.teacher", {"_type": "local", "model": str(teacher)})
     staged.set(
         "finetuning.pipeline", {"sft": {**SFT, "num_epochs": 1}, "distill": {"num_epochs": 2, **DISTILL}, "grpo": GRPO}
@@ -97,8 +97,6 @@ def test_distillation_moves_towards_the_teacher_whatever_the_reward(staged, teac
 
 
 class ScoringEndpoint(OpenAIServer):
-    """Scores prompts with a model until its limit, above which it is down."""
-
     def __init__(self, folder, limit=10**6):
         super().__init__(self.score)
         self.model = LocalLLM(PolicyConfig(model=str(folder)), FinetuneConfig(device="cpu"))

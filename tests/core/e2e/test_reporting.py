@@ -14,8 +14,6 @@ from tests.scripted_run import ScriptedRun, ask
 
 
 class Transcript(SilentProgress):
-    """Keeps the settings and the notes."""
-
     def __init__(self):
         self.settings, self.notes = {}, []
 
@@ -40,8 +38,6 @@ class SavingAdapter(RecordingAdapter):
 
 
 class LearningRun(ScriptedRun):
-    """A run whose policy says `form`, the number of its version, and a digit that differs between siblings."""
-
     def __init__(self, folder, count=40, **fields):
         super().__init__(folder, count=count, **fields)
         policy = ScriptedPolicy(lambda request: f"form {policy.version} {request.sampling.seed % 7}")
@@ -182,18 +178,6 @@ async def test_a_killed_run_tells_its_best_checkpoint_too(tmp_path, monkeypatch)
     assert re.search(r"  best        checkpoints/step-00000[12], \d\.\d{3} \[.*; try it with `reinforge chat ", text), (
         text
     )
-
-
-async def test_a_smoke_run_that_worked_says_what_it_did(tmp_path):
-    summary = await LearningRun(tmp_path, reward=by_version).run(smoke=True)
-    lines = summary.closing_lines(color=False)
-    assert lines[0] == "r-smoke passed its smoke test: every stage works"
-    assert lines[1].startswith("  did         ran the agent, scored with reward, made 1 optimizer step, published")
-    report = (summary.folder / "report.md").read_text()
-    assert report.startswith("# r-smoke passed its smoke test")
-    shown = show(LearningRun(tmp_path), "list") + show(LearningRun(tmp_path), "show", "r-smoke")
-    assert "smoke test passed" in shown
-    assert "promoted" not in report
 
 
 async def test_every_count_comes_with_its_commonest_reason(tmp_path):

@@ -30,7 +30,6 @@ def jobs(project):
 
 
 def held(project):
-    """Returns the files of the run folder, except those of SQLite, JSON files and the log."""
     files = [path for path in project.run.rglob("*") if path.is_file() and path.suffix not in (".log", ".json")]
     return {str(path): path.read_bytes() for path in files if "run.sqlite" not in path.name}
 
@@ -61,7 +60,6 @@ def test_checkpoints_of_some_epochs_only_lose_nothing_when_the_run_is_stopped(pr
 
 @pytest.fixture
 def composed(project, tiny_model_dir):
-    """A killed run whose agent, evaluator, template and model are files of the project."""
     shutil.copytree(tiny_model_dir, project.folder / "tiny")
     project.write("template.jinja", (tiny_model_dir / "chat_template.jinja").read_text())
     project.write("schema.json", '{"type": "string"}')
@@ -91,24 +89,21 @@ def test_changed_code_files_model_and_versions_are_refused_by_name(composed, mon
         "tiny/config.json": b"\n",
         "tiny/model.safetensors": None,
     }
-    for name, added in changes.items():
-        path = composed.folder / name
-        content = path.read_bytes()
+    contents = {composed.folder / name: (composed.folder / name).read_bytes() for name in changes}
+    for (path, content), added in zip(contents.items(), changes.values(), strict=True):
         path.write_bytes(content + added if added else content[:-1] + bytes([content[-1] ^ 1]))
-        result = call("finetune", "--resume", "runs/r")
-        assert (result.exit_code, f"\n    {name} changed" in result.output) == (2, True), result.output
-        assert "r has changed since it started:" in result.output
-        assert "undo the changes to resume it unchanged, or pass --allow_config_change" in result.output
+    result = call("finetune", "--resume", "runs/r", code=2)
+    assert [name for name in changes if f"\n    {name} changed" not in result.output] == [], result.output
+    assert "r has changed since it started:" in result.output
+    assert "undo the changes to resume it unchanged, or pass --allow_config_change" in result.output
+    for path, content in contents.items():
         path.write_bytes(content)
     find_version = importlib.metadata.version
-    for name in ("torch", "transformers", "tokenizers", "numpy"):
-        with monkeypatch.context() as upgraded:
-            newer = {name: "99.0"}
-            upgraded.setattr(
-                importlib.metadata, "version", lambda each, newer=newer: newer.get(each) or find_version(each)
-            )
-            result = call("finetune", "--resume", "runs/r")
-        assert result.exit_code == 2, result.output
+    newer = dict.fromkeys(("torch", "transformers", "tokenizers", "numpy"), "99.0")
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(importlib.metadata, "version", lambda name: newer.get(name) or find_version(name))
+        result = call("finetune", "--resume", "runs/r", code=2)
+    for name in newer:
         assert f"\n    {name} {find_version(name)} -> 99.0" in result.output
     assert held(composed) == before, "a refusal changes nothing"
     (composed.folder / "helper.py").unlink()

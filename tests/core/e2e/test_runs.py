@@ -42,7 +42,6 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_model_dir):
-    """A folder with a run that is done and one that was killed."""
     folder = tmp_path_factory.mktemp("runs")
     project = Project(folder, tiny_model_dir).set("finetuning.num_epochs", 2)
     project.save()

@@ -114,8 +114,6 @@ class SwappedConfig(LocalAdapterConfig, name="test_swapped"):
 
 
 class Swapped(PolicyServer):
-    """One policy, but for its replies."""
-
     def __init__(self, policy, answering):
         self.policy, self.answering = policy, answering
 

@@ -32,7 +32,6 @@ def format_call(name):
 
 @pytest.fixture(scope="module")
 def tool_user(tmp_path_factory):
-    """A tiny model that calls one of two tools at random and then replies "done"."""
     from reinforge.engine import Engine
 
     folder = make_tiny_model(tmp_path_factory.mktemp("tools") / "model", max_position_embeddings=512)

@@ -27,8 +27,6 @@ class EngineAdapterConfig(TrainerAdapterConfig, name="test_engine_adapter"):
 
 
 class EngineAdapter(TrainerAdapter):
-    """GRPO on `reinforge.engine.Engine`, one job after the other, in a thread."""
-
     engine = None
 
     async def initialize(self, run_config):
@@ -93,8 +91,6 @@ class ReorderedConfig(TrainerConfig, name="test_reordered"):
 
 
 class Reordered(Trainer):
-    """Collects twice, then trains on the second collection before the first."""
-
     async def run(self, num_epochs):
         collections = [await self.collect(epoch) for epoch in range(num_epochs)]
         statuses = []

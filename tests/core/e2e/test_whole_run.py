@@ -7,11 +7,24 @@ import pytest
 import zstandard
 
 from tests.journal_rows import read_rows
-from tests.project import call
+from tests.project import Project, call
 
 
-def test_the_reward_goes_up_and_the_files_show_it(project):
-    result = project.finetune("--require_improvement", code=0)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_model_dir):
+    """A project after its run, and what the run printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        project = Project(folder, tiny_model_dir)
+        result = project.finetune("--require_improvement", code=0)
+    sys.modules.pop("task", None)
+    return project, result.output
+
+
+def test_the_reward_goes_up_and_the_files_show_it(trained):
+    project, output = trained
     summary = project.summary
     assert summary["status"] == "completed"
     assert summary["promoted"] is True
@@ -20,17 +33,16 @@ def test_the_reward_goes_up_and_the_files_show_it(project):
     assert [v["version"] for v in summary["policy_versions"]] == [0, 1, 2, 3, 4, 5]
     assert len({v["fingerprint"] for v in summary["policy_versions"]}) == 6
     assert sum(summary["episodes"].values()) == read_rows(project.run, "SELECT count(*) FROM episodes")[0][0]
-    assert "improved the agent" in result.output
+    assert "improved the agent" in output
 
 
-def test_every_file_of_the_run_folder(project, plots):
-    project.set("finetuning.num_epochs", 2)
-    project.finetune(code=0)
+def test_every_file_of_the_run_folder(trained):
+    project, _ = trained
     names = {path.name for path in project.run.iterdir()} - {".lock", "run.sqlite-wal", "run.sqlite-shm"}
     assert names >= {
         "config.yml", "run.sqlite", "episodes", "checkpoints", "run.log", "training_metrics.jsonl",
         "reward_history.json", "validation_history.json", "curriculum_state.json", "reward_plot.png", "summary.json",
-        "report.md",
+        "report.md", "report.html",
     }  # fmt: skip
     exported = project.run / "episodes" / "epoch-0001.jsonl.zst"
     lines = zstandard.ZstdDecompressor().decompress(exported.read_bytes(), max_output_size=1 << 24).splitlines()
@@ -40,15 +52,15 @@ def test_every_file_of_the_run_folder(project, plots):
     assert len(call["token_ids"]) == len(call["logprobs"]) > 0
     assert (call["policy_version"], episode["outcome"]) == (1, "ok")
     history = json.loads((project.run / "validation_history.json").read_text())
-    assert [row["epoch"] for row in history] == [-1, 1], "the base and the final model"
+    assert [row["epoch"] for row in history] == [-1, 4], "the base and the final model"
     assert (project.run / "reward_plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_promoted_model_is_the_best_checkpoint_and_loads_in_transformers(project):
+def test_the_promoted_model_is_the_best_checkpoint_and_loads_in_transformers(trained):
     from safetensors.numpy import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    project.finetune(code=0)
+    project, _ = trained
     model = AutoModelForCausalLM.from_pretrained(project.run / "model")
     assert AutoTokenizer.from_pretrained(project.run / "model").chat_template
     best = load_file(project.run / project.summary["checkpoint"] / "model.safetensors")

@@ -23,7 +23,6 @@ from tests.samples import random_samples
 
 
 def sample(prompt, num_trained, pair_id=None):
-    """A prompt of given token ids, and a reply of `num_trained` tokens."""
     count = len(prompt) + num_trained
     zeros = np.zeros(count, np.float32)
     mask = np.arange(count) >= len(prompt)

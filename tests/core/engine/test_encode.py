@@ -104,7 +104,6 @@ WITHOUT_CALLS = (
 
 
 async def learn_a_call(tiny_model_dir):
-    """Returns the text of a conversation with a call, and what is trained of it, under a template without calls."""
     row = {
         "messages": [USER, REPLY | {"content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "fox"}, REPLY]
     }

@@ -39,7 +39,6 @@ def engine(tiny_model_dir):
 
 
 def held(text: str | Grammar, **params) -> ModelRequest:
-    """A request whose reply must match a schema (as JSON text) or a grammar."""
     asked = text if isinstance(text, Grammar) else Grammar("json_schema", text)
     return replace(request(**{"max_tokens": 120, **params}), grammar=asked)
 

@@ -42,7 +42,6 @@ def adapter(folder, tmp_path):
 
 
 def shard(folder, *names):
-    """Turns the folder's weights into a sharded model whose index names these files."""
     names = names or ("model-00001-of-00001.safetensors",)
     if len(names) == 1 and "/" not in names[0]:
         (folder / "model.safetensors").rename(folder / names[0])
@@ -54,7 +53,6 @@ def shard(folder, *names):
 
 
 def refuse(folder, message):
-    """Checks that preflight and loading both refuse a folder, with one message."""
     (problem, *_) = check_policy(PolicyConfig(model=str(folder)))
     assert (problem.path, message in problem.message) == (MODEL, True), problem
     assert problem.fix
@@ -328,13 +326,12 @@ def put_into_cache(home, name, folder):
         (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
-        pytest.param(
-            {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached (", marks=pytest.mark.slow
-        ),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached ("),
     ],
 )
 def test_without_a_network_a_hub_id_comes_from_the_cache_or_fails_at_once(folder, tmp_path, environment, reason):

@@ -1,10 +1,13 @@
 """The packages of the embedded backend are looked up without importing them."""
 
+import importlib
 import sys
 
 import pytest
 
 from reinforge.engine import import_engine, packages
+from reinforge.engine.model import architecture
+from reinforge.engine.model.architecture import import_bitsandbytes
 from reinforge.engine.packages import check_packages
 from reinforge.errors import BackendUnavailable
 
@@ -43,3 +46,36 @@ def test_a_package_that_cannot_be_imported_is_an_environment_problem(monkeypatch
         import_engine()
     assert found.value.exit_code == 4
     assert f"fix: install them again: {packages.INSTALL}" in str(found.value)
+
+
+PACKAGE = """
+try:
+    import kernels
+    downloaded = True
+except ImportError:
+    downloaded = False
+"""
+
+
+def import_with_kernels(folder, monkeypatch, load):
+    (folder / "downloads_code.py").write_text(PACKAGE)
+    (folder / "kernels.py").write_text("")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(architecture, "BITSANDBYTES", "downloads_code")
+    for name in ("downloads_code", "kernels"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import_bitsandbytes.cache_clear()
+    load()
+    return sys.modules.pop("downloads_code")
+
+
+def test_no_code_is_downloaded_by_importing_bitsandbytes(tmp_path, monkeypatch):
+    assert import_with_kernels(tmp_path, monkeypatch, import_bitsandbytes).downloaded is False
+    assert "kernels" not in sys.modules, "other code may import it"
+
+
+def test_without_the_guard_it_would_be(tmp_path, monkeypatch):
+    """The mutation: imported as PEFT does it, the package finds `kernels`."""
+    found = import_with_kernels(tmp_path, monkeypatch, lambda: importlib.import_module("downloads_code"))
+    assert found.downloaded is True
+    del sys.modules["kernels"]

@@ -262,7 +262,6 @@ def test_the_most_likely_tokens_are_those_of_a_plain_forward(engine):
 
 
 def rank_plainly(engine, reply, count):
-    """Returns the highest log-probs at each position of a reply by one forward, and the texts of their tokens."""
     whole = torch.tensor([reply.prompt_token_ids + reply.token_ids], device=DEVICE)
     with torch.no_grad():
         logits = engine.model.logits(engine.model.features(whole)[0]).float()

@@ -14,7 +14,6 @@ from reinforge.engine.sampling.token_sampling import (
 
 
 def make_filters(*rows):
-    """Filters of rows of (top_p, top_k, min_p)."""
     return SamplingFilters(*map(torch.tensor, zip(*rows, strict=True)))
 
 

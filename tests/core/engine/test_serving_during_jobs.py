@@ -171,7 +171,6 @@ def test_replies_are_sampled_between_the_micro_batches_of_a_job(tiny_model_dir):
 
 
 def stale_sample(engine):
-    """Returns a sample of version 0 for an engine that has published version 1."""
     [reply] = ask(engine.policy, [request(seed=3)])
     make_job(engine)
     asyncio.run(engine.policy.publish(1))

@@ -29,7 +29,6 @@ def policy(request):
 
 
 def train(engine, stage, version):
-    """One job of a stage, published as this version."""
     engine.begin_job()
     engine.use_stage(stage)
     report = engine.update(random_samples(6, version), CLIPPED, progress_start=0.0, progress_end=0.1)

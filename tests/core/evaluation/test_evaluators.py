@@ -7,14 +7,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from reinforge.config.imports import import_object
 from reinforge.errors import ConfigError
 from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.exact_match import ExactMatch, ExactMatchConfig
 from reinforge.evaluation.evaluators.numeric import Numeric, NumericConfig, find_last_number
-from reinforge.evaluation.evaluators.python import PythonEvaluator, PythonEvaluatorConfig, python_evaluator
+from reinforge.evaluation.evaluators.python import (
+    LOADER,
+    IsolatedEvaluator,
+    PythonEvaluator,
+    PythonEvaluatorConfig,
+    python_evaluator,
+)
 from reinforge.interfaces import Evaluator
+from reinforge.rollout.isolation.worker_pool import WorkerPool, refuse_other_functions
 from reinforge.types.evaluation import EvalOutputItem
-from tests.doubles import make_item
+from reinforge.types.steps import IntermediateStepType
+from tests.core.e2e.test_reporting import LearningRun
+from tests.doubles import examples, make_item
 
 
 class Returns(Evaluator):
@@ -186,3 +196,113 @@ async def test_a_users_function_is_named_in_the_configuration(tmp_path):
             pass
     with pytest.raises(ValueError, match='expected "module:name", found int'):
         PythonEvaluatorConfig(function=5)
+
+
+async def marking(item, llm, context):
+    for number in range(2):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
+        context.mark(step_reward=0.25 * (number + 1))
+    return reply.choices[0].message.content
+
+
+def sum_of_steps(item):
+    """Each reply's digit, and the rewards of the steps: known only from `item.trajectory`."""
+    replies = [step.payload.data.output for step in item.trajectory if step.event_type == IntermediateStepType.LLM_END]
+    marks = [(step.payload.metadata or {}).get("step_reward", 0.0) for step in item.trajectory if step.name == "mark"]
+    assert replies[-1] == item.output_obj
+    return sum(float(reply[-1]) for reply in replies) + sum(marks)
+
+
+async def test_a_reward_computed_from_steps_trains(tmp_path):
+    run = LearningRun(tmp_path, workflow=marking, reward=sum_of_steps)
+    summary = await run.run()
+    assert (summary.status, summary.num_jobs) == ("completed", 2), summary.reason
+    rewards = [
+        trajectory.reward for job in run.adapter.jobs for group in job.groups for trajectory in group.trajectories
+    ]
+    assert {reward % 1 for reward in rewards} == {0.75}, "0.25 and 0.5 of the two marks"
+    assert len(set(rewards)) > 2
+
+
+REWARDS = """
+import os, time
+import numpy as np
+from reinforge.finetuning import EvalOutputItem
+
+def reward(item):
+    kind = item.output_obj
+    if kind == "kill":
+        os._exit(3)
+    if kind == "hang":
+        time.sleep(60)
+    if kind == "raise":
+        raise ValueError("no such answer")
+    if kind == "item":
+        return EvalOutputItem(id=item.id, score=np.float32(0.25), reasoning={"why": ["a", 1]})
+    if kind == "error":
+        return EvalOutputItem(id=item.id, score=None, reasoning=None, error="cannot be scored")
+    if kind == "expected":
+        return float(item.expected_output_obj == "yes" and item.full_dataset_entry == {"id": item.id})
+    return {"half": 0.5, "true": True, "none": None, "text": "0.5", "nan": float("nan"), "numpy": np.float64(2.0),
+            "integer": np.int64(3), "list": [1]}[kind]
+
+async def slow(output, expected):
+    return len(output)
+
+def wrong(first, second, third):
+    return 1
+"""
+
+KINDS = ["half", "true", "none", "text", "nan", "numpy", "integer", "list", "raise", "item", "error", "expected"]
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.delitem(sys.modules, "rewards", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+async def scores_of(evaluator, kinds, timeout_s=60.0):
+    items = examples(len(kinds))
+    for item, kind in zip(items, kinds, strict=True):
+        item.output_obj = kind
+    return [await score_item(evaluator, item, timeout_s) for item in items]
+
+
+async def test_scores_and_reasons_are_those_of_this_process(rewards):
+    pool = WorkerPool("rewards:reward", rewards, LOADER)
+    there = await scores_of(IsolatedEvaluator(pool), KINDS)
+    assert len(pool.workers) == 1, "a worker whose function raised is used again"
+    await pool.close()
+    here = await scores_of(PythonEvaluator(import_object("rewards:reward", rewards)), KINDS)
+    assert there == here
+    assert [score.score for score in here[:2]] == [0.5, 1.0]
+
+
+async def test_a_process_that_ends_or_hangs_costs_one_score(rewards):
+    pool = WorkerPool("rewards:reward", rewards, LOADER)
+    await pool.start()
+    killed, hung, scored = await scores_of(IsolatedEvaluator(pool), ["kill", "hang", "half"], timeout_s=3.0)
+    await pool.close()
+    assert killed.error == "WorkerEnded: the process exited with code 3"
+    assert hung.error == "the evaluator timed out after 3 s"
+    assert scored.score == 0.5
+
+
+async def test_an_async_function_with_two_parameters(rewards):
+    pool = WorkerPool("rewards:slow", rewards, LOADER)
+    assert [score.score for score in await scores_of(IsolatedEvaluator(pool), ["three"])] == [5.0]
+    await pool.close()
+
+
+async def test_other_functions_are_refused(rewards):
+    pool = WorkerPool("rewards:wrong", rewards, LOADER)
+    with pytest.raises(ConfigError, match="has the wrong parameters"):
+        await pool.start()
+    assert pool.workers == []
+    with pytest.raises(ConfigError, match="`process` needs the function's name, but .*<lambda> is a Python object"):
+        refuse_other_functions(lambda output, expected: 1)

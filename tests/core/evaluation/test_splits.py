@@ -162,7 +162,6 @@ def test_replies_to_the_same_prompt_are_in_the_same_split():
 
 
 def find_torn(splits):
-    """Returns the conversations that are in more than one split."""
     names = {}
     for name, items in splits.items():
         for item in items:

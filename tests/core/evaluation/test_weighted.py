@@ -13,8 +13,6 @@ from tests.episodes import make_runner
 
 
 class Counting(Scored):
-    """Returns the given scores in order and counts the calls."""
-
     def __init__(self, *scores):
         super().__init__(None)
         self.scores, self.num_calls = list(scores), 0

@@ -18,7 +18,6 @@ def nip(**settings):
 
 
 def summary(groups):
-    """Returns agent, last prompt, reply and reward of each sibling, group by group."""
     return sorted(
         sorted((t.agent, t.episode[-2].content, t.episode[-1].content, t.reward) for t in group) for group in groups
     )
@@ -151,8 +150,6 @@ async def test_a_prompt_longer_than_the_context_ends_its_branch_alone(num_respon
 
 
 class Timed(ScriptedPolicy):
-    """Replies with the request's seed, after different delays."""
-
     def __init__(self, delays):
         super().__init__()
         self.delays, self.count = delays, 0

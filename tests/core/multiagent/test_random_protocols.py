@@ -60,7 +60,6 @@ class Anything(ProtocolHandler):
 
 
 def make_random_talk(seed):
-    """Returns a valid random protocol, ready to run."""
     rng = random.Random(seed)
     while find_protocol_problems(handler := Anything(rng)):
         pass
@@ -85,13 +84,11 @@ def marks(messages, role):
 
 
 def above(message, output):
-    """Returns the earlier messages on a message's branch."""
     path = message["path"]
     return [m for m in output["messages"] if m["round"] < message["round"] and m["path"] == path[: len(m["path"])]]
 
 
 def hears(handler, agent, messages):
-    """Returns the messages of others in the channels that an agent sees, by round, in delivery order."""
     rank = {name: number for number, name in enumerate(handler._order)}
     heard = [m for m in messages if m["agent"] != agent and agent in handler._seen[m["channel"]]]
     return [mark_of(m) for m in sorted(heard, key=lambda m: (m["round"], rank.get(m["agent"], -1)))]

@@ -10,8 +10,6 @@ from tests.talk import Talk, assistant, build_groups, example, format_messages, 
 
 
 class Run:
-    """Stand-in for the run, from which a team gets its evaluator."""
-
     def __init__(self, score):
         self.evaluator = Scored(score)
         self.config = self

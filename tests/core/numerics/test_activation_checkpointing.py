@@ -29,7 +29,6 @@ def load(folder, *, again: bool = True, **policy) -> Engine:
 
 
 def backward(engine: Engine, samples, *, again: bool, shares: bool, max_tokens: int = 500):
-    """Returns every gradient, and the most bytes that one micro-batch saved for its backward pass."""
     model, held, most, shared = engine.model, {}, 0, False
 
     def pack(tensor):

@@ -43,7 +43,6 @@ ALGORITHMS = {
 
 @torch.no_grad()
 def play(model, rng) -> list[TrajectoryGroup]:
-    """Samples groups of replies from the model, with their log-probs and rewards."""
     ids = torch.tensor([PROMPT] * (GROUPS * SIBLINGS))
     logprobs = []
     for _ in range(2):

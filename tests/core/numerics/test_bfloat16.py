@@ -22,7 +22,6 @@ def make_learner(folder, dtype, **optimizer) -> Learner:
 
 
 def make_unscored(count):
-    """Samples without old log-probs."""
     samples = random_samples(count)
     for sample in samples:
         sample.old_logprobs = None

@@ -11,7 +11,6 @@ from tests.core.numerics.test_losses import make_batch, row
 
 
 def scored(sampled, teacher):
-    """A batch whose advantages are log p_teacher - log p_sampler."""
     batch = make_batch(sampled, [t - s for t, s in zip(teacher, sampled, strict=True)])
     batch.ref_logprobs = row(*teacher)
     return batch

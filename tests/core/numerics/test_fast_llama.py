@@ -65,7 +65,6 @@ def prompts(engine):
 
 
 def both_ways(engine, compute):
-    """What the fast path computes, and what the modules compute."""
     prefiller = engine.policy.sampler._prefiller
     fast, path = compute(engine), prefiller.fast_llama
     prefiller.fast_llama = None

@@ -87,7 +87,6 @@ def uses_threads(folder, enabled, monkeypatch):
 
 
 def uses_last_mlp(folder, enabled, monkeypatch):
-    """Of a prompt that is too long for `fast_llama.py`, the last MLP computes one token or all."""
     with load(folder, enabled) as engine:
         places = []
         mlp = find_last_layer(engine.model.module).mlp
@@ -118,7 +117,6 @@ def uses_garbage_collection(folder, enabled, monkeypatch):
 
 
 def uses_fused_layers(folder, enabled, monkeypatch):
-    """The LoRA layers of a model with adapters compute by a formula, or as PEFT does."""
     with load_engine(folder, lora={"r": 2}, fast_paths=enabled) as engine:
         layers = [layer for name, layer in engine.model.module.named_modules() if name.endswith("_proj")]
         fused = {"forward" in vars(layer) for layer in layers}

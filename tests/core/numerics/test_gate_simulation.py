@@ -41,7 +41,6 @@ def report(scores_N, epoch, missing_N):
 
 
 def simulate(random, draw, num_confirm, *, effect=0.0, spread_of_effects=0.0, missing=0.0):
-    """Returns the verdict on a run's best checkpoint, or None if the baseline was best on `select`."""
     skill_S, skill_N = random.beta(2, 2, NUM_SELECT), random.beta(2, 2, num_confirm)
     validations = [
         ValidationRow(epoch, float(draw(random, skill_S, gain).mean()), version=epoch + 1)
@@ -68,10 +67,10 @@ def promoted_share(num_runs, draw, num_confirm, **effects):
     [
         pytest.param(binary, 200, {}, marks=pytest.mark.slow),
         (binary, 12, {}),
-        (binary, 200, {"spread_of_effects": 0.1}),
+        pytest.param(binary, 200, {"spread_of_effects": 0.1}, marks=pytest.mark.slow),
         (binary, 100, {"missing": 0.05}),
         pytest.param(continuous, 100, {}, marks=pytest.mark.slow),
-        (continuous, 12, {}),
+        pytest.param(continuous, 12, {}, marks=pytest.mark.slow),
         pytest.param(lopsided, 40, {}, marks=pytest.mark.slow),
     ],
 )

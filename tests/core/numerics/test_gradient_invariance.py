@@ -96,7 +96,6 @@ def steps(draw, paired=False, mismatched=False):
 
 
 def gradient_of(learner, samples, spec, max_tokens=100_000):
-    """Returns the flat gradient of one step, which changes no weight, and its loss."""
     learner.micro_batch_tokens, loss = max_tokens, find_loss(spec)
     entropy = "entropy_coef" in spec.params
     metrics = learner.step(samples, lambda *a: loss(*a, **spec.params), 0.0, entropy_grad=entropy)
@@ -155,8 +154,6 @@ def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners,
 
 
 class IgnoresOtherMicroBatches(Learner):
-    """Each micro-batch counts as if it were the whole step."""
-
     def _try_gradients(self, samples, own, *arguments, **options):
         for indices in self._micro_batches(own):
             part = [own[i] for i in indices]

@@ -52,7 +52,6 @@ def engine(wide_model_dir):
 
 
 def sample(engine, count, **params):
-    """Replies under the schema and their samples, one for each."""
     replies = ask(engine.policy, [held(seed=seed, **params) for seed in range(count)])
     return replies, [sample for reply in replies for sample in trained_samples(reply.tokens)]
 

@@ -2,12 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 
+from reinforge.engine import Engine
 from reinforge.engine.losses.base import kl_to_reference
 from reinforge.engine.losses.policy_gradient import cispo, clipped_pg, gspo, sapo
 from reinforge.errors import ConfigError
+from reinforge.types.sample import LossSpec, Needs
 from tests.core.numerics.test_losses import assert_gradient_is_slope, make_batch, row
+from tests.engines import load_engine, train
+from tests.samples import random_samples
 
 HALF, DOUBLE = math.log(0.5), math.log(2.0)
 
@@ -126,7 +131,6 @@ def test_sapos_gradient_equals_finite_differences():
 
 
 def make_mismatched_batch(old, offsets, advantages, ref=None):
-    """A batch whose old log-probs are the learner's and exceed the sampler's by `offsets`."""
     batch = make_batch(old, advantages, ref)
     batch.sampling_logprobs = row(*(o - offset for o, offset in zip(old, offsets, strict=True)))
     batch.old_logprobs_from_learner = True
@@ -187,3 +191,40 @@ def test_the_three_estimators_by_hand():
         assert output.metrics["kl_ref"][0, 1].item() == pytest.approx(expected, abs=1e-7)
     with pytest.raises(ConfigError, match='unknown KL estimator "k4"'):
         kl_to_reference(batch, row(-1.0), "k4")
+
+
+CLIPPED = LossSpec("clipped_pg", {"tis_cap": None})
+
+
+def load(folder, num_iterations: int) -> Engine:
+    return load_engine(
+        folder,
+        optimizer={"name": "sgd", "learning_rate": 0.05, "max_grad_norm": 1e9},
+        schedule={"warmup_steps": 0},
+        batch={"steps_per_job": 1, "num_iterations": num_iterations},
+    )
+
+
+def samples_of(engine: Engine, *, by_learner: bool):
+    """Samples whose old log-probs are the sampler's, or the learner's next to different ones of the sampler."""
+    samples = random_samples(5)
+    for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
+        sample.sampling_logprobs = logprobs + np.float32(0.3 if by_learner else 0.0)
+    engine.score(samples, Needs(old_logprobs=by_learner))
+    return samples
+
+
+@pytest.mark.parametrize("by_learner", [False, True])
+def test_the_second_iteration_has_the_ratio_of_the_first_update(tiny_model_dir, by_learner):
+    with load(tiny_model_dir, num_iterations=1) as engine:
+        samples = samples_of(engine, by_learner=by_learner)
+        before = engine.logprobs(samples)
+        assert train(engine, samples, CLIPPED).metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+        after = engine.logprobs(samples)
+    ratios = np.concatenate([np.exp(b - a)[s.loss_mask] for a, b, s in zip(before, after, samples, strict=True)])
+    assert abs(ratios.mean() - 1) > 1e-3, "the first pass moved something"
+    with load(tiny_model_dir, num_iterations=2) as engine:
+        samples = samples_of(engine, by_learner=by_learner)
+        report = train(engine, samples, CLIPPED)
+    assert report.num_updates == 2
+    assert report.metrics["ratio"] == pytest.approx((1 + ratios.mean()) / 2, rel=1e-5)

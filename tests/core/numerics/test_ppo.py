@@ -160,7 +160,6 @@ def load(tiny_model_dir):
 
 
 def with_returns(samples, seed=0):
-    """Samples after PPO's credit, with nonzero values."""
     rng = np.random.default_rng(seed)
     for sample in samples:
         sample.values, sample.returns = (rng.normal(size=len(sample)).astype(np.float32) for _ in range(2))

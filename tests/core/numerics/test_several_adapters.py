@@ -323,7 +323,6 @@ def save_foreign_adapter(base, folder, **settings):
 
 
 def assert_sampled_by(models, replies):
-    """Checks the log-probs of replies against a plain forward of PEFT's model of each adapter."""
     for reply in replies:
         assert measure_plain_error(models[reply.adapter], [reply]) <= 1e-4, reply.adapter
 

@@ -114,7 +114,6 @@ def by_token(token_ids):
 
 
 def sample_groups(policy, prompts, **params):
-    """Eight replies of two tokens for each prompt."""
     requests = [request(prompt, max_tokens=2, **params) for prompt in prompts for _ in range(8)]
     trajectories = []
     for reply in ask(policy, requests):

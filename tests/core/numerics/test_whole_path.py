@@ -33,8 +33,6 @@ WITHOUT_VALUE = {"cispo"}
 
 
 class RecordingOptimizer:
-    """An optimizer that changes no weight and records the gradients."""
-
     def __init__(self, parameters):
         self.parameters, self.param_groups, self.gradients = list(parameters), [{"peak": 0.0}], []
 
@@ -74,7 +72,6 @@ def off_policy_samples(folder, name):
 
 
 def step(learner, samples, spec):
-    """Returns loss, metrics and gradient of one step that changes no weight."""
     loss = find_loss(spec)
     metrics = learner.step(samples, lambda *a: loss(*a, **spec.params), 0.0, entropy_grad="entropy_coef" in spec.params)
     return metrics, learner.optimizer.gradients

@@ -31,7 +31,6 @@ async def ask(llm, n=1):
 
 
 async def outcome_of(workflow, model):
-    """Returns outcome, reason and number of recorded calls of one episode."""
     [record] = await collect(make_evaluation(make_runner(workflow, llms={"agent": model})))
     return record.outcome, record.reason, len(record.calls)
 

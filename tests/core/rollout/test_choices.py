@@ -37,7 +37,6 @@ async def episode(workflow, policy, sampling=None):
 
 
 def turns(record):
-    """Returns (text, whether it is trained) of each turn of the trajectory."""
     trajectory = build_trajectory(record, 1.0, [True] * len(record.calls))
     return [(turn.content, turn.is_trained) for turn in trajectory.turns]
 

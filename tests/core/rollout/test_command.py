@@ -28,8 +28,6 @@ def _no_guard(monkeypatch):
 
 @pytest.fixture
 def agent(tmp_path):
-    """Returns a function that writes an agent in Python and runs one episode with each input."""
-
     async def run(code, *inputs, script=lambda request: "yes", timeout_s=30.0, arguments=(), **settings):
         (tmp_path / "agent.py").write_text(PYTHON_AGENT + textwrap.dedent(code))
         settings = {"_type": "command", "command": [PYTHON, "agent.py", *arguments], **settings}
@@ -203,7 +201,6 @@ open("pids", "w").write(json.dumps([os.getpid(), same.pid, other.pid, *daemons])
 
 
 async def find_survivors(agent, folder, end, **options):
-    """Returns the record, and which of program, child, child in another session and daemon still run."""
     (record,) = await agent(CHILDREN + end, **options)
     pids = json.loads((folder / "pids").read_text())
     names = dict(zip(pids, ("program", "child", "session", "daemon", "clean"), strict=True))
@@ -363,8 +360,6 @@ if sys.argv[1] == "run":
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """Returns a function that puts an engine's client in PATH, and the calls that it gets."""
-
     def install(name):
         engine = tmp_path / "bin" / name
         engine.parent.mkdir()

@@ -62,7 +62,6 @@ def episodes_of(count):
 
 
 async def run_timed(workflow, count, concurrency=2):
-    """Returns the runner, the records, and when each episode was recorded, by id."""
     runner, at_s = runner_of(workflow, concurrency=concurrency), {}
 
     def done(record):
@@ -72,8 +71,6 @@ async def run_timed(workflow, count, concurrency=2):
 
 
 def measure_flight(count):
-    """Returns the bytes and the tasks of each episode in flight."""
-
     async def measure():
         policy = Silent()
         runner = runner_of(ask, policy, timeout_s=3600.0, concurrency=count)

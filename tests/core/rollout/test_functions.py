@@ -1,6 +1,7 @@
 """Agents that take their input alone and get their model before the episode."""
 
 import asyncio
+from functools import partial, wraps
 
 import pytest
 from pydantic import BaseModel
@@ -20,6 +21,7 @@ from reinforge.finetuning import (
 from reinforge.registry import REGISTRY
 from reinforge.rollout.episode import build_steps
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow, refuse_coroutine
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.episode import EpisodeKey
 from tests.doubles import PolicyModel, ScriptedPolicy, examples
@@ -177,3 +179,55 @@ async def test_pushed_steps_are_steps_of_the_episode():
     [step] = build_steps(record)
     assert (step.event_type, step.name, step.metadata) == ("CUSTOM_END", "candidate", {"score": 0.5})
     assert step.function_ancestry.function_name == "search"
+
+
+async def agent(item, llm, context):
+    pass
+
+
+class Agent:
+    async def __call__(self, item, llm, context):
+        pass
+
+
+def decorate(function):
+    @wraps(function)
+    async def call(*arguments):
+        return await function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "code"),
+    [
+        (agent, "agent", agent.__code__),
+        (partial(agent), "agent", agent.__code__),
+        (decorate(agent), "agent", agent.__code__),
+        (Agent, "Agent", Agent.__call__.__code__),
+        (Agent().__call__, "Agent.__call__", Agent.__call__.__code__),
+    ],
+)
+def test_a_message_names_the_agent_with_its_file_and_line(function, name, code):
+    assert bind_workflow(function).source == f"{name} (test_functions.py:{code.co_firstlineno})"
+
+
+async def answer():
+    return "4"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (answer, r"agent \(test_functions.py:\d+\) returned a coroutine: write `await` before the call of answer$"),
+        (lambda: (letter for letter in "4"), "returned a generator: write `return` instead of `yield`"),
+    ],
+)
+def test_an_output_that_is_not_one_is_refused(make, said):
+    with pytest.raises(TypeError, match=said):
+        refuse_coroutine(make(), bind_workflow(agent))
+
+
+@pytest.mark.parametrize("output", ["4", None, 0, ["4"], answer])
+def test_any_other_output_passes(output):
+    assert refuse_coroutine(output, bind_workflow(agent)) is output

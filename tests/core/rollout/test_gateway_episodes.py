@@ -14,7 +14,6 @@ FUNCTION = TOOLS[0]["function"]
 
 
 def solve_by_responses(client, question, *, stream):
-    """The same agent with OpenAI's Responses API."""
     items = [{"role": "user", "content": question}]
     tools = [{"type": "function", **FUNCTION}]
     while True:
@@ -33,7 +32,6 @@ def solve_by_responses(client, question, *, stream):
 
 
 def solve_by_messages(client, question, *, stream):
-    """The same agent with Anthropic's Messages API."""
     messages = [{"role": "user", "content": question}]
     tools = [{"name": "add", "description": "Adds.", "input_schema": FUNCTION["parameters"]}]
     while True:

@@ -21,7 +21,6 @@ TOKENS = [{"token": "fo", "logprob": -0.5, "top_logprobs": []}, {"token": "ur", 
 
 
 def returns_tokens(request, body):
-    """Answers as vLLM does for `return_token_ids`."""
     if not body.get("return_token_ids"):
         return says("four")(request, body)
     choice = {

@@ -25,8 +25,6 @@ def says(content, **fields):
 
 
 class Replies:
-    """A model that gives these messages, the last one again and again, and remembers the requests."""
-
     model_name = "m"
 
     def __init__(self, *messages, is_policy=True, finish_reason=None):

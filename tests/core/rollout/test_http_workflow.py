@@ -31,7 +31,6 @@ async def call_model(body, text, **more):
 
 @pytest.fixture
 async def service():
-    """Returns a function that serves `handle(request)` at a URL."""
     servers = []
 
     async def serve(handle):

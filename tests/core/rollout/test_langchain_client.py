@@ -77,7 +77,6 @@ def make_call(arguments, id_="c1"):
 
 
 def make_client(*calls, **message):
-    """Returns the chat model over a scripted reply, and what it was asked."""
     from reinforge.rollout.langchain_client import build_chat_model
 
     asked = []

@@ -38,7 +38,6 @@ def _no_backoff():
 
 @asynccontextmanager
 async def serve(*script, **settings):
-    """The server of a script, a model that calls it, and a handle of that."""
     async with OpenAIServer(*script) as server:
         config = OpenAILLMConfig(model_name="gpt", base_url=server.url, **settings)
         model = OpenAIChat(config, server.url, SecretStr(KEY))
@@ -63,7 +62,6 @@ async def test_a_reply_has_text_and_token_counts_but_no_tokens():
 
 
 def returns(choice, **fields):
-    """Returns a step that answers with one choice, with these fields beside its message, and beside the choices."""
     listed = [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}, **choice}]
     return lambda request, _: web.json_response({"choices": listed, **fields})
 

@@ -61,7 +61,6 @@ def test_without_tool_calls_the_messages_are_untouched():
 
 
 def count_parsed(num_turns, monkeypatch):
-    """Returns how many texts are parsed to restore the last request of an episode of so many calls."""
     replies = [message_of(f'{{"a": {turn}}}', id=f"c{turn}") for turn in range(num_turns)]
     sent = [message_of(f'{{"a":{turn}}}', id=f"c{turn}") for turn in range(num_turns)]
     texts = []

@@ -56,7 +56,6 @@ def start(guard=None, supervisor=None):
 
 
 def kill_run(guard=None, supervisor=None):
-    """Kills a run, waits for the end of its guard, and returns which of its programs still run, and its folder."""
     run, guarding, folder, programs = start(guard, supervisor)
     run.kill()
     run.communicate()

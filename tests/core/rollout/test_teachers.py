@@ -33,8 +33,6 @@ def completes(**choice):
 
 
 def echoes(logprobs, name=lambda token: TOKENIZER.decode([token])):
-    """Returns a step that gives these log-probs for the prompt, and one of a token of its own."""
-
     def step(request, body):
         named = [*map(name, body["prompt"]), "!"]
         values = [*(logprobs or [None, *[-0.5] * (len(body["prompt"]) - 1)]), -9.0]

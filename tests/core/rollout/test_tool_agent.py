@@ -72,8 +72,6 @@ def call(name, _id="c1", **arguments):
 
 
 class CallingPolicy(ScriptedPolicy):
-    """Replies with texts, or with lists of tool calls, one after the other."""
-
     def __init__(self, *replies):
         super().__init__()
         self.replies = replies
@@ -92,7 +90,6 @@ class CallingPolicy(ScriptedPolicy):
 
 @pytest.fixture
 def loop(tmp_path, monkeypatch):
-    """Returns a function that runs one episode of the loop with a policy that replies as told."""
     (tmp_path / "my_tools.py").write_text(TOOLS)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("my_tools", None)
@@ -316,7 +313,6 @@ server.run("stdio")
 
 @pytest.fixture
 def served(loop, tmp_path):
-    """Returns a function that runs the loop with a real MCP server in a process of its own."""
     (tmp_path / "server.py").write_text(SERVER)
 
     async def run(*replies, server=(), **settings):

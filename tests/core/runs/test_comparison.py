@@ -126,7 +126,6 @@ def test_equal_ids_of_other_questions_are_not_paired(made, tmp_path):
 
 
 def forget_dataset(folder):
-    """Makes the run's dataset another one than that of every other run."""
     journal = RunJournal.open(folder)
     journal.set_facts(data_sha256=folder.name)
     journal.close()
@@ -157,7 +156,6 @@ def ask_first(data, message):
 
 
 def change_episodes(folder, change, **columns):
-    """Changes the JSON of each episode of the verdict, and other columns."""
     journal = RunJournal.open(folder)
 
     def write(db):

@@ -14,7 +14,6 @@ from tests.project import call
 
 @pytest.fixture(params=[4, -1, 2])
 def other(request, tmp_path):
-    """A run whose journal has another format, and what is said about it."""
     folder = tmp_path / "runs" / "r"
     folder.parent.mkdir()
     RunJournal(folder).close()

@@ -19,7 +19,6 @@ EPOCHS, EPISODES = 4, 10
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run of four epochs of ten episodes."""
     journal = RunJournal(tmp_path / "r")
     journal.set_facts(run_id="r", status="stopped", reason="a limit")
     journal.start_session()
@@ -32,8 +31,6 @@ def folder(tmp_path):
 
 
 class Statements:
-    """What SQLite was asked, and which of it reads a whole table."""
-
     def __init__(self, monkeypatch, folder):
         self.folder, self.asked = folder, []
         connect = sqlite3.connect
@@ -47,7 +44,6 @@ class Statements:
         self._connect = connect
 
     def scans(self, table):
-        """Returns the statements that read every row of a table, not only entries of an index of it."""
         found = []
         with contextlib.closing(self._connect(self.folder / "run.sqlite")) as db:
             for statement in self.asked:

@@ -12,8 +12,6 @@ from tests.core.runs.test_progress import clock  # noqa: F401  the fixture
 
 
 class FrontEnd:
-    """Keeps the outputs of one cell by their display id, as Jupyter does."""
-
     def __init__(self):
         self.outputs, self.num_messages = {}, 0
 

@@ -26,12 +26,11 @@ from tests.core.e2e.test_reporting import LearningRun, Transcript, by_version
 from tests.project import call
 from tests.scripted_run import ScriptedRun
 
+pytestmark = pytest.mark.usefixtures("pages")
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e 5"
 
 
 class Page(HTMLParser):
-    """The tags, attributes and text of a page, as a browser reads them."""
-
     def __init__(self, text):
         super().__init__()
         self.tags, self.attributes, self.text = set(), [], ""
@@ -113,7 +112,6 @@ def test_a_reply_that_was_given_and_not_sampled_is_plain_text():
 
 
 def dump_call(llm="policy", functions=("answer",), **sampled):
-    """Returns a call of the tokens 0 and 3, as the journal holds it."""
     tokens = TokenLogprobs((7,), (0, 3), (-0.5, -1.0), policy_version=1, **sampled)
     reply = ModelReply({"role": "assistant", "content": "a"}, "stop", tokens, 1, 2)
     call = ModelCall("c", llm, "m", ModelRequest([{"role": "user", "content": "?"}]), reply, functions, 0.0, 1.0)

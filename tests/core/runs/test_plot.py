@@ -40,7 +40,6 @@ CONFIRM = {"base": arm(0.36, 0.4, 0.4), "tuned": arm(0.7, 0.65, 0.75)}
 
 
 def lines(figure, label):
-    """The numbers drawn under a label of the legend, None where the line is open."""
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             if name == label:

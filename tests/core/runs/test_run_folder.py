@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import stat
 
+import filelock
 import pytest
 
 from reinforge import files
@@ -17,7 +18,7 @@ from reinforge.files import commit_folder, find_damage, make_staging_path
 from reinforge.runs import removal
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.removal import check_run_name, find_foreign_files
+from reinforge.runs.removal import check_run_name, find_foreign_files, find_obstacle
 from reinforge.runs.run_folder import read_runs
 from reinforge.trainer.options import RunOptions
 from tests.journal_rows import read_rows
@@ -45,8 +46,6 @@ def modes(folder):
 
 
 class Saving(ScriptedRun):
-    """A run whose backend saves its weights, so that there are checkpoints and a promoted model."""
-
     def __init__(self, folder):
         super().__init__(folder, reward=lambda output, expected: float(output[-1]), count=60)
         self.settings["finetuning"] |= {"num_epochs": 1, "gate": {"num_samples": 1}}
@@ -68,7 +67,6 @@ class Saving(ScriptedRun):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A completed run, made with the usual umask."""
     folder = tmp_path_factory.mktemp("made") / "runs"
     with umask(0o022):
         summary = asyncio.run(Saving(folder).run())
@@ -264,8 +262,6 @@ def write_checkpoint(folder):
 
 
 def with_files(change):
-    """Rewrites the manifest of a folder with other files, and with a hash that agrees."""
-
     def craft(folder):
         manifest = json.loads((folder / "manifest.json").read_text())
         del manifest["sha256"]
@@ -345,3 +341,43 @@ def test_a_refill_is_told_with_its_number_of_trajectories(tmp_path):
     text = call_main("runs", "show", "r", "--output_dir", str(tmp_path / "runs")).output
     assert "?" not in text.partition("what happened")[2].partition("checkpoints")[0], text
     assert f"collected 16 trajectories (0 missing){', collected ' in text and ', collected '}" in text
+
+
+def test_a_usable_folder_has_no_obstacle_and_is_left_as_it_was(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").write_text("mine")
+    assert find_obstacle(tmp_path / "runs") is None
+    assert find_obstacle(tmp_path / "new" / "deep" / "runs") is None
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "runs"]
+
+
+def test_a_file_where_a_folder_is_expected_is_named(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    found = find_obstacle(tmp_path / "taken" / "runs")
+    assert found is not None
+    assert found.startswith(("NotADirectoryError: ", "FileExistsError: "))
+    assert "taken" in found
+    assert (tmp_path / "taken").read_text() == "a file"
+
+
+@contextlib.contextmanager
+def no_locks(path, timeout):
+    raise NotImplementedError("FileSystem does not appear to support flock")
+    yield
+
+
+def no_database(path):
+    raise sqlite3.OperationalError("locking protocol")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken", "expected"),
+    [
+        (filelock, "FileLock", no_locks, "NotImplementedError: FileSystem does not appear to support flock"),
+        (removal, "_write_database", no_database, "OperationalError: locking protocol"),
+    ],
+)
+def test_a_file_system_without_locks_or_databases_is_reported(tmp_path, monkeypatch, module, name, broken, expected):
+    monkeypatch.setattr(module, name, broken)
+    assert find_obstacle(tmp_path / "new" / "runs") == expected
+    assert list(tmp_path.iterdir()) == [], "what it made is removed"

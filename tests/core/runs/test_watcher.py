@@ -18,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("plots")
 
 
 class Calls(SilentProgress):
-    """Keeps the calls and the time of each, without those for episodes, which it counts."""
-
     def __init__(self, clock=lambda: 0.0):
         self.clock, self.calls, self.num_episodes = clock, [], 0
 
@@ -67,7 +65,6 @@ class Live:
         self.journal.flush()
 
     def update(self):
-        """Returns the calls of one update, without their times, and whether the run goes on."""
         self.journal.flush()
         known = len(self.shown.calls)
         goes_on = self.watcher.update()

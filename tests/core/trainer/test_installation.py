@@ -2,8 +2,10 @@
 
 import pytest
 
+from reinforge.config.loader import build_config
 from reinforge.engine import devices
 from reinforge.engine.machine import measure_machine
+from reinforge.registry import REGISTRY, TypedConfig
 from reinforge.trainer import installation
 from reinforge.trainer.installation import (
     check_components,
@@ -14,6 +16,8 @@ from reinforge.trainer.installation import (
     check_required,
     fits,
 )
+from reinforge.trainer.setup import components
+from reinforge.trainer.setup.components import ComponentBuilder
 
 VERSIONS = {"click": "8.1.7", "torch": "2.13.0+cpu", "aiohttp": "3.14"}
 REQUIREMENTS = [
@@ -138,3 +142,31 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path):
     assert measure_machine(limit) == machine
     limit.write_text("1048576\n")
     assert measure_machine(limit) == 1 << 20
+
+
+class SlowModelConfig(TypedConfig, name="slow"):
+    """A model that takes ten minutes to make."""
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+async def test_the_time_of_making_a_model_is_known_since_only_the_first_run_takes_it(tmp_path, monkeypatch):
+    clock, registry = Clock(), REGISTRY.child()
+
+    async def make(config, builder):
+        clock.now += 600
+        yield tmp_path
+
+    registry.add("model", SlowModelConfig, make)
+    monkeypatch.setattr(components, "time", clock)
+    settings = {"finetuning": {"policy": {"model": "bundled:slow"}}}
+    async with ComponentBuilder(build_config(settings), registry) as builder:
+        assert await builder.get_model_path() == str(tmp_path)
+        assert await builder.get_model_path() == str(tmp_path)
+        assert builder.making_s == pytest.approx(600)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from reinforge.algorithms.dpo import DPO
@@ -10,10 +11,14 @@ from reinforge.algorithms.kto import KTO
 from reinforge.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
 from reinforge.algorithms.sft import SFT, SFTConfig
 from reinforge.config.schema import Config, FinetuneConfig
+from reinforge.errors import BackendError
 from reinforge.evaluation import demonstrations
 from reinforge.evaluation.datasets import RowDataset
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
+from reinforge.trainer.held_out_replies import HeldOutEvaluator, HeldOutReplies
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import TokenLogprobs
+from tests.doubles import ScriptedPolicy, ids_of
 
 GOOD = SFT(SFTConfig(min_reward=0.5))
 BEST = RejectionSampling()
@@ -182,3 +187,62 @@ async def test_the_label_reaches_the_trajectory():
     assert [(each.reward, each.metadata["label"]) for each in group] == [(1.0, True), (0.0, False)]
     [plain] = await builder._build_group("g", {"0": thumbed("q")}, demonstrations.RowFormat("messages"))
     assert plain.metadata == {"generation": 0}
+
+
+class Reader(ScriptedPolicy):
+    """Finds each token of a reply as likely as its first letter says: log-prob -1 for a, -2 for b, ..."""
+
+    async def encode(self, request, reply):
+        ids = ids_of(reply["content"])
+        return TokenLogprobs(ids_of("prompt"), ids, (0.0,) * len(ids), -1)
+
+    async def score(self, token_ids):
+        prompt = len(ids_of("prompt"))
+        return [
+            np.array([9.0] * prompt + [-float(id_ - ids_of("a")[0] + 1) for id_ in ids[prompt:]]) for ids in token_ids
+        ]
+
+
+def item(row):
+    return EvalInputItem(id="1", input_obj="q", expected_output_obj=None, full_dataset_entry=row)
+
+
+def conversation(*replies, **last):
+    messages = [{"role": "user", "content": "q"}]
+    for reply in replies:
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "more"}]
+    return {"messages": messages[:-1]} | last
+
+
+async def score(row, policy=None):
+    workflow = HeldOutReplies(lambda: policy or Reader())
+    found = item(row).copy_with_updates(output_obj=await workflow(item(row), None, None))
+    return await HeldOutEvaluator().evaluate(found)
+
+
+async def test_a_reply_scores_the_mean_log_prob_of_its_tokens():
+    assert (await score(conversation("aab"))).score == pytest.approx(-4 / 3)
+    assert (await score(conversation("a", "bb"))).score == pytest.approx(-5 / 3), "over the tokens of all replies"
+    row = conversation("a", "bb")
+    row["messages"][1]["weight"] = 0
+    assert (await score(row)).score == pytest.approx(-2.0), "a reply that is only context does not count"
+
+
+@pytest.mark.parametrize(("preferred", "other", "expected"), [("a", "b", 1.0), ("b", "aa", 0.0), ("ab", "ba", 0.5)])
+async def test_of_a_pair_the_preferred_reply_should_be_the_more_likely_one(preferred, other, expected):
+    row = {
+        "input": {"messages": [{"role": "user", "content": "q"}]},
+        "preferred_output": [{"role": "assistant", "content": preferred}],
+        "non_preferred_output": [{"role": "assistant", "content": other}],
+    }
+    assert (await score(row)).score == expected
+
+
+async def test_what_has_no_replies_has_no_score():
+    with pytest.raises(BackendError, match="no replies to score"):
+        await score({"question": "q", "answer": "a"})
+    with pytest.raises(BackendError, match="serves no policy"):
+        await HeldOutReplies(lambda: None)(item(conversation("a")), None, None)
+    missing = await HeldOutEvaluator().evaluate(item(conversation("a")))
+    assert missing.score is None
+    assert "held_out_replies" in missing.error

@@ -34,8 +34,6 @@ class OneBuilder(TrajectoryBuilder):
 
 
 class OwnEval(OneBuilder):
-    """A user's builder whose `run_eval` answers with given scores, and remembers what it was to run on."""
-
     def __init__(self, scores):
         super().__init__(TrajectoryBuilderConfig())
         self.scores, self.seen = scores, []

@@ -73,7 +73,6 @@ class Examples:
 
 
 async def make_builder(second):
-    """Two stages of one and of two epochs with 10 examples each."""
     config = GroupTrajectoryBuilderConfig(examples_per_epoch=10)
     stages = [PipelineStage("a", 0, StageConfig()), PipelineStage("b", 1, StageConfig(num_epochs=2, **second))]
     builder = StagedTrajectoryBuilder(

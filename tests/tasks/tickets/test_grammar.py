@@ -7,12 +7,16 @@ import pytest
 from reinforge.tasks.tickets import grammar
 from reinforge.tasks.tickets.dataset import TicketsDataset, TicketsDatasetConfig
 from reinforge.tasks.tickets.grammar import ASKS, DENIALS, PRODUCTS, STORIES, URGENCY, write_email
-from reinforge.tasks.tickets.ticket import FIELDS, find_ticket_problem
+from reinforge.tasks.tickets.ticket import (
+    FIELDS,
+    count_correct_fields,
+    find_ticket_problem,
+    format_ticket,
+    parse_ticket,
+)
 
 
 class FirstChoice(random.Random):
-    """Makes every choice the first one and includes every optional part."""
-
     def random(self):
         return 0.0
 
@@ -106,3 +110,53 @@ def test_more_confirm_emails_keep_the_earlier_ones():
     few = TicketsDataset(TicketsDatasetConfig(num_train=10, num_select=2, num_confirm=5)).rows()
     more = TicketsDataset(TicketsDatasetConfig(num_train=10, num_select=2, num_confirm=9)).rows()
     assert more[: len(few)] == few
+
+
+TICKET = {"product": "kettle", "issue": "defect", "priority": "high", "refund": True}
+
+
+def test_a_ticket_survives_the_round_trip():
+    text = format_ticket(TICKET)
+    assert text == '{"product":"kettle","issue":"defect","priority":"high","refund":true}'
+    assert parse_ticket(text) == (TICKET, None)
+
+
+def test_spaces_and_order_do_not_matter():
+    text = '\n{ "refund": true, "priority": "high", "issue": "defect", "product": "kettle" } '
+    assert parse_ticket(text) == (TICKET, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"product": "toaster"}, "product must be kettle, lamp, camera, vacuum, speaker or router"),
+        ({"issue": ["defect"]}, "issue must be defect, delivery, wrong_item or billing"),
+        ({"priority": None}, "priority must be low, normal or high"),
+        ({"refund": 1}, "refund must be true or false"),  # 1 == True in Python, not in JSON
+        ({"refund": "true"}, "refund must be true or false"),
+        ({"color": "red", "age": 3}, "there is no field age"),
+    ],
+)
+def test_a_wrong_value_is_reported_with_the_allowed_ones(changes, problem):
+    assert parse_ticket(format_ticket({**TICKET, **changes})) == (None, problem)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_missing_field_is_named(name):
+    rest = {key: value for key, value in TICKET.items() if key != name}
+    assert parse_ticket(format_ticket(rest)) == (None, f"{name} is missing")
+
+
+@pytest.mark.parametrize("text", [None, "", "ticket", format_ticket(TICKET)[:-1], "[" * 100_000, "\ud83c", "{,}"])
+def test_text_that_is_not_json_is_reported(text):
+    assert parse_ticket(text) == (None, "this is not JSON")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "true", '"kettle"', "NaN"])
+def test_json_that_is_not_an_object_is_reported(text):
+    assert parse_ticket(text) == (None, "this is not an object")
+
+
+def test_right_fields_are_counted():
+    assert count_correct_fields(TICKET, TICKET) == 4
+    assert count_correct_fields(TICKET, {**TICKET, "refund": False, "issue": "billing"}) == 2
