@@ -18,7 +18,7 @@ from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.interfaces import PolicyServer
-from reinforge.protocols.tinker.service import OpenService, ServiceDatum, TinkerAdapterConfig, TrainingService
+from reinforge.protocols.tinker.service import OpenService, ServiceDatum, TinkerAdapterConfig, TinkerService
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import AdamSettings, FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
 
@@ -39,7 +39,7 @@ class TinkerPolicy(PolicyServer):
 
     def __init__(
         self,
-        service: TrainingService,
+        service: TinkerService,
         renderer: PromptRenderer,
         name: str,
         max_model_len: int,

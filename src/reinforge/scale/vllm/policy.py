@@ -9,17 +9,18 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from reinforge.errors import BackendError
 from reinforge.interfaces import PolicyServer
-from reinforge.scale.vllm.client import GenerateAnswer, GeneratedChoice
+from reinforge.scale.vllm.client import GeneratedChoice
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
 if TYPE_CHECKING:
     from reinforge.engine.policy import EmbeddedPolicy
     from reinforge.engine.sampling.running_batch import SampleRequest
+    from reinforge.scale.vllm.sampler import VLLMSampler
 
 MAX_SEED = 2**63 - 1
 FLOAT32_TOLERANCE = 1e-3
@@ -69,30 +70,10 @@ class Admission:
         self._is_open.set()
 
 
-class WeightPublisher(Protocol):
-    """What a policy asks of the server that samples it."""
-
-    admission: Admission
-
-    @property
-    def version(self) -> int:
-        """The version that the server has."""
-
-    @property
-    def label(self) -> str:
-        """The label that every reply of this version carries."""
-
-    async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
-        """Samples one reply."""
-
-    async def publish(self, version: int) -> None:
-        """Sends the weights of all adapters, and opens admission when they are served."""
-
-
 class VLLMPolicy(PolicyServer):
     """Samples one adapter, or the whole model, at a vLLM server."""
 
-    def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
+    def __init__(self, own: EmbeddedPolicy, served_name: str, server: VLLMSampler):
         self.own, self.served_name, self._server = own, served_name, server
         self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), own.max_model_len
         self.longest_prompts: list[tuple[int, tuple[int, ...]]] = []

@@ -26,12 +26,12 @@ from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.files import FileLimits, FilesApi, find, hash_parts
 from reinforge.protocols.openai.server.graders import GradersApi
-from reinforge.protocols.openai.server.models import ModelHost, TrainableModels, TunedModels
+from reinforge.protocols.openai.server.models import TunedModels
 from reinforge.protocols.openai.server.records import FineTuningJob, JobState
 from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
-from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings, Launcher, ProcessLauncher
+from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings, ProcessLauncher
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
-from reinforge.serving.loading import TrainingHost, find_bases, lock_folder
+from reinforge.serving.loading import BaseModels, ModelLoader, TrainingHost, find_bases, lock_folder
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import (
     ApiError,
@@ -72,10 +72,10 @@ class FineTuningApi(Feature):
     def __init__(
         self,
         served: ServedModels,
-        sources: TrainableModels,
-        host: ModelHost,
+        sources: BaseModels,
+        host: ModelLoader,
         settings: FineTuningSettings,
-        launcher: Launcher | None = None,
+        launcher: ProcessLauncher | None = None,
     ):
         self.settings, folder = settings, settings.folder
         self._lock = lock_folder(folder)

@@ -14,7 +14,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
@@ -38,22 +38,10 @@ from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.checkpoints import copy_model
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.serving.loading import BaseModels, ModelLoader
 from reinforge.serving.routes import make_id
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class TrainableModels(Protocol):
-    def find(self, name: str, param: str = "model") -> PolicyConfig:
-        """Returns a model and how it is trained."""
-
-
-class ModelHost(Protocol):
-    async def load(self, name: str, folder: Path, base: str) -> None:
-        """Serves the model in a folder under a name."""
-
-    async def unload(self, name: str) -> None:
-        """Stops serving a name; does nothing if it is not served."""
 
 
 class TunedModels:
@@ -63,7 +51,7 @@ class TunedModels:
         folder: The folder; created if there is none.
     """
 
-    def __init__(self, store: JobStore, folder: Path, host: ModelHost):
+    def __init__(self, store: JobStore, folder: Path, host: ModelLoader):
         self.store, self.folder, self.host = store, folder, host
         make_private_folder(folder)
 
@@ -81,7 +69,7 @@ class TunedModels:
                 problems.append(f"{model.name}: {describe_error(error)}")
         return problems
 
-    def resolve(self, name: str, sources: TrainableModels) -> PolicyConfig:
+    def resolve(self, name: str, sources: BaseModels) -> PolicyConfig:
         """Returns the model that a job starts from, and how it is trained."""
         tuned = self.store.find_model(name)
         if tuned is None:
@@ -92,7 +80,7 @@ class TunedModels:
             changes["lora"] = None  # the adapter itself is trained further
         return policy.model_copy(update=changes)
 
-    def resolve_judges(self, grader: Grader, sources: TrainableModels) -> dict[str, str]:
+    def resolve_judges(self, grader: Grader, sources: BaseModels) -> dict[str, str]:
         return {name: str(self.resolve(name, sources).model) for name in list_models(grader)}
 
     def find_root(self, name: str) -> str:

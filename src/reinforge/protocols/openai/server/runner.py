@@ -19,14 +19,14 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
 from reinforge.files import find_json, make_private_folder, open_private, write_json
 from reinforge.protocols.openai.graders.schema import Grader
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
-from reinforge.protocols.openai.server.models import TrainableModels, TunedModels, publish_job
+from reinforge.protocols.openai.server.models import TunedModels, publish_job
 from reinforge.protocols.openai.server.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, plan_job
 from reinforge.protocols.openai.server.process import CONFIG, ENDED, INTERRUPTED, NOTE
 from reinforge.protocols.openai.server.progress import read_events, read_note
@@ -44,6 +44,7 @@ from reinforge.protocols.openai.server.training_rows import prepare_rows, show_r
 from reinforge.rollout.isolation.processes import kill_group
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.safe_text import redact_secrets
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.routes import ApiError, hide_paths
 
 LOG = "process.log"
@@ -51,20 +52,7 @@ STOP_S = 20.0
 """Seconds that a process has to write its last checkpoint once it is told to stop; then it is killed."""
 
 
-class RunningJob(Protocol):
-    async def wait(self) -> None:
-        """Returns when it has ended."""
-
-    async def stop(self) -> None:
-        """Stops it, so that it can be resumed; returns when it has ended. Does nothing if it has."""
-
-
-class Launcher(Protocol):
-    async def launch(self, folder: Path) -> RunningJob:
-        """Starts the process of the job in a folder; it exits when this process does, however that exits."""
-
-
-class _JobProcess:
+class JobProcess:
     """A process whose standard input is the sign that this server lives."""
 
     def __init__(self, process: asyncio.subprocess.Process):
@@ -74,7 +62,7 @@ class _JobProcess:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Stops it, at first politely."""
+        """Stops it, so that it can be resumed; returns when it has ended."""
         if self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -90,7 +78,7 @@ class _JobProcess:
 class ProcessLauncher:
     """Runs `reinforge.protocols.openai.server.process`, with its output in the job's folder."""
 
-    async def launch(self, folder: Path) -> RunningJob:
+    async def launch(self, folder: Path) -> JobProcess:
         with open(folder / LOG, "ab", opener=open_private) as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -104,7 +92,7 @@ class ProcessLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        return _JobProcess(process)
+        return JobProcess(process)
 
 
 logger = logging.getLogger(__name__)
@@ -139,8 +127,8 @@ class FineTuningRunner:
         contents: FileContents,
         folder: Path,
         models: TunedModels,
-        sources: TrainableModels,
-        launcher: Launcher,
+        sources: BaseModels,
+        launcher: ProcessLauncher,
         settings: JobSettings,
     ):
         self.store, self.contents, self.folder, self.models = store, contents, folder, models
@@ -148,7 +136,7 @@ class FineTuningRunner:
         self._launcher = launcher
         self._slots = asyncio.Semaphore(settings.max_running)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._processes: dict[str, RunningJob] = {}
+        self._processes: dict[str, JobProcess] = {}
         self._recorded: dict[str, set[str]] = {}
         self._is_closing = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,12 @@ from aiohttp import web
 
 from reinforge.errors import ContextOverflow
 from reinforge.interfaces import PolicyServer
-from reinforge.protocols.tinker.server.checkpoints import CheckpointStore, TinkerPath
-from reinforge.protocols.tinker.server.futures import TinkerFutures, TinkerResult, build_proto
+from reinforge.protocols.tinker.server.checkpoints import TinkerPath
+from reinforge.protocols.tinker.server.futures import TinkerResult, build_proto
 from reinforge.protocols.tinker.server.requests import UNSUPPORTED, CreateSamplingSession, Sample, SampleSettings, read
-from reinforge.protocols.tinker.server.sessions import TinkerSampler, TinkerSessions
-from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
-from reinforge.protocols.tinker.server.training import TinkerBase
+from reinforge.protocols.tinker.server.sessions import TinkerSampler
+from reinforge.protocols.tinker.server.slots import Snapshot
+from reinforge.protocols.tinker.server.training import TinkerParts
 from reinforge.protocols.tinker.server.wire import TinkerReply, write_sample
 from reinforge.serving.routes import LIMITS, ApiError, ServerLimits, write_json
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
@@ -27,17 +28,11 @@ if TYPE_CHECKING:
     from reinforge.engine.model.adapters import AdapterWeights
 
 
-class TinkerSampling:
-    def __init__(
-        self,
-        base: TinkerBase,
-        slots: AdapterSlots,
-        sessions: TinkerSessions,
-        futures: TinkerFutures,
-        checkpoints: CheckpointStore,
-    ):
-        self._base, self._slots, self._sessions = base, slots, sessions
-        self._futures, self._checkpoints = futures, checkpoints
+@dataclass(eq=False)
+class TinkerSampling(TinkerParts):
+    """The requests that sample."""
+
+    def __post_init__(self) -> None:
         self._snapshots: dict[str, tuple[int, Snapshot]] = {}
         self._num_replies = 0
 
@@ -54,7 +49,7 @@ class TinkerSampling:
         if request.model_path is None:
             if request.base_model is None:
                 raise ApiError(400, "either base_model or model_path is needed", param="base_model")
-            self._base.check(request.base_model)
+            self.base.check(request.base_model)
             return TinkerSampler(sampler_id, request.base_model)
         path = TinkerPath.parse(request.model_path)
         note = await self._slots.run(lambda: self._checkpoints.read(path))
@@ -115,7 +110,7 @@ class TinkerSampling:
         return write_json({"request_id": request_id, "sample_sequence_ids": ids})
 
     async def _run(self, sampler: TinkerSampler, request: Sample) -> TinkerResult:
-        count, limit = sum(len(chunk.tokens) for chunk in request.prompt.chunks), self._base.max_model_len
+        count, limit = sum(len(chunk.tokens) for chunk in request.prompt.chunks), self.base.max_model_len
         if count > limit:  # not kept until its turn
             raise ContextOverflow(f"the prompt has {count} tokens, but the limit is {limit} (max_model_len)")
         self._num_replies += request.num_samples

@@ -61,12 +61,6 @@ class SamplerSlot:
     used_at: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterShape:
-    rank: int
-    seed: int = 0
-
-
 @dataclass(eq=False)
 class AdapterSlots:
     engine: Engine
@@ -89,7 +83,7 @@ class AdapterSlots:
 
     # Models that are trained.
 
-    async def take(self, shape: AdapterShape) -> str:
+    async def take(self, rank: int, seed: int) -> str:
         """Returns a slot with a new adapter."""
         if not self._free:
             raise EngineError(
@@ -98,7 +92,7 @@ class AdapterSlots:
             )
         slot = self._free.pop(0)
         try:
-            await self.run(lambda: self._change(slot, lambda: self._put_new(slot, shape)))
+            await self.run(lambda: self._change(slot, lambda: self._put_new(slot, rank, seed)))
         except BaseException:
             self._free.append(slot)
             raise
@@ -156,7 +150,7 @@ class AdapterSlots:
 
     async def load(self, slot: str, folder: Path, rank: int, *, with_training: bool) -> None:
         def load() -> None:
-            self._put_new(slot, AdapterShape(rank))  # an adapter's scale depends on its rank
+            self._put_new(slot, rank)  # an adapter's scale depends on its rank
             self.engine.load_weights(folder, slot)
             if not with_training:
                 self.engine.put_adapter(self.engine.read_adapter(slot), slot)  # which drops the optimizer's state
@@ -225,8 +219,8 @@ class AdapterSlots:
         weights = snapshot.load()
         self._change(adapter, lambda: self.engine.put_adapter(weights, adapter))
 
-    def _put_new(self, slot: str, shape: AdapterShape) -> None:
-        self.engine.put_adapter(self.engine.make_adapter(rank=shape.rank, seed=shape.seed), slot)
+    def _put_new(self, slot: str, rank: int, seed: int = 0) -> None:
+        self.engine.put_adapter(self.engine.make_adapter(rank=rank, seed=seed), slot)
 
     def _change(self, slot: str, change: Callable[[], T]) -> T:
         """Runs a change of one adapter's weights as a job: as a whole or not at all."""
