@@ -40,7 +40,6 @@ class BaseModel:
 
     @property
     def is_portable(self) -> bool:
-        """True if other machines find it under the same name."""
         return not Path(self.location).exists()
 
 

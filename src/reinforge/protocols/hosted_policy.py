@@ -59,7 +59,6 @@ class HostedPolicy(PolicyServer):
         return self._staged or self.served_model
 
     def stage(self, model: str) -> None:
-        """Sets the model that the next `publish` serves."""
         self._staged = model
 
     async def sample(self, request: ModelRequest) -> ModelReply:

@@ -110,12 +110,7 @@ class Attack:
         self.config, self.scorer, self.timeout_s, self.agent = config, scorer, timeout_s, agent
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> AttackOutput:
-        """Returns every turn as a dict with the fields of `AttackTurn`, level by level.
-
-        Args:
-            item: Its `input_obj` opens the conversation.
-            context: Grows a tree if `is_training`, one conversation otherwise.
-        """
+        """Returns every turn as a dict with the fields of `AttackTurn`, level by level."""
         opening, width = str(item.input_obj), self.config.width if context.is_training else 1
         level, all_turns = [_AttackBranch()], list[AttackTurn]()
         for _ in range(self.config.depth):

@@ -76,7 +76,6 @@ class ChatLogs(ExportFormat):
         return "messages" in fields or is_message or is_pair or "chosen" in record or self._is_rating(record, fields)
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields a conversation, an exchange, a message or a rating."""
         fields = self._find_fields(part)
         if self._is_rating(part, fields):
             yield from self._read_ratings(part, fields)

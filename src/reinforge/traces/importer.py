@@ -70,15 +70,7 @@ class ImportOptions:
 
 
 def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions) -> ImportReport:
-    """Writes the rows of an export, and returns what was read and what was not.
-
-    Args:
-        output: The file of rows, in JSONL; replaced if it exists.
-
-    Raises:
-        ConfigError: A file cannot be read, or nothing in it can be used.
-        StorageError: The rows cannot be written.
-    """
+    """Writes the rows of an export, and returns what was read and what was not."""
     report = ImportReport(output)
     files = list_files(list(sources), output)
     with (
@@ -292,14 +284,7 @@ class _RowWriter:
 
 @dataclass
 class Draft:
-    """A row that later calls may still continue.
-
-    Attributes:
-        trained: Indices of the replies to train on.
-        keys: What is compared of each message.
-        calls: Ids of the calls.
-        records: What the store calls their records.
-    """
+    """A row that later calls may still continue."""
 
     messages: list[Message]
     trained: set[int]

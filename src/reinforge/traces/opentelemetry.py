@@ -72,7 +72,6 @@ class OpenTelemetry(ExportFormat):
     name = "opentelemetry"
 
     def matches(self, record: Record) -> bool:
-        """Returns True for a batch of OTLP, a span or a log event."""
         if any(key in record for key in BATCHES):
             return True
         context = record.get("context")
@@ -80,7 +79,6 @@ class OpenTelemetry(ExportFormat):
         return is_span and ("attributes" in record or "events" in record or "body" in record)
 
     def split(self, record: Record) -> Iterator[Record]:
-        """Yields the spans and the log events of a batch."""
         resources = [each for name in BATCHES for each in list_mappings(record.get(name))]
         if not resources:
             yield record
@@ -91,7 +89,6 @@ class OpenTelemetry(ExportFormat):
                     yield from list_mappings(scope.get(name))
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields the model call of a span and its evaluations, or the message of a log event."""
         attributes = decode_attributes(part.get("attributes"))
         given = part.get("context")
         context = given if isinstance(given, Mapping) else part

@@ -107,7 +107,6 @@ def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -
 def build_episode_page(
     name: str, episode: ListedEpisode, row: EpisodeRow, table: EpisodeTable, style: ChatStyle, query: EpisodeQuery
 ) -> Element:
-    """Returns one episode as a chat, beside the episodes that it was compared with and the list it was chosen from."""
     raw = build_anchor("JSON", build_link(build_run_path(name, "episode.json"), key=episode.key))
     back = build_anchor("list", build_link(build_run_path(name, "episodes"), **query.as_dict()))
     chat = build_chat(row, style)

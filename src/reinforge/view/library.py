@@ -41,8 +41,6 @@ Version = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _ReadRun:
-    """A run as it was when it was read."""
-
     version: Version
     overview: RunOverview
     activity: str
@@ -97,11 +95,9 @@ class RunLibrary:
         return self._read(folder).config
 
     def read_version(self, folder: Path) -> str:
-        """Returns a string that changes whenever a page about the run would."""
         return _to_text(self._measure(folder))
 
     def read_version_of_all(self) -> str:
-        """Returns a string that changes whenever the list of runs would."""
         return _to_text(tuple((folder.name, self._measure(folder)) for folder in find_run_folders(self.output_dir)))
 
     def get_version(self, run: RunOverview) -> str:

@@ -31,7 +31,6 @@ from reinforge.view.episode_table import EpisodeTable
 
 
 def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, live: Live) -> Element:
-    """Returns the page of a run whose journal can be read, with what it is doing now."""
     content, name = read_figures(overview), overview.folder.name
     parts: list[Content] = [
         _build_activity(overview, activity),

@@ -274,7 +274,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return known or JobRecord(f"{digest}-{attempt}", method, job_name, self.model_name)
 
     async def _submit_job(self, job: JobRecord, collection: TrajectoryCollection) -> str:
-        """Submits a job to the adapter, which may have it already, and stores the backend's reference."""
         self._configure_adapter(job)
         ref = await self.adapter.submit(collection)
         crash_point("submit.after_send")

@@ -130,7 +130,6 @@ def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict
 
 
 def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, list[str]]:
-    """Returns the names of each group's agents."""
     groups: dict[str, list[str]] = {}
     for name, params in agents.items():
         groups.setdefault(get_group_name(name, params), []).append(name)
@@ -138,7 +137,6 @@ def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, lis
 
 
 def _find_models(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, str]:
-    """Returns the model of each group that has a trained agent."""
     return {
         group: agents[names[0]].model_name
         for group, names in _list_groups(agents).items()

@@ -140,7 +140,6 @@ class PureTextSharedModelGroup(ABC):
 
     @property
     def num_epochs(self) -> int:
-        """Passes of a job over its data."""
         return self.hyper_params.text_rl.num_epochs
 
     @property

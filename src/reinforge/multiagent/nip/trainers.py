@@ -118,12 +118,7 @@ def prepare_experiment(
 
 
 def build_settings(settings: ExperimentSettings | None, keywords: Mapping[str, Any]) -> ExperimentSettings:
-    """Returns the settings of a call that gives them as an object or by keywords.
-
-    Raises:
-        ConfigError: Names every keyword that is refused.
-        TypeError: A keyword is unknown, or is given besides the object.
-    """
+    """Returns the settings of a call that gives them as an object or by keywords."""
     known = {field.name for field in fields(ExperimentSettings)}
     if unknown := [name for name in keywords if name not in known | NO_EFFECT | REFUSED.keys()]:
         raise TypeError(f"run_experiment has no argument {unknown[0]!r}")

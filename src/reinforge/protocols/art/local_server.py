@@ -42,12 +42,7 @@ ANY_HOST = ("0.0.0.0", "::", "localhost", "127.0.0.1", "::1")
 
 
 class ARTServer(ARTClient):
-    """One model at a server of protocol 1.
-
-    Args:
-        inference: Where the user says the model is served; None: where the server says.
-        settle_s: Seconds to look for a job whose response was lost.
-    """
+    """One model at a server of protocol 1."""
 
     fixes: ClassVar[dict[str, str]] = dict.fromkeys((REGISTER, PREPARE), CHECK_BACKEND)
 
@@ -60,7 +55,6 @@ class ARTServer(ARTClient):
         self._serving: Serving | None = None
 
     async def connect(self) -> Serving:
-        """Registers the model, loads it, and finds the names under which it is served."""
         await self.endpoint.retry(lambda: self.request("POST", REGISTER, body=self._describe_model()))
         answer = await self.training.retry(self._prepare)
         self._serving = (

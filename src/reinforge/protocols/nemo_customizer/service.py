@@ -50,11 +50,7 @@ class CustomizationStatusAnswer(Answer):
 
 
 class NeMoCustomizerService(HostedService):
-    """The services of one namespace.
-
-    Args:
-        token: Its token; may be empty.
-    """
+    """The services of one namespace."""
 
     url_setting = "entity_host"
 
@@ -67,7 +63,6 @@ class NeMoCustomizerService(HostedService):
         await self.endpoint.retry(lambda: self._list_page(1, size=1))
 
     async def ensure_namespace(self) -> None:
-        """Creates the namespace in the entity store unless it exists."""
         await self._create_once("/v1/namespaces", quote(self.namespace, safe=""), {"id": self.namespace})
 
     async def upload_once(self, name: str, files: Mapping[str, bytes]) -> None:

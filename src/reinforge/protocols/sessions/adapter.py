@@ -26,11 +26,7 @@ OWN = {"model"}
 
 
 class HttpAdapter(TrainerAdapter):
-    """Samples and trains in a session at the server.
-
-    Args:
-        adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
-    """
+    """Samples and trains in a session at the server."""
 
     serves_policy = True
     adapter_config: HttpAdapterConfig

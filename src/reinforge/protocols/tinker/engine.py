@@ -194,11 +194,7 @@ SERVICE = "tinker"
 
 
 class TinkerEngine:
-    """Has the methods of `Engine` that a job calls.
-
-    Attributes:
-        missing_reference: None: the service has no reference.
-    """
+    """Has the methods of `Engine` that a job calls."""
 
     missing_reference: None = None
     samples_elsewhere = True
@@ -254,7 +250,6 @@ class TinkerEngine:
         epoch: int = 0,
         **_: Any,
     ) -> UpdateReport:
-        """Trains on the samples: one forward_backward and one optim_step for each optimizer step."""
         from reinforge.engine.training.micro_batches import plan_steps
         from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
 
@@ -311,11 +306,9 @@ class TinkerEngine:
         self._num_steps, self._is_changed = int(steps), False
 
     def reset(self, adapter: str | None = None) -> None:
-        """Raises: the first weights are not kept."""
         raise EngineError("reset: Tinker's service keeps no first weights for the run")
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
-        """Raises: stages are not offered."""
         raise EngineError(f"use_stage: pipelines ({stage}) are not offered with Tinker's service")
 
     def close(self) -> None:

@@ -159,7 +159,6 @@ class RayAdapter(LocalAdapter):
         return await super().restore(folder, version)
 
     def measure_memory(self) -> None:
-        """Returns None: the model is in other processes."""
         return
 
     async def cleanup(self) -> None:

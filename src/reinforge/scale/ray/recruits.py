@@ -102,9 +102,6 @@ class Recruiter:
         """Returns the workers whose model is loaded, and why others cannot be used.
 
         The workers count as being on their way until `remove`.
-
-        Args:
-            wait: Wait until all that have a process have loaded the model, too.
         """
         recruits = {each.loaded: each for each in self._list() if _is_ready(each.process)}
         if not recruits:

@@ -228,7 +228,6 @@ class WorkerGroup(EngineGroup):
         return pack_loss(loss)
 
     def compare_fingerprints(self, name: str) -> str:
-        """Returns the fingerprint of the weights that every worker has."""
         self._require_worker()
         found = self._compare(name)
         self._published[name] = (self.policies[name].version, found)
@@ -244,7 +243,6 @@ class WorkerGroup(EngineGroup):
         return str(found[0])
 
     def _require_worker(self) -> None:
-        """Waits for a replacement if no worker is left."""
         if not self.workers:
             self.members.fill_up(1)
 

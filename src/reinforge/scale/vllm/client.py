@@ -33,8 +33,6 @@ RELOAD_METHOD = "reinforge_reload_weights"
 
 
 class VLLMClient:
-    """One server."""
-
     def __init__(self, endpoint: OpenAIEndpoint):
         self.endpoint = endpoint
 
@@ -50,7 +48,6 @@ class VLLMClient:
         return (await self._get("/weight_info", WeightInfoAnswer)).weight_version
 
     async def generate(self, body: Mapping[str, Any]) -> GenerateAnswer:
-        """Samples one reply."""
         try:
             return await self._post("/inference/v1/generate", GenerateAnswer, body)
         except RequestRejected as error:

@@ -9,18 +9,17 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import BackendError
 from reinforge.interfaces import PolicyServer
-from reinforge.scale.vllm.client import GeneratedChoice
+from reinforge.scale.vllm.client import GenerateAnswer, GeneratedChoice
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
 if TYPE_CHECKING:
     from reinforge.engine.policy import EmbeddedPolicy
     from reinforge.engine.sampling.running_batch import SampleRequest
-    from reinforge.scale.vllm.sampler import VLLMSampler
 
 MAX_SEED = 2**63 - 1
 FLOAT32_TOLERANCE = 1e-3
@@ -70,10 +69,28 @@ class Admission:
         self._is_open.set()
 
 
-class VLLMPolicy(PolicyServer):
-    """Samples one adapter, or the whole model, at a vLLM server."""
+class WeightPublisher(Protocol):
+    """What a policy asks of the server that samples it."""
 
-    def __init__(self, own: EmbeddedPolicy, served_name: str, server: VLLMSampler):
+    admission: Admission
+
+    @property
+    def version(self) -> int:
+        """The version that the server has."""
+
+    @property
+    def label(self) -> str:
+        """The label that every reply of this version carries."""
+
+    async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
+        """Samples one reply."""
+
+    async def publish(self, version: int) -> None:
+        """Sends the weights of all adapters, and opens admission when they are served."""
+
+
+class VLLMPolicy(PolicyServer):
+    def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
         self.own, self.served_name, self._server = own, served_name, server
         self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), own.max_model_len
         self.longest_prompts: list[tuple[int, tuple[int, ...]]] = []
@@ -104,11 +121,7 @@ class VLLMPolicy(PolicyServer):
     async def fill_in(
         self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
     ) -> None:
-        """Samples a reply without waiting for admission, and sets its tokens.
-
-        Args:
-            reads_prefix_cache: False: the server computes the whole prompt.
-        """
+        """Samples a reply without waiting for admission, and sets its tokens."""
         body = self._build_body(sampled, grammar)
         if not reads_prefix_cache:
             body["sampling_params"]["skip_reading_prefix_cache"] = True

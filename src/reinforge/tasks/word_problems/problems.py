@@ -40,11 +40,7 @@ class Calculation:
 
 
 def list_calculations(largest: int = 29, largest_factor: int = 12) -> Iterator[Calculation]:
-    """Yields every calculation that a problem may need; of 3 + 5 and 5 + 3 only one, and of products as well.
-
-    Args:
-        largest: Largest number of a sum or a difference.
-    """
+    """Yields every calculation that a problem may need; of 3 + 5 and 5 + 3 only one, and of products as well."""
     for small in range(2, largest + 1):
         for large in range(small, largest + 1):
             yield Calculation(large, "+", small)

@@ -55,11 +55,7 @@ MAX_MODELS = 8
 
 
 class ARTApi(Feature):
-    """The feature that trains models for ART's clients.
-
-    Args:
-        max_models: Maximum models that are loaded at a time; each holds a copy of its base model.
-    """
+    """The feature that trains models for ART's clients."""
 
     def __init__(
         self,
@@ -108,7 +104,6 @@ class ARTApi(Feature):
                 logger.warning("the model %s of %s is not loaded: %s", record.name, record.project, obstacle)
 
     def _list_records(self) -> list[tuple[ModelRecord, ModelFolder]]:
-        """Returns the models on disk, the oldest first, without those that are being deleted."""
         folders = [ModelFolder(path) for path in self._folder.iterdir() if path.name not in self._deleting]
         found = [(record, folder) for folder in folders if (record := folder.read()) is not None]
         return sorted(found, key=lambda each: (each[0].created_s, each[0].id))
@@ -352,6 +347,5 @@ def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
 
 
 async def make_art(host: TrainingHost) -> ARTApi:
-    """Returns the part of a server that ART's clients train on."""
     options, folder = host.options, host.options.data_dir.absolute() / "art"
     return ARTApi(host.models, await find_bases(options), folder, device=options.device, max_models=options.max_models)

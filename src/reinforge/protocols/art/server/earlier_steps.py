@@ -74,11 +74,7 @@ def _find_version(piece: ReplyPiece | ModelReply) -> int | None:
 
 
 class LoadedStep:
-    """An earlier step in memory.
-
-    Attributes:
-        loading: Has the engine once it is loaded; a client that disconnects does not stop it.
-    """
+    """An earlier step in memory."""
 
     def __init__(self, load: Coroutine[Any, Any, Engine]):
         self.loading = asyncio.create_task(load)

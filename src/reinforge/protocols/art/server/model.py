@@ -133,11 +133,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ARTJob:
-    """One job of this process.
-
-    Attributes:
-        result: How it ended; None: it has not.
-    """
+    """One job of this process."""
 
     id: str
     model_id: str
@@ -151,8 +147,6 @@ class ARTJob:
 
 
 class ARTModel:
-    """A model of a client."""
-
     def __init__(
         self,
         record: ModelRecord,
@@ -203,11 +197,7 @@ class ARTModel:
         return [step for step in self.folder.list_steps() if step < self.step]
 
     async def submit(self, groups: object, settings: Mapping[str, Any]) -> ARTJob:
-        """Starts a job, which trains once those before it have ended.
-
-        Args:
-            settings: The training settings under the names of protocol 2.
-        """
+        """Starts a job, which trains once those before it have ended."""
         num_sequences = sum(len(group.trajectories) for group in await asyncio.to_thread(parse_groups, groups))
         read_settings(settings)
         if not num_sequences:
@@ -288,7 +278,6 @@ class ARTModel:
         return step, metrics
 
     async def _update(self, job: ARTJob, read: ReadTrajectories, step: int, training: ARTTraining) -> dict[str, float]:
-        """Trains on the trajectories, and saves the step before a reply can be sampled from it."""
         engine = self._adapter.engine
         assert engine is not None  # it is loaded
         self._adapter.algorithm = training.algorithm

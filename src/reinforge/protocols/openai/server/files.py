@@ -43,11 +43,7 @@ EXPIRY_S = (3600, 2_592_000)
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """How much clients may store.
-
-    Attributes:
-        chunk_timeout_s: Seconds without any data after which an upload is aborted.
-    """
+    """How much clients may store."""
 
     max_file_bytes: int = 512 << 20
     max_part_bytes: int = 64 << 20
@@ -243,11 +239,7 @@ class FilesApi:
 
     @contextmanager
     def _keep_room(self, wanted: int | None) -> Iterator[int]:
-        """Yields how many bytes a new file may have; during the block no other file gets this room.
-
-        Args:
-            wanted: Its most bytes; None: unknown.
-        """
+        """Yields how many bytes a new file may have; during the block no other file gets this room."""
         left = self.limits.max_total_bytes - self.store.count_bytes() - self._arriving
         room = min(left, self.limits.max_file_bytes if wanted is None else min(wanted, self.limits.max_file_bytes))
         if room < 1:

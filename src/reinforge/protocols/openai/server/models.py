@@ -45,11 +45,7 @@ UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class TunedModels:
-    """The folder of all models that jobs have made.
-
-    Args:
-        folder: The folder; created if there is none.
-    """
+    """The folder of all models that jobs have made."""
 
     def __init__(self, store: JobStore, folder: Path, host: ModelLoader):
         self.store, self.folder, self.host = store, folder, host

@@ -48,11 +48,7 @@ MIN_ROWS, MAX_EPOCHS, USUAL_EPOCHS = 100, 25, 3
 
 @dataclass(frozen=True)
 class JobInput:
-    """What a job is made of.
-
-    Attributes:
-        num_validation_rows: Rows of the validation file; 0: there is none.
-    """
+    """What a job is made of."""
 
     job: FineTuningJob
     policy: PolicyConfig
@@ -116,7 +112,6 @@ def _choose_epochs(num_rows: int) -> int:
 
 
 def _build_common(given: JobInput, hyperparameters: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
-    """Returns the keys of `finetuning` that all methods share."""
     held_out = VALIDATION_ROWS if given.num_validation_rows else f"shown-{TRAINING_ROWS}"
     interval = hyperparameters.get("eval_interval", 1)
     finetuning: dict[str, Any] = {

@@ -39,7 +39,6 @@ INTERRUPTED = "interrupted"
 
 
 def main(folder: Path) -> int:
-    """Runs the job in a folder; returns the exit code."""
     threading.Thread(target=_watch_server, name="watch-server", daemon=True).start()
     try:
         with filelock.FileLock(folder / LOCK, timeout=LOCK_S):

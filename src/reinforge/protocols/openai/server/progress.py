@@ -35,12 +35,7 @@ class StepMetrics:
 
 
 def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
-    """Returns the metrics of each epoch that has ended.
-
-    Args:
-        run: The run folder; it may not exist yet.
-        method: The method of the job; None: taken from what the rows have.
-    """
+    """Returns the metrics of each epoch that has ended."""
     validations = {row.get("epoch"): row for row in _read_validations(run)}
     found, step = list[StepMetrics](), 0
     for row in _read_rows(run):

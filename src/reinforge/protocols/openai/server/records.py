@@ -52,12 +52,7 @@ ORGANIZATION = "reinforge"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded file, or one with the results of a job.
-
-    Attributes:
-        created_at: Unix time.
-        expires_at: Unix time after which it is deleted; None: never.
-    """
+    """An uploaded file, or one with the results of a job."""
 
     id: str
     num_bytes: int
@@ -196,13 +191,7 @@ class FineTuningJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job.
-
-    Attributes:
-        created_at: Unix time.
-        level: `info`, `warn` or `error`.
-        data: Metrics; None: none.
-    """
+    """Something that happened to a job."""
 
     id: str
     created_at: int
@@ -224,11 +213,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpoint:
-    """The weights after some steps of a job.
-
-    Attributes:
-        created_at: Unix time.
-    """
+    """The weights after some steps of a job."""
 
     id: str
     created_at: int
@@ -250,11 +235,7 @@ class JobCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TunedModel:
-    """A model that a job has made.
-
-    Attributes:
-        folder: Where it lies, relative to the folder of all models.
-    """
+    """A model that a job has made."""
 
     name: str
     base: str

@@ -63,15 +63,7 @@ class JobStore(FileStore):
     def create_job(
         self, job: FineTuningJob, digest: str, keys: Collection[str] = (), *, is_retry: bool = False
     ) -> FineTuningJob:
-        """Records a new job, or returns the one that the same request has created.
-
-        Args:
-            digest: Hash of the whole request.
-            is_retry: The client sends the request again; see `find_created`.
-
-        Raises:
-            KeyReused: One of the keys belongs to another request.
-        """
+        """Records a new job, or returns the one that the same request has created."""
         with self._transaction() as database:
             if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:
                 for key in keys:
@@ -133,10 +125,6 @@ class JobStore(FileStore):
 
         Args:
             only_from: The state that the job must be in; None: any from which `state` may follow.
-
-        Raises:
-            IllegalTransition: `state` may not follow the job's state.
-            UnknownObject: There is no such job.
         """
         with self._transaction() as database:
             job = self.find_job(id_)

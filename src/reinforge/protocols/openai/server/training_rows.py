@@ -41,9 +41,6 @@ def prepare_rows(
 
     Args:
         training: The job's file with the rows that it trains on; given if these rows are to be held out from them.
-
-    Returns:
-        The number of rows.
     """
     try:
         values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader, training)]

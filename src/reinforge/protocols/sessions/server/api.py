@@ -108,8 +108,6 @@ def _answering(
 
 
 class SessionsApi(Feature):
-    """The feature that samples and trains for runs elsewhere."""
-
     def __init__(self, bases: BaseModels, folder: Path, *, device: str = "auto", limits: SessionLimits | None = None):
         self._bases, self._folder, self._device = bases, folder, device
         self._limits = limits or SessionLimits()
@@ -307,7 +305,6 @@ async def _read(kind: type[B], request: web.Request) -> B:
 
 
 async def make_sessions(host: TrainingHost) -> SessionsApi:
-    """Returns the part of a server that runs elsewhere train on."""
     options, folder = host.options, host.options.data_dir.absolute() / "sessions"
     limits = SessionLimits(max_sessions=options.max_models)
     return SessionsApi(await find_bases(options), folder, device=options.device, limits=limits)

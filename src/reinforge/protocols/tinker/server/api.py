@@ -79,7 +79,6 @@ class TinkerSettings:
 
 
 def load_engine(settings: TinkerSettings) -> Engine:
-    """Returns an engine with the adapters that the protocol needs."""
     from reinforge.engine import Engine
 
     lora = settings.policy.lora or LoRAConfig()
@@ -90,12 +89,7 @@ def load_engine(settings: TinkerSettings) -> Engine:
 
 
 class TinkerApi(Feature):
-    """The routes below `/api/v1`, and the engine behind them.
-
-    Args:
-        models: The server's models; the base model is added under its name.
-        now: Seconds of a clock that only goes forward.
-    """
+    """The routes below `/api/v1`, and the engine behind them."""
 
     def __init__(
         self,
@@ -348,7 +342,6 @@ KEY_PREFIX = "tml-"
 
 
 async def make_tinker(host: TrainingHost) -> TinkerApi:
-    """Returns the part of the server that trains adapters of one base model."""
     options, sources, token = host.options, host.options.sources, host.options.token
     if token is not None and not token.startswith(KEY_PREFIX):
         message = f"the key in the file does not begin with {KEY_PREFIX}, as the keys of Tinker's SDK do"

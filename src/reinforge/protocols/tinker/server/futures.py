@@ -40,11 +40,7 @@ Job = Callable[[], Awaitable[TinkerResult]]
 
 @dataclass(eq=False)
 class TinkerFuture:
-    """A request and, once it has run, its result.
-
-    Attributes:
-        result: None: it has not run yet.
-    """
+    """A request and, once it has run, its result."""
 
     request_id: str
     result: TinkerResult | None = None
@@ -55,11 +51,7 @@ class TinkerFuture:
 
 
 class TinkerFutures:
-    """All requests of a server that are answered later.
-
-    Args:
-        now: Seconds of a clock that only goes forward.
-    """
+    """All requests of a server that are answered later."""
 
     def __init__(self, now: Callable[[], float]):
         self._now, self._futures, self._num_bytes = now, dict[str, TinkerFuture](), 0

@@ -37,7 +37,6 @@ class TinkerSampling(TinkerParts):
         self._num_replies = 0
 
     async def create_session(self, http: web.Request) -> web.Response:
-        """Opens a sampling session over a checkpoint, or over the base model."""
         request = await read(CreateSamplingSession, http)
         session = self._sessions.find(request.session_id)
         sampler_id = f"{session.id}:sample:{request.sampling_session_seq_id}"
@@ -83,11 +82,7 @@ class TinkerSampling(TinkerParts):
         return self.submit(await read(Sample, http), http.config_dict[LIMITS])
 
     def submit(self, request: Sample, limits: ServerLimits) -> web.Response:
-        """Begins to sample; the result has the sequences.
-
-        Args:
-            limits: The server's limits; `max_in_flight` counts the sequences that are sampled or wait.
-        """
+        """Begins to sample; the result has the sequences."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise ApiError(400, "sampling_session_id and seq_id are needed; create_sampling_session gives the first")
         sampler = self._sessions.find_sampler(request.sampling_session_id)
@@ -137,9 +132,6 @@ def build_params(settings: SampleSettings, number: int) -> SamplingParams:
     """Returns how to sample one of several sequences of a request.
 
     Stop tokens end a sequence besides the model's own end tokens; an empty list of stops switches those off, too.
-
-    Args:
-        number: The sequence's, from 0; each has a seed of its own.
     """
     stop, seed = settings.stop, settings.seed
     texts = [stop] if isinstance(stop, str) else [each for each in stop or [] if isinstance(each, str)]

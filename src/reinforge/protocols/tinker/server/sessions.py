@@ -33,11 +33,7 @@ KEPT_SNAPSHOTS = 8
 
 @dataclass(eq=False)
 class TinkerSampler:
-    """Weights to sample from.
-
-    Attributes:
-        snapshot: The weights; None: those of the base model.
-    """
+    """Weights to sample from."""
 
     id: str
     base_model: str
@@ -119,12 +115,7 @@ class TinkerSession:
 
 
 class TinkerSessions:
-    """All sessions of a server.
-
-    Args:
-        now: Seconds of a clock that only goes forward.
-        timeout_s: Seconds without a request or a heartbeat after which a session ends.
-    """
+    """All sessions of a server."""
 
     def __init__(self, slots: AdapterSlots, now: Callable[[], float], timeout_s: float):
         self._slots, self._now, self.timeout_s = slots, now, timeout_s
@@ -212,11 +203,7 @@ class TinkerSessions:
         return any(self._now() - session.seen_s > seconds for session in self._sessions.values())
 
     async def sweep(self, silence_s: float | None = None) -> None:
-        """Ends the sessions that have not been heard of for too long.
-
-        Args:
-            silence_s: Seconds; None: `timeout_s`.
-        """
+        """Ends the sessions that have not been heard of for too long."""
         oldest = self._now() - (self.timeout_s if silence_s is None else silence_s)
         for session in list(self._sessions.values()):
             if session.seen_s < oldest:

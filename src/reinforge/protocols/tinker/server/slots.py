@@ -42,11 +42,7 @@ def list_slots(max_models: int, max_samplers: int) -> list[str]:
 
 @dataclass(eq=False)
 class Snapshot:
-    """Weights to sample from.
-
-    Attributes:
-        slot: Where they are now; None: in no slot.
-    """
+    """Weights to sample from."""
 
     name: str
     load: Callable[[], AdapterWeights]
@@ -136,11 +132,7 @@ class AdapterSlots:
         return await self.run(lambda: self.engine.read_adapter(slot))
 
     async def save(self, slot: str, folder: Path, note: Callable[[Path], None], *, with_training: bool) -> None:
-        """Writes a slot's weights as a checkpoint.
-
-        Args:
-            folder: The checkpoint; an existing one is replaced.
-        """
+        """Writes a slot's weights as a checkpoint."""
 
         def write(staged: Path) -> None:
             self.engine.write(staged, self.engine.policies[slot].version, slot, with_training)

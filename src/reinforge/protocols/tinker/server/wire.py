@@ -171,7 +171,6 @@ def _write_top(message: Any, top: Sequence[Sequence[tuple[int, float]]], count: 
 
 
 def require_protobuf() -> None:
-    """Checks that the package is installed that reads and writes the messages."""
     try:
         import google.protobuf.message  # noqa: F401
     except ModuleNotFoundError:
