@@ -117,7 +117,6 @@ def _write_adapter(model: TrainedModel, options: ArtifactOptions, folder: Path) 
 
 
 def _open_base(model: TrainedModel) -> BaseModel:
-    """Returns the base under a name that PEFT can load: a hub id, or a folder."""
     base = model.base
     if base.is_portable and not base.location.startswith("pip:"):
         return base

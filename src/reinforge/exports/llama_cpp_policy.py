@@ -28,8 +28,6 @@ def has_llama_cpp() -> bool:
 
 
 class LlamaCppPolicy(FrozenPolicy):
-    """Samples one reply after the other."""
-
     def __init__(self, path: Path, *, max_model_len: int, seed: int, exact: bool = False):
         import llama_cpp
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter

@@ -181,7 +181,6 @@ class Attack:
         return [scores[text] for text in texts]
 
     async def _compute_perplexities(self, probes: Sequence[TokenLogprobs], context: Any) -> list[float | None]:
-        """Returns exp(-mean log p) of each probe's own tokens under the baseline."""
         if self.config.baseline is None:
             return [None] * len(probes)
         sequences = [(*tokens.prompt_token_ids, *tokens.token_ids) for tokens in probes]

@@ -66,7 +66,6 @@ class EngineGroup(ABC):
         return {index: value for part in parts.values() for index, value in part.items()}
 
     def update(self, samples: Sequence[TrainingSample], loss: LossSpec, **settings: Any) -> UpdateReport:
-        """Trains on the samples, each process on its share of every step."""
         packed = self.pack_loss(loss)
         found: dict[str, tuple[UpdateReport, str]] = self.call_connected(
             "update", self.share(list(samples)), loss, settings, packed
@@ -185,6 +184,5 @@ class Router:
                 del self._places[key]
 
     def forget(self) -> None:
-        """Forgets where conversations are: new weights have emptied the caches."""
         with self._lock:
             self._places.clear()

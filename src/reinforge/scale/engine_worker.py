@@ -40,16 +40,12 @@ class PolicyDescription:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """How a worker trains with the others."""
-
     sharding: Sharding = "replicate"
     peer_timeout_s: float = 600.0  # how long one waits for the others in one exchange
 
 
 @dataclass(slots=True)
 class Scores:
-    """What `Engine.score` sets on one sample."""
-
     old_logprobs: FloatArray | None
     ref_logprobs: FloatArray | None
     values: FloatArray | None
@@ -95,8 +91,6 @@ class EngineWorker:
 
     async def ping(self) -> None:
         """Returns at once, even while the engine computes."""
-
-    # Sampling.
 
     async def sample(self, name: str, request: ModelRequest) -> ModelReply:
         return await self.engine.policies[name].sample(request)

@@ -148,7 +148,6 @@ class ChatLogs(ExportFormat):
     def _list_rated_messages(
         self, record: Record, fields: Mapping[str, str], exchange: Exchange
     ) -> Iterator[LooseMessage]:
-        """Yields the messages of a conversation one by one if some of them are rated by themselves."""
         raw = parse_json(record[fields["messages"]]) if "messages" in fields else None
         raw = raw.get("messages") if isinstance(raw, Mapping) else raw
         raw = raw if isinstance(raw, list) else []

@@ -105,8 +105,6 @@ class LooseMessage:
 
 @dataclass(frozen=True, slots=True)
 class ComparedReplies:
-    """A better and a worse reply to the same prompt."""
-
     id: str
     prompt: list[Message]
     chosen: list[Message]

@@ -33,7 +33,6 @@ class LiteLLM(ExportFormat):
     name = "litellm"
 
     def matches(self, record: Record) -> bool:
-        """Returns True for a payload, a spend log, or the arguments of a callback with a payload."""
         if isinstance(record.get("standard_logging_object"), Mapping):
             return True
         return "call_type" in record and any(

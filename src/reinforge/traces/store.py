@@ -59,8 +59,6 @@ StoredExchange = tuple[Exchange | ComparedReplies, str]
 
 @dataclass(frozen=True, slots=True)
 class RatingSummary:
-    """All ratings of one name."""
-
     name: str
     count: int
     low: float
@@ -153,7 +151,6 @@ class CallStore:
         self._database.execute("DELETE FROM loose")
 
     def _add_rated_replies(self, group: str, parts: list[Any], location: str) -> None:
-        """Makes an exchange of each reply of a conversation whose messages are rated one by one."""
         messages = [part[0] for part in parts]
         for number, (message, _, _, conversation, tools, rated) in enumerate(parts):
             id_, record = f"{group}/{number}", ""
@@ -202,7 +199,6 @@ class CallStore:
         return int(self._database.execute("SELECT COUNT(*) FROM ratings WHERE used = 0").fetchone()[0])
 
     def summarize_ratings(self) -> list[RatingSummary]:
-        """Returns the ratings by name, the most common first."""
         query = """SELECT name, COUNT(*), MIN(value), MAX(value), AVG(value), MIN(value IN (-1, 0, 1))
                    FROM ratings GROUP BY name ORDER BY COUNT(*) DESC, name"""
         rows = self._database.execute(query)

@@ -19,7 +19,6 @@ HEADER = ("episode", "phase", "epoch", "example", "sample", "outcome", "reward",
 
 
 def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offset: int, live: Live) -> Element:
-    """Returns the list of a run's episodes with its filters; the page itself holds the rows from `offset` on."""
     found = table.select(query)
     path = build_run_path(name, "episodes")
     rows = found[offset : offset + FIRST_ROWS]

@@ -88,7 +88,6 @@ class RunLibrary:
         return self._read(folder).overview
 
     def read_activity(self, folder: Path) -> str:
-        """Returns what a running run is doing, such as `epoch 3 (4/20) collect: 57 episodes`; else nothing."""
         return self._read(folder).activity
 
     def read_config(self, folder: Path) -> dict[str, Any]:

@@ -124,7 +124,6 @@ HEADER = ("compare", "run", "status", "method", "model", "epochs", "reward", "ve
 def build_run_list(
     output_dir: Path, runs: Sequence[tuple[RunOverview, Mapping[str, Any]]], search: str, live: Live
 ) -> Element:
-    """Returns the list of the runs of a folder with their configurations, of which a search shows some."""
     rows = [_build_row_of_any(run, config) for run, config in runs]
     found = [row for text, row in rows if search.lower() in text.lower()]
     if not runs:

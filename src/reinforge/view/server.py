@@ -89,7 +89,6 @@ class ViewServer:
         self._executor.shutdown(cancel_futures=True)
 
     def _prepare(self) -> None:
-        """Reads the runs and imports the components, so that the first page need not wait for them."""
         self._library.list_overviews()
         with contextlib.suppress(ReinforgeError):  # a component that cannot be imported costs the settings of a page
             REGISTRY.components()

@@ -107,7 +107,6 @@ def _iterate_tensors(
 
 
 def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Writes the weights in files of about `SHARD_BYTES`, and the index that names them if there are several."""
     numbers = count(1)
     shard: dict[str, Tensor] = {}
     names: dict[str, list[str]] = {}

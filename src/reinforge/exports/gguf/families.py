@@ -157,7 +157,6 @@ class _Settings:
         return value
 
     def refuse_unread(self) -> None:
-        """Refuses settings by which the model computes something else, and that nothing has read."""
         for key, value in self._header.settings.items():
             name = key.removeprefix(self._prefix)
             if key.startswith(self._prefix) and name not in self._read and value and DECISIVE.search(name):

@@ -113,8 +113,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         if job.method == "dpo" and beta is not None:
             self.adapter.algorithm = DPO(DPOConfig(drop_duplicates=True, beta=beta))
 
-    # Jobs.
-
     async def create_supervised_fine_tune_job(
         self,
         rollouts_per_agent: dict[str, Rollouts],
@@ -328,8 +326,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         self._write_state()
         self.logger.info("%s: now serving %s", self.group_name, model_name)
 
-    # Data and state.
-
     @property
     def _training_data(self) -> TrainingData:
         trained = {name: agent for name, agent in self.agent_wholes.items() if not self.is_frozen(name)}
@@ -343,7 +339,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return policy
 
     async def _build_collection(self, groups: Sequence[Sequence[Trajectory]]) -> TrajectoryCollection:
-        """Returns the data in the backend's form, without groups that have a trajectory too long for the context."""
         kept, num_too_long = list[list[Trajectory]](), 0
         for siblings in groups:
             try:

@@ -114,7 +114,6 @@ def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTe
 
 
 def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict[str, Any]]:
-    """Returns an entry for each group: a policy if any of its agents is trained, else a fixed model."""
     groups, trained = _list_groups(agents), _find_models(agents)
     entries: dict[str, dict[str, Any]] = {}
     for group, names in groups.items():

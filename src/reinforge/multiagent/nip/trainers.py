@@ -47,8 +47,6 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedExperimentInfo:
-    """What is known of an experiment before it runs."""
-
     total_num_iterations: int
 
 

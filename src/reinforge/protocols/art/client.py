@@ -37,8 +37,6 @@ class SubmissionLost(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Where the trained model is served."""
-
     url: str
     key: SecretStr | None
 
@@ -65,7 +63,6 @@ class ARTClient(HostedService):
         return "check the trainer adapter's backend.api_key" if status in KEY_REJECTED else self.fixes.get(path)
 
     def remember_base(self, id_: str, step: int) -> None:
-        """Notes the step that a job started from; the next one is its own."""
         self._base_steps[id_] = step
 
     @abstractmethod

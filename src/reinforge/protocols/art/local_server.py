@@ -179,7 +179,6 @@ class ARTServer(ARTClient):
         await self.endpoint.retry(lambda: self.request("POST", "/_delete_checkpoint_files", body=body))
 
     def name_step(self, step: int) -> str:
-        """Returns the name under which a step is served: its own, or that of the model for the newest."""
         return f"{self.backend.name}@{step}" if self.serves_steps else self.backend.name
 
     async def close(self) -> None:

@@ -41,8 +41,6 @@ class CheckpointAnswer(Entry):
 
 
 class EventData(Answer):
-    """What an event says besides numbers."""
-
     error_message: ErrorText = None
 
 

@@ -50,8 +50,6 @@ class CustomizationStatusAnswer(Answer):
 
 
 class NeMoCustomizerService(HostedService):
-    """The services of one namespace."""
-
     url_setting = "entity_host"
 
     def __init__(self, endpoint: OpenAIEndpoint, datastore: str, token: str, namespace: str):

@@ -92,7 +92,6 @@ def build_supervised_file(trajectories: Iterable[Trajectory]) -> TrainingFile:
 
 
 def _build_row(history: Sequence[PromptedReply], trained: Sequence[int]) -> dict[str, Any]:
-    """Returns a history up to the last of the positions to train."""
     messages = [
         {**message, "weight": int(position in trained)} if message["role"] == "assistant" else message
         for position, message in enumerate(history[-1].messages[: trained[-1] + 1])

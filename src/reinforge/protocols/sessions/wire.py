@@ -103,8 +103,6 @@ class SampleCall(WireModel):
 
 
 class ScoreCall(WireModel):
-    """Asks for the log-prob of each token of some sequences."""
-
     token_ids: list[list[int]]
 
 
@@ -154,8 +152,6 @@ class SampleAnswer(SessionAnswer):
 
 
 class ScoreAnswer(SessionAnswer):
-    """Log p of each token."""
-
     logprobs: list[list[float]] = Field(default_factory=list)
 
 

@@ -33,8 +33,6 @@ FIXED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "pres
 
 
 class TinkerPolicy(PolicyServer):
-    """Samples from the weights that were published last."""
-
     tolerance = TOLERANCE
 
     def __init__(

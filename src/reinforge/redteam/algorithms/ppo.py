@@ -225,7 +225,6 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
 
 
 def _compute_token_mean(logprobs_BT: Tensor | None, mask_BT: Tensor) -> float | None:
-    """Returns the mean log-prob of a batch's tokens; None if it is unknown."""
     if logprobs_BT is None or not mask_BT.any():
         return None
     return logprobs_BT[mask_BT].mean().item()

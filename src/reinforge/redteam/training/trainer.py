@@ -295,7 +295,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         )
 
     def _train_on_batch(self, batch: Batch) -> dict[str, Any]:
-        """Accumulates one batch's gradient, makes an optimizer step if one is due, and returns the metrics."""
         import torch
 
         self._global_step_counter += 1

@@ -130,7 +130,6 @@ class RayAdapter(LocalAdapter):
         return self._retry(lambda: super(RayAdapter, self)._train(engine, trajectories, save))
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Returns what a job returns, after running it again if workers die."""
         from reinforge.scale.ray.members import WorkerLost
 
         for _ in range(MAX_ATTEMPTS):

@@ -79,8 +79,6 @@ def _serve(link: Link, start: Message) -> None:
 
 
 class RayTransport:
-    """The connection to one actor."""
-
     def __init__(self, actor: Any):
         self._actor = actor
         self._lines: deque[bytes] = deque()
@@ -88,7 +86,6 @@ class RayTransport:
 
     @property
     def is_alive(self) -> bool:
-        """True if the actor runs, as far as is known."""
         return self._end is None
 
     async def write(self, line: bytes) -> None:

@@ -25,8 +25,6 @@ NOT_IMPORTED = "failed to import on the worker"
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """One worker, as the driver sees it."""
-
     number: int  # its number, from 0, which no other worker of the run has had
     actor: Any
     is_near: bool  # True if it is on the driver's node, and so reads and writes the run folder itself

@@ -58,7 +58,6 @@ class VLLMClient:
             raise
 
     async def pause(self) -> None:
-        """Admits no request any more and returns when no reply is in flight."""
         await self.endpoint.call("POST", "/pause", query={"mode": "wait"})
 
     async def resume(self) -> None:
@@ -115,8 +114,6 @@ class ServedModelsAnswer(Answer):
 
 
 class WeightInfoAnswer(Answer):
-    """The answer of `/weight_info`: the label of the weights."""
-
     weight_version: str
 
 
@@ -148,8 +145,6 @@ class WeightSpan(Answer):
 
 
 class GeneratedChoice(Answer):
-    """One reply of `/inference/v1/generate`."""
-
     finish_reason: str | None = None
     token_ids: list[StrictInt]
     logprobs: GeneratedLogprobs

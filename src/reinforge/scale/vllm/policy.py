@@ -167,7 +167,6 @@ class VLLMPolicy(PolicyServer):
         }
 
     def _check_weights(self, choice: GeneratedChoice) -> None:
-        """Compares the label that the server gives a reply with that of the weights that it was sent."""
         labels = {span.version for span in choice.weight_versions or ()}
         if choice.token_ids and labels != {self._server.label}:
             found = ", ".join(sorted(labels)) or "no label"
@@ -191,7 +190,6 @@ class VLLMPolicy(PolicyServer):
         return await self.own.encode(request, reply)
 
     async def publish(self, version: int) -> None:
-        """Sends the learner's weights and serves them as `version`; one version for all adapters."""
         await self._server.publish(version)
 
     async def fingerprint(self) -> str:

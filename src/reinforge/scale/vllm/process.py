@@ -51,8 +51,6 @@ SHOWN_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class ServedModelSettings:
-    """What a server has to serve."""
-
     folder: Path
     dtype: str
     max_model_len: int

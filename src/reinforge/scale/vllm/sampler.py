@@ -186,7 +186,6 @@ class VLLMSampler:
             self.admission.open()
 
     async def _send(self) -> None:
-        """Replaces the server's weights, while it samples nothing."""
         folders = await run_in_daemon_thread(self._write, "vllm-weights")
         try:
             await self._client.pause()

@@ -50,7 +50,6 @@ def write_question(rng: random.Random, place: str | None = None, time: str | Non
 
 
 def write_answer(rng: random.Random, question: str) -> str:
-    """Returns the desk's answer."""
     place = next((place for place in PLACES if place in question), None)
     time = next((time for time in TIMES if time in question), None)
     if place is None or time is None:

@@ -55,8 +55,6 @@ MAX_MODELS = 8
 
 
 class ARTApi(Feature):
-    """The feature that trains models for ART's clients."""
-
     def __init__(
         self,
         models: ServedModels,
@@ -131,8 +129,6 @@ class ARTApi(Feature):
         if self._lock is not None:
             self._lock.release()
 
-    # The training service, protocol 2.
-
     async def create_model(self, request: web.Request) -> web.Response:
         body = await read_json(request)
         may_exist = body.get("return_existing") is True or count_retries(request) > 0
@@ -199,8 +195,6 @@ class ARTApi(Feature):
         message = "this server reads no training data from a URL; upload it and use /v1/fine_tuning/jobs"
         raise ApiError(501, message, code="not_supported")
 
-    # The server of `art run`, protocol 1.
-
     async def show_health(self, request: web.Request) -> web.Response:
         return write_json({"status": "ok"})
 
@@ -243,8 +237,6 @@ class ARTApi(Feature):
             await response.write(json.dumps(choose_metrics(job)).encode() + b"\n")
         await response.write_eof()
         return response
-
-    # Models and jobs.
 
     async def _find_or_create(self, body: Mapping[str, Any], *, may_exist: bool) -> ARTModel:
         entity, project, name = (

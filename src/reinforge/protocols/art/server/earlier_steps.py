@@ -74,8 +74,6 @@ def _find_version(piece: ReplyPiece | ModelReply) -> int | None:
 
 
 class LoadedStep:
-    """An earlier step in memory."""
-
     def __init__(self, load: Coroutine[Any, Any, Engine]):
         self.loading = asyncio.create_task(load)
         self.num_in_flight = 0

@@ -133,8 +133,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ARTJob:
-    """One job of this process."""
-
     id: str
     model_id: str
     num_sequences: int = 0
@@ -189,7 +187,6 @@ class ARTModel:
         return self.policy.version
 
     def list_steps(self) -> list[int]:
-        """Returns the steps that exist, in rising order; 0, the base model, is always there."""
         return [0, *self.folder.list_steps()]
 
     def list_earlier(self) -> list[int]:

@@ -29,8 +29,6 @@ _STEP = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """One model as clients know it."""
-
     id: str
     entity: str
     project: str

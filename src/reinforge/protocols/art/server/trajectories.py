@@ -147,8 +147,6 @@ def parse_groups(given: object) -> list[ARTGroup]:
 
 
 class TrajectoryReader:
-    """Reads the trajectories of one model."""
-
     def __init__(self, policy: PolicyServer, replies: SampledReplies, base_model: str, max_tokens: int):
         self._policy, self._replies = policy, replies
         self._base_model, self._max_tokens = base_model, max_tokens
@@ -234,7 +232,6 @@ class TrajectoryReader:
 
 
 def _strip(message: object) -> Message:
-    """Returns the message of a choice without the fields that its client has filled with null."""
     given = message if isinstance(message, dict) else {}
     kept = {name: value for name, value in given.items() if value is not None}
     return {"role": "assistant", "content": None, **kept}

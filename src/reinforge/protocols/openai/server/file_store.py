@@ -71,7 +71,6 @@ class Database:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yields the database inside one transaction, which is synced to disk at its end."""
         with self._lock:
             try:
                 self._database.execute("BEGIN IMMEDIATE")

@@ -43,8 +43,6 @@ EXPIRY_S = (3600, 2_592_000)
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """How much clients may store."""
-
     max_file_bytes: int = 512 << 20
     max_part_bytes: int = 64 << 20
     max_total_bytes: int = 16 << 30

@@ -45,8 +45,6 @@ UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class TunedModels:
-    """The folder of all models that jobs have made."""
-
     def __init__(self, store: JobStore, folder: Path, host: ModelLoader):
         self.store, self.folder, self.host = store, folder, host
         make_private_folder(folder)
@@ -157,7 +155,6 @@ def describe_verdict(job: FineTuningJob, summary: RunSummary) -> str:
 
 
 def _find_checkpoints(run: Path, method: str) -> list[tuple[StepMetrics, str]]:
-    """Returns the newest checkpoints of a run with the metrics of their epochs, the oldest first."""
     by_epoch = {each.epoch: each for each in read_metrics(run, method)}
     found = [
         (by_epoch[row.epoch], row.checkpoint)

@@ -48,8 +48,6 @@ MIN_ROWS, MAX_EPOCHS, USUAL_EPOCHS = 100, 25, 3
 
 @dataclass(frozen=True)
 class JobInput:
-    """What a job is made of."""
-
     job: FineTuningJob
     policy: PolicyConfig
     folder: Path

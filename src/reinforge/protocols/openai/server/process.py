@@ -91,7 +91,6 @@ def _describe(error: BaseException, code: str) -> dict[str, Any]:
 
 
 def _watch_server() -> None:
-    """Stops the run when the server's end of the standard input is closed."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

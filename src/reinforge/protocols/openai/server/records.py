@@ -161,7 +161,6 @@ class FineTuningJob:
 
     @property
     def method_settings(self) -> dict[str, Any]:
-        """The block of the method: hyperparameters, and the grader."""
         return dict(self.method.get(self.method_type) or {})
 
     def as_answer(self) -> dict[str, Any]:
@@ -191,8 +190,6 @@ class FineTuningJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job."""
-
     id: str
     created_at: int
     message: str
@@ -213,8 +210,6 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpoint:
-    """The weights after some steps of a job."""
-
     id: str
     created_at: int
     step: int
@@ -235,8 +230,6 @@ class JobCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TunedModel:
-    """A model that a job has made."""
-
     name: str
     base: str
     folder: str

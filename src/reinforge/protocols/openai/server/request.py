@@ -173,5 +173,4 @@ def _read_metadata(metadata: Any) -> dict[str, str] | None:
 
 
 def hash_request(body: Mapping[str, Any]) -> str:
-    """Returns the text of a request that is the same for the same request, for its digest."""
     return json.dumps(body, sort_keys=True)

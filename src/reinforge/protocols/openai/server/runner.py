@@ -207,8 +207,6 @@ class FineTuningRunner:
     async def _change(self, id_: str, state: JobState, message: str, **changes: Any) -> FineTuningJob:
         return await asyncio.to_thread(partial(self.store.transition, id_, state, message, **changes))
 
-    # Files.
-
     async def _validate(self, job: FineTuningJob) -> None:
         plan = await run_in_daemon_thread(partial(self._prepare, job), "job-files")
         message = f"Files validated, moving job to queued state ({plan.num_steps} steps)"
@@ -260,8 +258,6 @@ class FineTuningRunner:
             count = len(error.problems)
             head = f"the file {file_id} has {count} problems:\n" if count > 1 else f"the file {file_id}: "
             raise JobFailure(code, f"{head}{error}", param) from None
-
-    # The run.
 
     async def _run(self, job: FineTuningJob) -> None:
         # the operator may have turned graders in Python off since the job was queued

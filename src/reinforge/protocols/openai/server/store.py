@@ -29,8 +29,6 @@ from reinforge.protocols.openai.server.records import (
 
 
 class IllegalTransition(Exception):
-    """A job cannot come into a state from the one that it is in."""
-
     def __init__(self, job: FineTuningJob, state: JobState):
         super().__init__(f"the job {job.id} is {job.state.value}, so it cannot become {state.value}")
         self.job = job
@@ -146,7 +144,6 @@ class JobStore(FileStore):
             return job
 
     def add_events(self, job_id: str, events: Iterable[JobEvent]) -> None:
-        """Records events, each once: one with the same id is there already after a restart."""
         with self._transaction() as database:
             for event in events:
                 _insert_event(database, job_id, event)

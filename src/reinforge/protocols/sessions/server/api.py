@@ -84,8 +84,6 @@ class SessionLimits:
 def _answering(
     handler: Callable[[SessionsApi, web.Request], Awaitable[SessionAnswer]],
 ) -> Callable[[SessionsApi, web.Request], Awaitable[web.Response]]:
-    """Writes what a call of a session gives, or what it raises, which its client raises again."""
-
     @wraps(handler)
     async def answer(api: SessionsApi, request: web.Request) -> web.Response:
         try:
@@ -157,8 +155,6 @@ class SessionsApi(Feature):
         silent = [each for each in self._sessions.values() if each.seen_s <= latest]
         return sorted(silent, key=lambda each: each.seen_s)
 
-    # Sessions.
-
     async def open(self, request: web.Request) -> web.Response:
         try:
             opened = await _read(OpenSession, request)
@@ -224,8 +220,6 @@ class SessionsApi(Feature):
         session.seen_s = time.monotonic()
         return session
 
-    # Sampling.
-
     @abortable
     @_answering
     async def sample(self, request: web.Request) -> SessionAnswer:
@@ -248,8 +242,6 @@ class SessionsApi(Feature):
         assert isinstance(tokens, TokenLogprobs)  # the engine has them
         return EncodeAnswer(tokens=tokens)
 
-    # Jobs.
-
     @_answering
     async def submit(self, request: web.Request) -> SessionAnswer:
         session, limits = self._find(request), request.config_dict[LIMITS]
@@ -269,8 +261,6 @@ class SessionsApi(Feature):
             return StatusAnswer(status=await session.wait(query.get("job_key", ""), wait_s))
         finally:
             session.seen_s = time.monotonic()
-
-    # Weights.
 
     @_answering
     async def publish(self, request: web.Request) -> SessionAnswer:

@@ -110,7 +110,6 @@ class TrainingSession:
         }
 
     def check_request(self, request: ModelRequest) -> None:
-        """Refuses token ids that the model does not have."""
         if isinstance(request.prompt, tuple):
             self._check_tokens("prompt", request.prompt)
         if request.continued is not None:
@@ -139,8 +138,6 @@ class TrainingSession:
             raise ApiError(422, f"{name}: the supports do not fit {count} tokens", param=name)
         if len(kept):
             self._check_tokens(name, (int(kept.min()), int(kept.max())))
-
-    # Jobs.
 
     def read_job(self, body: bytes) -> tuple[TrajectoryCollection, str]:
         collection = read_job(SentJob.model_validate_json(body))
@@ -173,8 +170,6 @@ class TrainingSession:
                 return await self.adapter.wait_until_complete(ref)
         except TimeoutError:
             return await self.adapter.status(ref)
-
-    # Weights.
 
     async def publish(self, version: int) -> None:
         async with self._exclusive:

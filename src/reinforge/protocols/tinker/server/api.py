@@ -89,8 +89,6 @@ def load_engine(settings: TinkerSettings) -> Engine:
 
 
 class TinkerApi(Feature):
-    """The routes below `/api/v1`, and the engine behind them."""
-
     def __init__(
         self,
         models: ServedModels,
@@ -186,8 +184,6 @@ class TinkerApi(Feature):
             web.delete(checkpoint, self._delete_checkpoint),
         ]
 
-    # The service and its clients.
-
     async def _healthz(self, request: web.Request) -> web.Response:
         return write_json({"status": "ok"})
 
@@ -238,8 +234,6 @@ class TinkerApi(Feature):
         metadata = {key: str(value) for key, value in session.metadata.items()}
         return write_json({**ids, "user_metadata": metadata, "display_name": session.display_name})
 
-    # Training and sampling.
-
     async def _join_sampling_session(self, request: web.Request) -> web.Response:
         body = await read_json(request)
         sampler = self.sessions.find_sampler(str(body.get("sampling_session_id")))
@@ -258,8 +252,6 @@ class TinkerApi(Feature):
     async def _cancel(self, request: web.Request) -> web.Response:
         self.futures.cancel((await read(RetrieveFuture, request)).request_id)
         return write_json({})
-
-    # Checkpoints and the models that they are of.
 
     async def _weights_info(self, request: web.Request) -> web.Response:
         path = TinkerPath.parse((await read(WeightsPath, request)).tinker_path)

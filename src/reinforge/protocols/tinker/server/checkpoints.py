@@ -33,8 +33,6 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNote:
-    """What a checkpoint is of."""
-
     run_id: str
     base_model: str
     rank: int

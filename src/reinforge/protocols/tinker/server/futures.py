@@ -40,8 +40,6 @@ Job = Callable[[], Awaitable[TinkerResult]]
 
 @dataclass(eq=False)
 class TinkerFuture:
-    """A request and, once it has run, its result."""
-
     request_id: str
     result: TinkerResult | None = None
     finished_s: float = 0.0
@@ -51,8 +49,6 @@ class TinkerFuture:
 
 
 class TinkerFutures:
-    """All requests of a server that are answered later."""
-
     def __init__(self, now: Callable[[], float]):
         self._now, self._futures, self._num_bytes = now, dict[str, TinkerFuture](), 0
 

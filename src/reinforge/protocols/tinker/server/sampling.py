@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class TinkerSampling(TinkerParts):
-    """The requests that sample."""
-
     def __post_init__(self) -> None:
         self._snapshots: dict[str, tuple[int, Snapshot]] = {}
         self._num_replies = 0

@@ -33,8 +33,6 @@ KEPT_SNAPSHOTS = 8
 
 @dataclass(eq=False)
 class TinkerSampler:
-    """Weights to sample from."""
-
     id: str
     base_model: str
     snapshot: Snapshot | None = None
@@ -115,8 +113,6 @@ class TinkerSession:
 
 
 class TinkerSessions:
-    """All sessions of a server."""
-
     def __init__(self, slots: AdapterSlots, now: Callable[[], float], timeout_s: float):
         self._slots, self._now, self.timeout_s = slots, now, timeout_s
         self._sessions: dict[str, TinkerSession] = {}

@@ -42,8 +42,6 @@ def list_slots(max_models: int, max_samplers: int) -> list[str]:
 
 @dataclass(eq=False)
 class Snapshot:
-    """Weights to sample from."""
-
     name: str
     load: Callable[[], AdapterWeights]
     slot: SamplerSlot | None = None
@@ -76,8 +74,6 @@ class AdapterSlots:
 
     async def run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-
-    # Models that are trained.
 
     async def take(self, rank: int, seed: int) -> str:
         """Returns a slot with a new adapter."""
@@ -149,8 +145,6 @@ class AdapterSlots:
 
         await self.run(lambda: self._change(slot, load))
 
-    # Snapshots that sample.
-
     @asynccontextmanager
     async def use(self, snapshot: Snapshot | None) -> AsyncIterator[PolicyServer]:
         """Yields the policy of a snapshot, which stays in the engine meanwhile; None: that of the base model."""
@@ -215,7 +209,6 @@ class AdapterSlots:
         self.engine.put_adapter(self.engine.make_adapter(rank=rank, seed=seed), slot)
 
     def _change(self, slot: str, change: Callable[[], T]) -> T:
-        """Runs a change of one adapter's weights as a job: as a whole or not at all."""
         policy = self.engine.policies[slot]
         self.engine.begin_job(slot)
         try:

@@ -77,8 +77,6 @@ class TinkerParts:
 
 
 class TinkerTraining(TinkerParts):
-    """The requests that train."""
-
     async def create_model(self, http: web.Request) -> web.Response:
         request = await read(CreateModel, http)
         session = self._sessions.find(request.session_id)
@@ -260,7 +258,6 @@ class TinkerTraining(TinkerParts):
         return sampler_id
 
     async def save_external(self, http: web.Request) -> web.Response:
-        """Refuses to save in another format, and says where the weights are."""
         request = await read(SaveExternal, http)
 
         async def refuse() -> TinkerResult:

@@ -55,8 +55,6 @@ _DTYPES: dict[int, type[np.generic]] = {_FLOAT32: np.float32, _INT64: np.int64, 
 
 @dataclass(frozen=True, slots=True)
 class TinkerDatum:
-    """One sequence to train on."""
-
     token_ids: IntArray
     inputs: Mapping[str, np.ndarray]
 
