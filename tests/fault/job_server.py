@@ -14,8 +14,9 @@ from typing import Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSettings
+from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.process import ENDED
-from reinforge.protocols.openai.server.runner import JobProcess, JobSettings
+from reinforge.protocols.openai.server.runner import JobProcess
 from tests.fault.killed_servers import fork_servers, kill_at
 from tests.protocols.fine_tuning import FineTuningServer, NamesOnly
 

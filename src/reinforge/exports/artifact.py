@@ -80,7 +80,6 @@ def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem
 
 
 def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
-    """Returns the configuration of the model's architecture; None: it is only at the hub."""
     if not model.is_adapter:
         return read_json(model.folder / CONFIG)
     folder = Path(model.base.location)

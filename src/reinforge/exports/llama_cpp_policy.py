@@ -76,7 +76,6 @@ class LlamaCppPolicy(FrozenPolicy):
         return self._make_reply(request, prompt, tokens, shown_text, is_done=is_end or bool(stop), raw=raw)
 
     def _generate(self, prompt: list[int], sampling: SamplingParams) -> tuple[list[int], str]:
-        """Returns the tokens, the one that ends the reply included, and the text without special tokens."""
         # else each reply has the same draws
         self.model.set_seed(stable_seed(self._seed, "llama.cpp", self._calls) % 2**32)
         self._calls += 1

@@ -108,7 +108,6 @@ class HostedJobs(Generic[S]):
             await asyncio.sleep(min(max(interval_s * backoff, retry_after_s), left_s))
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Cancels a job and returns its final status; the job may have ended before."""
         return self._final_status(ref) or self.record(ref, await self.service.cancel(_get_job_id(ref)))
 
     async def release(self) -> None:
@@ -131,7 +130,6 @@ class HostedJobs(Generic[S]):
                 logger.warning("the run stopped; job %s (cancel_on_stop: true)", status.message)
 
     async def _poll(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns the status of a job from one request; a failed request leaves the known status unchanged."""
         state = self._get_state(ref)
         try:
             job = await self.service.retrieve_job(_get_job_id(ref))

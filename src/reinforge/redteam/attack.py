@@ -171,7 +171,6 @@ class Attack:
         return str(answer.choices[0].message.content)
 
     async def _compute_scores(self, item: Any, texts: Sequence[str]) -> list[float]:
-        """Returns the scorer's score of each text; equal texts are scored once."""
         items = {text: item.copy_with_updates(output_obj=text) for text in texts}
         outputs = await asyncio.gather(*(score_item(self.scorer, each, self.timeout_s) for each in items.values()))
         for output in outputs:

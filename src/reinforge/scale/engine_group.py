@@ -41,11 +41,7 @@ class EngineGroup(ABC):
     def score(
         self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, *, defer: bool = False
     ) -> None:
-        """Sets what the algorithm needs on each sample; each process scores its share.
-
-        Args:
-            defer: Has no effect: another process may train a sample than the one that would compute it.
-        """
+        """Sets what the algorithm needs on each sample, never later (`defer`): another process may train it."""
         if not (needs.old_logprobs or needs.ref_logprobs or needs.values):
             return
         scores: dict[int, Scores] = self._merge("score", samples, needs, adapter)

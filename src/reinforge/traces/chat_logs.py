@@ -98,7 +98,6 @@ class ChatLogs(ExportFormat):
         yield from ratings
 
     def _find_fields(self, record: Record, *, with_empty: bool = False) -> dict[str, str]:
-        """Returns what the columns of a record hold: for example `prompt` -> `Question`."""
         names = tuple(name for name in record if with_empty or record[name] not in (None, "", []))
         if (found := self._fields.get(names)) is None:
             by_name = {normalize_name(str(name)): name for name in reversed(names)}

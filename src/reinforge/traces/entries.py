@@ -137,7 +137,6 @@ def list_mappings(value: Any) -> list[Record]:
 
 
 def get_text(record: Record, *names: str) -> str:
-    """Returns the first field that is not empty, as a string; empty without one."""
     return str(next((record[name] for name in names if record.get(name)), ""))
 
 
@@ -156,12 +155,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields what a part holds.
-
-        Raises:
-            UnreadableRecordError: It cannot be read.
-            IgnoredRecordError: It holds nothing to learn from.
-        """
+        """Yields what a part holds; IgnoredRecordError: nothing to learn from; else UnreadableRecordError."""
 
 
 def make_sort_key(start: str) -> str:

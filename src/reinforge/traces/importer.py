@@ -105,7 +105,6 @@ def _make_formats(options: ImportOptions) -> list[ExportFormat]:
 
 
 def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions, report: ImportReport) -> None:
-    """Adds the records of a file to the store; `prefix` starts the ids of records without one."""
     report.num_files += 1
     formats, problems = _make_formats(options), report.unread
     for number, row in enumerate(read_records(path, problems), start=1):
@@ -136,7 +135,6 @@ def _split_record(reader: ExportFormat, record: Record, location: str, report: I
 def _read_part(
     reader: ExportFormat, part: Record, store: CallStore, report: ImportReport, place: tuple[str, str]
 ) -> None:
-    """Adds what a part of a record holds to the store; what cannot be read is counted."""
     location, fallback_id = place
     entries = []
     try:

@@ -73,7 +73,6 @@ class LiteLLM(ExportFormat):
 
 
 def _find_session(part: Record, metadata: Record) -> str:
-    """Returns the session: in spend logs a column; in payloads what the caller sent along."""
     inner = [get_mapping(metadata, key) for key in ("requester_metadata", "spend_logs_metadata")]
     keys = ("session_id", "conversation_id", "thread_id", "litellm_session_id")
     return next((found for source in (part, metadata, *inner) if (found := get_text(source, *keys))), "")

@@ -300,7 +300,6 @@ def _find_reply_in_list(items: list[Any]) -> Message | None:
 
 
 def _list_blocks(item: Mapping[str, Any]) -> list[Any]:
-    """Returns the blocks of an item of OpenAI's Responses API; none of reasoning that is encrypted."""
     if item.get("type") == "message" and isinstance(item.get("content"), list):
         return list(item["content"])
     return [] if item.get("type") == "reasoning" and not (item.get("text") or item.get("content")) else [item]

@@ -165,7 +165,6 @@ def _read_events(events: Events) -> tuple[list[Message], Message | None] | None:
 
 
 def _as_message(body: Record, role: str) -> dict[str, Any]:
-    """Returns the message of an event, whose parts may be JSON texts."""
     return {"role": role} | {
         key.removeprefix("gen_ai.event."): parse_json(value) if key != "content" else value
         for key, value in body.items()
@@ -179,7 +178,6 @@ def _read_choice(body: Record) -> Message:
 
 
 def _read_indexed(attributes: Record) -> tuple[list[Message], Message | None] | None:
-    """Returns the messages of attributes such as `gen_ai.prompt.0.content`."""
     found: dict[str, dict[int, dict[str, Any]]] = {"prompt": defaultdict(dict), "completion": defaultdict(dict)}
     for key, value in attributes.items():
         if (match := _INDEXED.fullmatch(key)) is None:

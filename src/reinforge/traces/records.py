@@ -13,14 +13,7 @@ from typing import Any
 from reinforge.bounded import load_json
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.row_limits import JsonSyntaxError, JsonText, RowLimits, TextRows, check_regular_file
-from reinforge.evaluation.rows import (
-    Row,
-    RowProblems,
-    import_extra,
-    read_csv_rows,
-    read_jsonl_rows,
-    read_list_items,
-)
+from reinforge.evaluation.rows import Row, RowProblems, import_extra, read_csv_rows, read_jsonl_rows, read_list_items
 
 LIMITS = RowLimits(max_rows=1_000_000_000, max_row_chars=50_000_000, max_file_mb=1 << 20)
 LIST_KEYS = ("data", "runs", "traces", "rows", "records", "logs", "results", "sessions")

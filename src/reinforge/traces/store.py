@@ -97,7 +97,6 @@ class CallStore:
                 self._add_rating(entry.name, entry.value, *rated)
 
     def _add_loose(self, entry: LooseMessage, location: str, fallback_id: str) -> None:
-        """Adds a message; `grp` is the id of its group, and that of its record if this holds the whole group."""
         group = f"{entry.group or fallback_id}\0{fallback_id if entry.is_whole else ''}"
         conversation = entry.conversation or ((entry.group or fallback_id) if entry.is_whole else "")
         body = (entry.message, entry.is_reply, entry.trace, conversation)
@@ -110,7 +109,6 @@ class CallStore:
         self._database.execute("INSERT INTO ratings (level, target, name, value) VALUES (?, ?, ?, ?)", row)
 
     def _add_exchange(self, entry: Exchange | ComparedReplies, id_: str, location: str) -> str:
-        """Adds an exchange unless it is there; returns what the store calls its record."""
         if isinstance(entry, ComparedReplies):
             trace = start = ""
             body: list[Any] = [entry.prompt, entry.chosen, entry.rejected, entry.tools]

@@ -48,7 +48,6 @@ class _ReadRun:
 
 
 def _keep(kept: dict[Path, T], folder: Path, value: T) -> T:
-    """Puts a value behind those that were used before it, and drops the oldest ones."""
     kept.pop(folder, None)
     kept[folder] = value
     while len(kept) > MAX_KEPT:

@@ -14,14 +14,7 @@ from reinforge.runs.episodes import ComparedExample, choose_changed, count_chang
 from reinforge.runs.history import build_timeline
 from reinforge.runs.page.content import read_figures
 from reinforge.runs.page.elements import Content, Line, Point, build, build_section, build_table, draw_chart
-from reinforge.runs.page.page import (
-    PAGE,
-    build_measures,
-    build_rewards,
-    build_settings,
-    build_verdict,
-    format_setting,
-)
+from reinforge.runs.page.page import PAGE, build_measures, build_rewards, build_settings, build_verdict, format_setting
 from reinforge.runs.rows import MISSING, list_guard_events
 from reinforge.runs.run_folder import RunOverview, format_local_time, format_size
 from reinforge.runs.summary import STAGE_NAMES, format_duration
@@ -177,7 +170,6 @@ def describe_method(config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _build_row_of_any(run: RunOverview, config: Mapping[str, Any]) -> tuple[str, tuple[Content, ...]]:
-    """Returns the text that a search looks at, and the cells; a run that cannot be shown is `damaged`."""
     try:
         return _build_row(run, config)
     except Exception as error:  # noqa: BLE001  a folder from elsewhere may hold anything, and the others are listed
@@ -235,11 +227,7 @@ def build_comparison(found: RunComparison) -> Element:
     notes = build("ul", (build("li", note) for note in found.notes)) if found.notes else None
     content: list[Content] = [
         build(
-            "section",
-            build("p", found.conclude(), class_="verdict"),
-            build("p", found.pairing),
-            notes,
-            id="conclusion",
+            "section", build("p", found.conclude(), class_="verdict"), build("p", found.pairing), notes, id="conclusion"
         ),
         _build_metrics(found, names),
         _build_curves(found, names),

@@ -148,7 +148,6 @@ def store(tensor: Tensor, file_type: str) -> tuple[Any, Any]:
 
 
 def _iterate_tensors(module: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors under llama.cpp's names; one that llama.cpp has no place for is refused."""
     import gguf
 
     config = module.config

@@ -98,7 +98,6 @@ class ExperimentAgent(PureTextWholeAgent):
 
 
 def build_protocol(hyper_params: HyperParameters) -> ProtocolHandler:
-    """Returns the handler of an experiment's protocol."""
     return _build_handler(hyper_params, build_workflow_block(hyper_params, expand_agents(hyper_params))["agents"])
 
 

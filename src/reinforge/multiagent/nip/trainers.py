@@ -97,11 +97,7 @@ def prepare_experiment(
     overrides: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> PreparedExperimentInfo:
-    """Validates an experiment, its dataset included, and returns what is known of it; nothing is run.
-
-    Raises:
-        ConfigError: Lists every problem.
-    """
+    """Validates an experiment, its dataset included, and returns what is known of it; nothing is run."""
     settings = build_settings(settings, keywords)
     data = experiment_config(hyper_params, settings, dataset, overrides=overrides)
     loaded = build_config(data, expanded_sections=("llms",))

@@ -211,7 +211,6 @@ class ARTPolicy(HostedPolicy):
 
     @property
     def newest_step(self) -> int:
-        """The step of the newest successful job, whether served or still staged."""
         return self._step if self._staged_step is None else self._staged_step
 
     def stage_step(self, model: str, step: int) -> None:

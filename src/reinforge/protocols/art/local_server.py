@@ -21,12 +21,7 @@ from pydantic import SecretStr
 
 from reinforge.bounded import load_json
 from reinforge.errors import BackendError
-from reinforge.protocols.art.client import (
-    MAX_PAUSE_S,
-    ARTClient,
-    Serving,
-    average_metrics,
-)
+from reinforge.protocols.art.client import MAX_PAUSE_S, ARTClient, Serving, average_metrics
 from reinforge.protocols.art.config import AFTER_STEP, ARTTrainerAdapterConfig, split_settings
 from reinforge.protocols.service import NOT_FOUND, Entry, HostedJob, Page
 from reinforge.rollout.models.openai_answers import describe_json, parse_answer
@@ -190,19 +185,15 @@ class ARTServer(ARTClient):
 
     def _describe_model(self) -> dict[str, Any]:
         backend, serving = self.backend, self._serving
-        return {
+        unset = dict.fromkeys(("entity", "id", "run_id", "config", "report_metrics"))
+        return unset | {
             "name": backend.name,
             "project": backend.project,
-            "entity": None,
-            "id": None,
-            "run_id": None,
-            "config": None,
             "trainable": True,
             "inference_api_key": serving.key.get_secret_value() if serving and serving.key else None,
             "inference_base_url": serving.url if serving else None,
             "inference_model_name": f"{backend.name}@0" if serving else None,
             "base_path": ".art",
-            "report_metrics": None,
             "base_model": backend.base_model,
             "_internal_config": {
                 "init_args": backend.init_args,

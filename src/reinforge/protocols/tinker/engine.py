@@ -36,12 +36,7 @@ class TinkerPolicy(PolicyServer):
     tolerance = TOLERANCE
 
     def __init__(
-        self,
-        service: TinkerService,
-        renderer: PromptRenderer,
-        name: str,
-        max_model_len: int,
-        ends: Sequence[int],
+        self, service: TinkerService, renderer: PromptRenderer, name: str, max_model_len: int, ends: Sequence[int]
     ):
         self._service, self.renderer, self._name = service, renderer, name
         self.max_model_len, self._ends, self._version = max_model_len, tuple(ends), 0

@@ -95,11 +95,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         deterministic: bool = False,
     ):
         super().__init__(
-            scorer or KeywordScorer(MARKER),
-            ppl_weight,
-            combined_weight,
-            defense_toxicity_weight,
-            likelihood=likelihood,
+            scorer or KeywordScorer(MARKER), ppl_weight, combined_weight, defense_toxicity_weight, likelihood=likelihood
         )
         if temperature <= 0:
             message = f"is {temperature:g}, but greedy probes are all equal, and their log-probs are not the policy's"
@@ -232,7 +228,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
     def _encode_replies(
         self, engine: Engine, context: Sequence[str], continuation: Sequence[str]
     ) -> list[TokenLogprobs]:
-        """Returns the tokens of each continuation: the sampled ones, or the chat template's where there are none."""
         return [self._encode_reply(engine, text, probe) for text, probe in zip(context, continuation, strict=True)]
 
     def _encode_reply(self, engine: Engine, context: str, probe: str) -> TokenLogprobs:

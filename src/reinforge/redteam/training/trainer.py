@@ -316,7 +316,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         return logs
 
     def _take_step(self) -> dict[str, Any]:
-        """Makes one optimizer step on the mean of the accumulated gradients, even if they are fewer than configured."""
         config = self.config
         if self._num_pending < config.gradient_accumulation_steps:
             self._scheduled_optimizer.scale_gradients(config.gradient_accumulation_steps / self._num_pending)

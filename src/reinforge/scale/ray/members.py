@@ -63,7 +63,6 @@ class Members:
 
     @property
     def has_lost_shards(self) -> bool:
-        """True if the model is sharded across workers that do not train together any more."""
         return self.sharding == "full" and (self._shards_lost or not set(self.ranks) <= self._workers.keys())
 
     def require_shards(self) -> None:
@@ -111,7 +110,6 @@ class Members:
         self._recruit()
 
     def _recruit(self) -> None:
-        """Starts as many workers as are missing, unless too many could not be used."""
         if self._num_failures < MAX_FAILURES and self.sharding != "full":
             self._recruiter.fill_up(self._size.num_workers - len(self._workers))
 
@@ -143,7 +141,6 @@ class Members:
         return f"only {count} workers are left, and min_workers is {size.min_workers}; {reason}; {RESUME}"
 
     def _admit(self, newcomers: Sequence[Newcomer], errors: Sequence[Exception]) -> None:
-        """Lets workers take part, each after it has got the current weights; counts those that cannot."""
         failures = list(errors)
         for worker in (each.worker for each in newcomers):
             try:
@@ -233,7 +230,6 @@ def _find_silent(calls: Sequence[tuple[WorkerHandle, Any]], *, any_failure: bool
 
 
 def _find_unresponsive(calls: Sequence[tuple[WorkerHandle, Any]], waiting: Sequence[Any]) -> list[Any]:
-    """Returns the calls that wait for a worker whose event loop does not answer."""
     signs = {worker.actor.ping.remote(): call for worker, call in calls if call in waiting}
     _, missing = ray.wait(list(signs), num_returns=len(signs), timeout=SIGN_S)
     return [signs[sign] for sign in missing]

@@ -60,11 +60,7 @@ class Admission:
         await self._is_idle.wait()
 
     def open(self, failure: BaseException | None = None) -> None:
-        """Admits requests again.
-
-        Args:
-            failure: Why the weights are unknown, so that every request fails; None: they are known.
-        """
+        """Admits requests again; with `failure`, why the weights are unknown, every one of them fails."""
         self._failure = failure
         self._is_open.set()
 

@@ -141,7 +141,6 @@ def _find_obstacle(path: Path, folder: Path) -> tuple[str, str] | None:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Creates a folder and its parents; returns those that did not exist, outermost first."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
     for each in missing:
         each.mkdir()

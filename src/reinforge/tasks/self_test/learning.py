@@ -104,7 +104,6 @@ NUM_ROWS = 400
 
 
 def write_model(folder: Path) -> None:
-    """Writes tokenizer and configuration; the run initializes the weights at random, from its seed."""
     write_blank_model(folder, RECIPE, make_bpe_tokenizer([], words=r"\S|\s", vocab_size=261))
 
 

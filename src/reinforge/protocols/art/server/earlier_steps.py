@@ -130,7 +130,6 @@ class EarlierSteps:
                 await self.remove(idle)
 
     def _take(self, step: ModelStep) -> LoadedStep:
-        """Returns a step in use; begins to load it if need be."""
         if step not in self._loaded:
             self._loaded[step] = LoadedStep(self._load(step))
         self._loaded.move_to_end(step)

@@ -183,7 +183,6 @@ class ARTModel:
 
     @property
     def step(self) -> int:
-        """The newest step; 0: the base model."""
         return self.policy.version
 
     def list_steps(self) -> list[int]:

@@ -88,7 +88,6 @@ class SampledReplies:
 
 
 def _count(tokens: TokenLogprobs) -> int:
-    """Returns what a reply takes of the memory, in tokens; kept tokens of sampling filters count as well."""
     kept = (
         0 if tokens.supports is None else len(tokens.supports.packed_token_ids) + sum(map(len, tokens.supports.masks))
     )
@@ -238,7 +237,6 @@ def _strip(message: object) -> Message:
 
 
 def _read_logprobs(choice: Mapping[str, Any]) -> list[float]:
-    """Returns the log-probs of a choice; none: it has none that are numbers."""
     given = choice.get("logprobs")
     content = given.get("content") if isinstance(given, dict) else None
     values: list[float] = []

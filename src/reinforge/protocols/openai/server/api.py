@@ -27,9 +27,10 @@ from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.files import FileLimits, FilesApi, find, hash_parts
 from reinforge.protocols.openai.server.graders import GradersApi
 from reinforge.protocols.openai.server.models import TunedModels
+from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.records import FineTuningJob, JobState
 from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
-from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings, ProcessLauncher
+from reinforge.protocols.openai.server.runner import FineTuningRunner, ProcessLauncher
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
 from reinforge.serving.loading import BaseModels, ModelLoader, TrainingHost, find_bases, lock_folder
 from reinforge.serving.models import ServedModels

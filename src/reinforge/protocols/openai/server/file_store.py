@@ -197,11 +197,7 @@ class FileStore(Database):
         return [row["id"] for row in rows]
 
     def add_part(self, id_: str, upload_id: str, num_bytes: int, digest: str | None = None) -> bool:
-        """Records a part of an upload whose content is on disk; `digest` recognizes a retry of its request.
-
-        Returns:
-            False if the parts would be longer than the upload was announced; nothing is recorded then.
-        """
+        """Records a part whose content is on disk; returns False instead if it makes the upload too long."""
         with self._transaction() as database:
             upload = self.find_upload(upload_id)
             if upload.status != "pending":

@@ -214,7 +214,6 @@ class FilesApi:
 
     @contextmanager
     def _new_content(self, kind: str) -> Iterator[str]:
-        """Yields the id of a content, which is removed if the block fails."""
         id_ = make_id(kind)
         try:
             yield id_
@@ -232,7 +231,6 @@ class FilesApi:
         return upload
 
     def _find_repeated(self, request: web.Request, digest: str) -> str | None:
-        """Returns the id of what an earlier attempt of a request has made; None: it is the first, or made nothing."""
         return self.store.find_repeated(digest) if count_retries(request) > 0 else None
 
     @contextmanager

@@ -91,7 +91,6 @@ def _read_text(body: Mapping[str, Any], name: str) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    """True for a text that can be stored: not empty, not too long, without half a character."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_VALUE and find_surrogate(value) is None
 
 

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from reinforge.protocols.openai.graders.schema import Grader
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.models import TunedModels, publish_job
-from reinforge.protocols.openai.server.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, plan_job
+from reinforge.protocols.openai.server.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, JobSettings, plan_job
 from reinforge.protocols.openai.server.process import CONFIG, ENDED, INTERRUPTED, NOTE
 from reinforge.protocols.openai.server.progress import read_events, read_note
 from reinforge.protocols.openai.server.records import (
@@ -99,23 +99,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LOST = 3
 """Times in a row that a job's process may be killed by others, such as for its memory, before the job fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """How jobs run.
-
-    Attributes:
-        poll_s: Seconds between two looks at the metrics of a running job.
-        relaunch_s: Seconds before a process is started again that could not be started.
-    """
-
-    max_running: int = 1
-    device: str = "auto"
-    allow_python: bool = False
-    max_reply_tokens: int = 1024
-    poll_s: float = 0.5
-    relaunch_s: float = 10.0
 
 
 class FineTuningRunner:
@@ -226,19 +209,7 @@ class FineTuningRunner:
         if job.validation_file is not None:
             target = folder / VALIDATION_ROWS
             num_held_out = self._prepare_rows(job, job.validation_file, target, "validation_file", grader)
-        settings = self.settings
-        given = JobInput(
-            job=job,
-            policy=policy,
-            folder=folder,
-            num_rows=num_rows,
-            num_validation_rows=num_held_out,
-            grader=grader,
-            judges=judges,
-            device=settings.device,
-            allow_python=settings.allow_python,
-            max_reply_tokens=settings.max_reply_tokens,
-        )
+        given = JobInput(job, policy, folder, num_rows, num_held_out, grader, judges, self.settings)
         try:
             plan = plan_job(given)
         except ConfigError as error:

@@ -119,11 +119,7 @@ class JobStore(FileStore):
         results: FileRecord | None = None,
         **changes: Any,
     ) -> FineTuningJob:
-        """Brings a job into another state, with the event that says so; both or neither are recorded.
-
-        Args:
-            only_from: The state that the job must be in; None: any from which `state` may follow.
-        """
+        """Brings a job (only one in state `only_from`) into another state, with the event that says so, or neither."""
         with self._transaction() as database:
             job = self.find_job(id_)
             if state not in TRANSITIONS[job.state] or (only_from is not None and job.state is not only_from):
@@ -184,7 +180,6 @@ def _insert_event(database: sqlite3.Connection, job_id: str, event: JobEvent) ->
 def make_event(
     job_id: str, what: str, message: str, level: str = "info", data: dict[str, Any] | None = None
 ) -> JobEvent:
-    """Returns an event of a job whose id is made of `what`, so that it is recorded once."""
     return JobEvent(f"ftevent-{job_id.removeprefix('ftjob-')}-{what}", int(time.time()), message, level, data)
 
 

@@ -350,12 +350,7 @@ async def make_tinker(host: TrainingHost) -> TinkerApi:
         **{**settings, **options.overrides, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs}
     )
     chosen = TinkerSettings(
-        policy,
-        name,
-        options.data_dir,
-        options.device,
-        max_models=options.max_models,
-        max_rank=options.max_rank,
+        policy, name, options.data_dir, options.device, max_models=options.max_models, max_rank=options.max_rank
     )
     problems = [*check_policy(policy), *check_packages(lora=True)]
     problems += check_adapters(policy, list_slots(chosen.max_models, chosen.max_samplers), critic=False)

@@ -160,7 +160,6 @@ class AdapterSlots:
                 self._changed.notify_all()
 
     async def _place(self, snapshot: Snapshot) -> SamplerSlot:
-        """Returns the slot of a snapshot, in use; waits until one is free if need be."""
         async with self._changed:
             while (slot := snapshot.slot or self._find_free()) is None:
                 await self._changed.wait()
