@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from reinforge.compat.nat_names import MODULES
+from reinforge.compat.nat import MODULES
 
 IMPORT = re.compile(r"^from (nat[\w.]*) import (?:\((?P<many>[^)]*)\)|(?P<one>[^\n]*))", re.MULTILINE)
 OURS = re.compile(r"^from reinforge\.finetuning import (?:\((?P<many>[^)]*)\)|(?P<one>[^\n]*))", re.MULTILINE)

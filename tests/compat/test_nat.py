@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import reinforge.finetuning as harness
 from reinforge.cli import main
 from reinforge.compat import nat
-from reinforge.compat.nat_names import MODULES
+from reinforge.compat.nat import MODULES
 from reinforge.errors import ConfigError
 from reinforge.rollout.isolation.isolated_agent import LOADER
 from reinforge.rollout.isolation.worker_pool import WORKER_SETUP, WorkerPool

@@ -14,8 +14,9 @@ from typing import Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSettings
+from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.process import ENDED
-from reinforge.protocols.openai.server.runner import JobSettings, RunningJob
+from reinforge.protocols.openai.server.runner import JobProcess
 from tests.fault.killed_servers import fork_servers, kill_at
 from tests.protocols.fine_tuning import FineTuningServer, NamesOnly
 
@@ -57,7 +58,7 @@ class CopyProcesses:
     def __init__(self, run: Path):
         self.run = run
 
-    async def launch(self, folder: Path) -> RunningJob:
+    async def launch(self, folder: Path) -> JobProcess:
         arguments = ["-I", "-S", "-c", JOB, str(self.run), str(folder), ENDED]
         return _Process(await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=asyncio.subprocess.PIPE))
 

@@ -24,7 +24,7 @@ from reinforge.protocols.openai.server.plan import RUN
 from reinforge.protocols.openai.server.process import ENDED, INTERRUPTED, run_job
 from reinforge.protocols.openai.server.records import FileRecord
 from reinforge.protocols.openai.server.request import read_job
-from reinforge.protocols.openai.server.runner import Launcher
+from reinforge.protocols.openai.server.runner import ProcessLauncher
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.serving.app import ServeApp
 from reinforge.serving.chat import ChatApi
@@ -161,7 +161,7 @@ class FineTuningServer:
         folder: Path,
         bases: Mapping[str, PolicyConfig],
         *,
-        launcher: Launcher | None = None,
+        launcher: ProcessLauncher | None = None,
         host: Any = None,
         settings: FineTuningSettings | None = None,
         serve_bases: bool = True,

@@ -12,8 +12,8 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.errors import StorageError
 from reinforge.protocols.openai.server import request as request_module
 from reinforge.protocols.openai.server.api import FineTuningSettings
+from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.progress import read_events
-from reinforge.protocols.openai.server.runner import JobSettings
 from tests.protocols.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly, supervised_rows, to_jsonl
 from tests.protocols.test_graders import string_check
 

@@ -8,9 +8,8 @@ import pytest
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.openai.server.api import FineTuningSettings
 from reinforge.protocols.openai.server.files import FileLimits
-from reinforge.protocols.openai.server.plan import NUM_GENERATIONS
+from reinforge.protocols.openai.server.plan import NUM_GENERATIONS, JobSettings
 from reinforge.protocols.openai.server.request import HYPERPARAMETERS
-from reinforge.protocols.openai.server.runner import JobSettings
 from tests.protocols.fine_tuning import FineTuningServer, ThreadedServer, ThreadLauncher
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fine-tuning-api.md").read_text(encoding="utf-8")

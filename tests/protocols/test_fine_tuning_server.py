@@ -8,7 +8,7 @@ import pytest
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.openai.server.api import FineTuningSettings
-from reinforge.protocols.openai.server.runner import JobSettings
+from reinforge.protocols.openai.server.plan import JobSettings
 from tests.protocols.fine_tuning import FineTuningServer, ThreadedServer, ThreadLauncher, supervised_rows, to_jsonl
 from tests.protocols.hosted import use_openai_adapter
 

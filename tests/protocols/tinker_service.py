@@ -15,7 +15,7 @@ TRAINED, SAMPLED = "trained000", "sampled000"
 
 
 class ServiceDouble:
-    """Implements `TrainingService` over a tiny model.
+    """Implements `TinkerService` over a tiny model.
 
     Args:
         folder: The model.

@@ -14,15 +14,16 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from reinforge.compat.nat_names import MODULES
 from reinforge.errors import describe_error
 from reinforge.rollout.isolation.worker_pool import WORKER_SETUP
 
@@ -32,6 +33,8 @@ PACKAGE = "nat"
 ENTRY_POINT_GROUP = "nat.components"
 ORIGIN = "<reinforge.compat.nat>"
 PAGE = "docs/coming-from-nat.md"
+MODULES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("nat_names.json").read_text(encoding="utf-8"))
+"""Module of the toolkit -> name in it -> `module:name` of the object here that it is."""
 INSTALL = "reinforge.compat.nat:install"
 """What a worker process calls, to do the same."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
@@ -38,6 +38,9 @@ from reinforge.trainer.api import Rows, build_dataset_block
 from reinforge.trainer.options import LiveRun, RunOptions
 from reinforge.trainer.resume import load_run_config
 from reinforge.trainer.shutdown import is_loop_running, run_interruptible
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 DEFAULT_OUTPUT = Path(".reinforge/exports")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -96,7 +99,7 @@ class ExportOptions:
     replaced: Mapping[str, Any] = field(default_factory=dict)
     progress: RunProgress = field(default_factory=SilentProgress)
     registry: Registry | None = None
-    client: HubClient | None = None
+    client: HfApi | None = None
 
 
 def export(
@@ -243,7 +246,6 @@ def _check_place(model: TrainedModel, target: Path) -> list[Problem]:
 
 
 def _prepare_judge(model: TrainedModel, options: ExportOptions) -> JudgeOptions:
-    """Returns how the artifact is judged; without the run's configuration only its tokens are compared."""
     program = choose_program(options.program, is_gguf=options.artifact.format == "gguf")
     loaded, why_not = None, ""
     try:
@@ -257,7 +259,6 @@ def _prepare_judge(model: TrainedModel, options: ExportOptions) -> JudgeOptions:
 
 
 def _load_config(model: TrainedModel, options: ExportOptions) -> LoadedConfig | None:
-    """Returns the run's configuration; None: it needs Python objects, and none are given."""
     given = {name: value for name, value in options.replaced.items() if value is not None}
     if not given:
         if is_from_python(model.run):
@@ -283,15 +284,7 @@ def _judge(model: TrainedModel, artifact: Artifact, asked: JudgeOptions) -> Judg
     return run_interruptible(judge(model, artifact.path, asked), RunOptions(live=live))
 
 
-class HubClient(Protocol):
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
-        """Creates a repository for a model, if there is none of that name."""
-
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str, ignore_patterns: list[str]) -> Any:
-        """Uploads a folder as one commit."""
-
-
-def make_client(hub_id: str) -> HubClient:
+def make_client(hub_id: str) -> HfApi:
     """Returns the client of the hub; HF_TOKEN or `hf auth login` has the token, which is never printed."""
     if not HUB_ID.fullmatch(hub_id):
         raise ConfigError(Problem("--push", f"{hub_id!r} is not the name of a model on the hub", "write owner/name"))
@@ -305,11 +298,10 @@ def make_client(hub_id: str) -> HubClient:
         message = "there is no token for the hub"
         raise ConfigError(Problem("--push", message, "set HF_TOKEN to a token with write access, or run hf auth login"))
     remember_secret(token)
-    client: HubClient = HfApi(token=token, library_name="reinforge")
-    return client
+    return HfApi(token=token, library_name="reinforge")
 
 
-def push_folder(client: HubClient, folder: Path, hub_id: str, message: str, *, private: bool) -> str:
+def push_folder(client: HfApi, folder: Path, hub_id: str, message: str, *, private: bool) -> str:
     """Uploads a folder and returns where it is; only the owner can see a new repository that is private."""
     try:
         with boundary(BackendError, f"cannot upload to {hub_id}"):

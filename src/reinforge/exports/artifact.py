@@ -80,7 +80,6 @@ def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem
 
 
 def _read_base_config(model: TrainedModel) -> dict[str, Any] | None:
-    """Returns the configuration of the model's architecture; None: it is only at the hub."""
     if not model.is_adapter:
         return read_json(model.folder / CONFIG)
     folder = Path(model.base.location)
@@ -117,7 +116,6 @@ def _write_adapter(model: TrainedModel, options: ArtifactOptions, folder: Path) 
 
 
 def _open_base(model: TrainedModel) -> BaseModel:
-    """Returns the base under a name that PEFT can load: a hub id, or a folder."""
     base = model.base
     if base.is_portable and not base.location.startswith("pip:"):
         return base

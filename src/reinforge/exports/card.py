@@ -212,7 +212,6 @@ def _list_training(model: TrainedModel, artifact: Artifact) -> list[tuple[str, s
 
 
 def _describe_component(block: Any) -> str:
-    """Returns a component's `_type` with the function's or file's name where it has one."""
     if not isinstance(block, Mapping):
         return UNKNOWN
     named = next((block[key] for key in ("function", "protocol") if isinstance(block.get(key), str)), None)

@@ -62,7 +62,6 @@ class FrozenPolicy(PolicyServer):
         """Does nothing: the weights do not change."""
 
     async def fingerprint(self) -> str:
-        """Returns a hash of the model's name, since its weights do not change."""
         return hashlib.sha256(self.model_name.encode()).hexdigest()[:16]
 
     def close(self) -> None:

@@ -29,13 +29,7 @@ Waiting = tuple[ModelRequest, tuple[int, ...], "asyncio.Future[ModelReply]"]
 
 
 class GeneratePolicy(FrozenPolicy):
-    """Replies by `model.generate`: requests that wait at the same time and sample alike form a batch.
-
-    Args:
-        folder: A model, or an adapter that names its base.
-        history: `template`, or `splice` as in the run.
-        seed: Of torch's generator.
-    """
+    """Replies by `model.generate`: requests that wait at the same time and sample alike form a batch."""
 
     def __init__(self, folder: Path, *, device: str = "auto", dtype: str = "float32", history: str, seed: int):
         check_model_source(folder, WHERE)

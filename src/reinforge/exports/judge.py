@@ -109,7 +109,6 @@ async def judge(model: TrainedModel, artifact: Path, options: JudgeOptions) -> J
 async def _ask_run_model(
     model: TrainedModel, requests: Sequence[ModelRequest], device: str
 ) -> tuple[list[Any], list[Any]]:
-    """Returns the greedy replies of the run's model as the run served it, and its log-probs of prompt and reply."""
     if not requests:
         return [], []
     kept = ("history", "dtype", "max_model_len", "fast_paths")

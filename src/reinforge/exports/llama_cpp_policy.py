@@ -28,13 +28,6 @@ def has_llama_cpp() -> bool:
 
 
 class LlamaCppPolicy(FrozenPolicy):
-    """Samples one reply after the other.
-
-    Args:
-        max_model_len: Longest prompt with its reply, in tokens.
-        exact: Keys and values in float32, to compare log-probs; llama.cpp's default is float16.
-    """
-
     def __init__(self, path: Path, *, max_model_len: int, seed: int, exact: bool = False):
         import llama_cpp
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
@@ -83,7 +76,6 @@ class LlamaCppPolicy(FrozenPolicy):
         return self._make_reply(request, prompt, tokens, shown_text, is_done=is_end or bool(stop), raw=raw)
 
     def _generate(self, prompt: list[int], sampling: SamplingParams) -> tuple[list[int], str]:
-        """Returns the tokens, the one that ends the reply included, and the text without special tokens."""
         # else each reply has the same draws
         self.model.set_seed(stable_seed(self._seed, "llama.cpp", self._calls) % 2**32)
         self._calls += 1

@@ -65,12 +65,7 @@ def describe_program(program: str) -> str:
 
 @contextmanager
 def serve(artifact: Path, program: str, model: TrainedModel, device: str, scratch: Path) -> Iterator[PolicyServer]:
-    """Yields a policy server over an artifact.
-
-    Args:
-        model: The run's model, for how it was sampled.
-        scratch: A folder that does not exist yet, for a GGUF file that transformers reads.
-    """
+    """Yields a policy server over an artifact."""
     seed = int(model.settings.get("seed") or 0)
     server: Any
     if program == LLAMA_CPP:

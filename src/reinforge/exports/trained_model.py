@@ -40,7 +40,6 @@ class BaseModel:
 
     @property
     def is_portable(self) -> bool:
-        """True if other machines find it under the same name."""
         return not Path(self.location).exists()
 
 
@@ -156,7 +155,6 @@ def _choose_adapter(found: SavedModel, adapter: str | None) -> tuple[Path, str |
 
 
 def _find_base(folder: Path, config: Mapping[str, Any], provenance: Provenance) -> BaseModel:
-    """Returns what a model was trained from; its license is that of the file, the package or the model card."""
     policy = config.get("finetuning", {}).get("policy") or {}
     name = str(policy.get("model") or (read_json(folder / ADAPTER_CONFIG) or {}).get("base_model_name_or_path") or "")
     held = find_base_source(folder, RUN)
@@ -178,7 +176,6 @@ def _read_stored_dtype(folder: Path) -> str:
 
 
 def _read_card_license(location: str, revision: str | None) -> str | None:
-    """Returns the license that a model card names; None: there is no card here, or it names none."""
     file: Any = Path(location) / "README.md"
     if not Path(location).is_dir():
         try:

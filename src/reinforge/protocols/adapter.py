@@ -22,11 +22,7 @@ P = TypeVar("P", bound="HostedPolicy")
 
 
 class HostedAdapter(TrainerAdapter, Generic[S, P]):
-    """Trains on each collection with one job at a service.
-
-    Attributes:
-        algorithm: Selects what to train on; may be replaced between jobs.
-    """
+    """Trains on each collection with one job at a service."""
 
     trains_on = "messages"
     backend: ClassVar[str]
@@ -96,18 +92,13 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
         return await self._require_jobs().status(ref)
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model.
-
-        Args:
-            poll_interval: Seconds between polls; None: the configured interval.
-        """
+        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model."""
         status = await self._require_jobs().wait(ref, poll_interval)
         if status.produced_model:
             await self._adopt(status.metadata or {})
         return status
 
     async def _adopt(self, metadata: dict[str, Any]) -> None:
-        """Stages the model of a job for the next `publish`."""
         if self._policy is not None and "fine_tuned_model" in metadata:
             self._policy.stage(metadata["fine_tuned_model"])
 

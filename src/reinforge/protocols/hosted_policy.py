@@ -55,11 +55,9 @@ class HostedPolicy(PolicyServer):
 
     @property
     def newest_model(self) -> str:
-        """The model of the newest successful job, whether served or still staged."""
         return self._staged or self.served_model
 
     def stage(self, model: str) -> None:
-        """Sets the model that the next `publish` serves."""
         self._staged = model
 
     async def sample(self, request: ModelRequest) -> ModelReply:

@@ -52,11 +52,7 @@ S = TypeVar("S", bound=HostedService)
 
 @dataclass(slots=True)
 class _JobState:
-    """The last known status of one job, and its failed polls: in a row since then, and in total.
-
-    Attributes:
-        is_unknown: The service has no such job.
-    """
+    """The last known status of one job, and its failed polls: in a row since then, and in total."""
 
     ref: TrainingJobRef
     status: TrainingJobStatus | None = None
@@ -90,11 +86,7 @@ class HostedJobs(Generic[S]):
             return state.status.model_copy(update={"message": _format_poll_errors(ref, state)})
 
     async def wait(self, ref: TrainingJobRef, poll_interval_s: float | None = None) -> TrainingJobStatus:
-        """Polls a job until it ends or `max_wait_s` is exceeded; polls slow down while they fail.
-
-        Args:
-            poll_interval_s: Seconds between polls; None: the configured interval.
-        """
+        """Polls a job until it ends or `max_wait_s` is exceeded; polls slow down while they fail."""
         if (ended := self._final_status(ref)) is not None:
             return ended
         interval_s = self.config.poll_interval_s if poll_interval_s is None else poll_interval_s
@@ -116,11 +108,9 @@ class HostedJobs(Generic[S]):
             await asyncio.sleep(min(max(interval_s * backoff, retry_after_s), left_s))
 
     async def cancel(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Cancels a job and returns its final status; the job may have ended before."""
         return self._final_status(ref) or self.record(ref, await self.service.cancel(_get_job_id(ref)))
 
     async def release(self) -> None:
-        """Leaves unfinished jobs running, or cancels them if `cancel_on_stop` is set."""
         for id_, state in self._states.items():
             if state.is_unknown or self._final_status(state.ref) is not None:
                 continue
@@ -140,7 +130,6 @@ class HostedJobs(Generic[S]):
                 logger.warning("the run stopped; job %s (cancel_on_stop: true)", status.message)
 
     async def _poll(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Returns the status of a job from one request; a failed request leaves the known status unchanged."""
         state = self._get_state(ref)
         try:
             job = await self.service.retrieve_job(_get_job_id(ref))
@@ -176,7 +165,6 @@ class HostedJobs(Generic[S]):
         return state.status
 
     def _final_status(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
-        """Returns the terminal status of a job if it is known, else None."""
         refused = (ref.metadata or {}).get("refused")
         if refused is not None:
             return _make_status(ref, TrainingStatusEnum.FAILED, refused)

@@ -110,12 +110,7 @@ class Attack:
         self.config, self.scorer, self.timeout_s, self.agent = config, scorer, timeout_s, agent
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> AttackOutput:
-        """Returns every turn as a dict with the fields of `AttackTurn`, level by level.
-
-        Args:
-            item: Its `input_obj` opens the conversation.
-            context: Grows a tree if `is_training`, one conversation otherwise.
-        """
+        """Returns every turn as a dict with the fields of `AttackTurn`, level by level."""
         opening, width = str(item.input_obj), self.config.width if context.is_training else 1
         level, all_turns = [_AttackBranch()], list[AttackTurn]()
         for _ in range(self.config.depth):
@@ -176,7 +171,6 @@ class Attack:
         return str(answer.choices[0].message.content)
 
     async def _compute_scores(self, item: Any, texts: Sequence[str]) -> list[float]:
-        """Returns the scorer's score of each text; equal texts are scored once."""
         items = {text: item.copy_with_updates(output_obj=text) for text in texts}
         outputs = await asyncio.gather(*(score_item(self.scorer, each, self.timeout_s) for each in items.values()))
         for output in outputs:
@@ -186,7 +180,6 @@ class Attack:
         return [scores[text] for text in texts]
 
     async def _compute_perplexities(self, probes: Sequence[TokenLogprobs], context: Any) -> list[float | None]:
-        """Returns exp(-mean log p) of each probe's own tokens under the baseline."""
         if self.config.baseline is None:
             return [None] * len(probes)
         sequences = [(*tokens.prompt_token_ids, *tokens.token_ids) for tokens in probes]

@@ -93,11 +93,7 @@ class AttackReport:
 
 
 def build_attack_report(outputs: Iterable[Mapping[str, Any]]) -> AttackReport:
-    """Returns the report on outputs of the workflow `_type: redteam`, whether trees or single conversations.
-
-    Args:
-        outputs: `{"opening", "threshold", "turns"}` of each episode.
-    """
+    """Returns the report on outputs of the workflow `_type: redteam`, whether trees or single conversations."""
     branches = [branch for number, output in enumerate(outputs) for branch in _list_branches(output, number)]
     if not branches:
         raise ValueError("no conversations to report on")
@@ -129,11 +125,7 @@ def _measure_turn(failed: Sequence[Sequence[bool]], openings: Sequence[str], tur
 
 
 def write_report(folder: Path, reports: Mapping[str, AttackReport]) -> list[str]:
-    """Writes the reports into a folder and returns the lines of the text.
-
-    Args:
-        reports: Reports by name, such as `before` and `after`; the examples come from the last one.
-    """
+    """Writes the reports into a folder and returns the lines of the text."""
     lines = [line for name, report in reports.items() for line in report.lines(name)]
     *_, last = reports.values()
     if last.examples:
@@ -144,7 +136,6 @@ def write_report(folder: Path, reports: Mapping[str, AttackReport]) -> list[str]
 
 
 def _list_branches(output: Mapping[str, Any], number: int) -> list[list[dict[str, Any]]]:
-    """Returns every branch, from the opening to a last turn, as a list of its turns."""
     turns = {
         tuple(turn["path"]): {
             **turn,

@@ -41,11 +41,7 @@ class EngineGroup(ABC):
     def score(
         self, samples: Sequence[TrainingSample], needs: Needs, adapter: str | None = None, *, defer: bool = False
     ) -> None:
-        """Sets what the algorithm needs on each sample; each process scores its share.
-
-        Args:
-            defer: Has no effect: another process may train a sample than the one that would compute it.
-        """
+        """Sets what the algorithm needs on each sample, never later (`defer`): another process may train it."""
         if not (needs.old_logprobs or needs.ref_logprobs or needs.values):
             return
         scores: dict[int, Scores] = self._merge("score", samples, needs, adapter)
@@ -66,7 +62,6 @@ class EngineGroup(ABC):
         return {index: value for part in parts.values() for index, value in part.items()}
 
     def update(self, samples: Sequence[TrainingSample], loss: LossSpec, **settings: Any) -> UpdateReport:
-        """Trains on the samples, each process on its share of every step."""
         packed = self.pack_loss(loss)
         found: dict[str, tuple[UpdateReport, str]] = self.call_connected(
             "update", self.share(list(samples)), loss, settings, packed
@@ -185,6 +180,5 @@ class Router:
                 del self._places[key]
 
     def forget(self) -> None:
-        """Forgets where conversations are: new weights have emptied the caches."""
         with self._lock:
             self._places.clear()

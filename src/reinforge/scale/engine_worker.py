@@ -40,16 +40,12 @@ class PolicyDescription:
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """How a worker trains with the others."""
-
     sharding: Sharding = "replicate"
     peer_timeout_s: float = 600.0  # how long one waits for the others in one exchange
 
 
 @dataclass(slots=True)
 class Scores:
-    """What `Engine.score` sets on one sample."""
-
     old_logprobs: FloatArray | None
     ref_logprobs: FloatArray | None
     values: FloatArray | None
@@ -57,11 +53,7 @@ class Scores:
 
 
 class EngineWorker:
-    """Holds one engine; its methods are called by Ray, as an actor with an event loop.
-
-    Args:
-        number: Its number, from 0, which never changes; its rank among the living may.
-    """
+    """Holds one engine; its methods are called by Ray, as an actor with an event loop."""
 
     def __init__(self, number: int):
         self.number = number
@@ -78,11 +70,7 @@ class EngineWorker:
         return self._engine
 
     async def load(self, policy: PolicyConfig, settings: Mapping[str, Any]) -> dict[str, PolicyDescription]:
-        """Loads the model and returns a description of each policy, by name.
-
-        Args:
-            settings: Further arguments of `Engine.load`, and perhaps `peers`, the `PeerSettings`.
-        """
+        """Loads the model and returns a description of each policy, by name."""
         settings = dict(settings)
         self._peer_settings = settings.pop("peers", self._peer_settings)
         engine_class = import_engine()
@@ -103,8 +91,6 @@ class EngineWorker:
 
     async def ping(self) -> None:
         """Returns at once, even while the engine computes."""
-
-    # Sampling.
 
     async def sample(self, name: str, request: ModelRequest) -> ModelReply:
         return await self.engine.policies[name].sample(request)
@@ -128,11 +114,7 @@ class EngineWorker:
         return int(self._listener.getsockname()[1])
 
     async def join(self, rank: int, size: int, address: tuple[str, int]) -> Sharding:
-        """Shares every optimizer step from now on with `size - 1` others; with none, it trains alone.
-
-        Returns:
-            Whether the workers hold the model each (`replicate`) or divide it (`full`).
-        """
+        """Shares every optimizer step from now on with `size - 1` others; with none, it trains alone."""
         from reinforge.engine.training.data_parallel import DataParallel
 
         if self._peers is not None:
@@ -204,11 +186,7 @@ class EngineWorker:
         settings: Mapping[str, Any],
         packed_loss: bytes | None = None,
     ) -> tuple[UpdateReport, str]:
-        """Trains on the samples together with the others; returns the report and the fingerprint of the weights.
-
-        Args:
-            packed_loss: The function of a loss that only the driver has imported.
-        """
+        """Trains on the samples together with the others; returns the report and the fingerprint of the weights."""
         loss = unpack_loss(loss, packed_loss)
         report = await asyncio.to_thread(self.engine.update, samples, loss, **settings)
         return report, await asyncio.to_thread(self.engine.fingerprint, settings.get("adapter"))

@@ -1,15 +1,22 @@
-"""What the datasets of the bundled tasks share: rows written by a seeded grammar, each in one of three splits."""
+"""What the bundled tasks share: words that a seeded grammar chooses from, and rows, each in one of three splits."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from reinforge.interfaces import DatasetLoader
 from reinforge.types.evaluation import EvalInputItem
 
 SPLITS = ("train", "select", "confirm")
+
+
+def read_words(module_file: str) -> dict[str, Any]:
+    """Returns the words that a module's grammar chooses from: `words.json` beside it."""
+    return dict(json.loads(Path(module_file).with_name("words.json").read_text(encoding="utf-8")))
 
 
 class SplitDataset(DatasetLoader):

@@ -102,9 +102,6 @@ def ensure_built(name: str, recipe: RecipeT, make_tokenizer: MakeTokenizer, epis
     """Returns a starter's folder, after training the starter if the folder does not exist.
 
     If several processes call it at once, one trains the starter and the others wait.
-
-    Raises:
-        ConfigError: The starter does not exist yet, and the packages that train it are not installed.
     """
     from filelock import FileLock
 
@@ -174,7 +171,6 @@ def supervised_episode(
 
 
 def _build_starter(folder: Path, recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT]) -> None:
-    """Trains the starter into `folder / "trained"`."""
     from reinforge.engine import Engine
     from reinforge.engine.checkpoint import TRAINING
 
@@ -216,7 +212,6 @@ def write_blank_model(folder: Path, recipe: Recipe, tokenizer: Any) -> None:
 
 
 def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory]) -> None:
-    """Runs the supervised job, building the samples of a few steps at a time."""
     algorithm = SFT()
     engine.begin_job()
     for done in range(0, recipe.num_steps, STEPS_PER_UPDATE):
@@ -232,7 +227,6 @@ def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory]) -> No
 
 
 def _build_samples(algorithm: SFT, episodes: list[Trajectory]) -> list[TrainingSample]:
-    """Returns the job's samples with their advantages, as a trainer adapter builds them."""
     group = TrajectoryGroup.model_construct(group_id="starter", trajectories=episodes)
     samples = algorithm.build_samples([group])
     for sample, advantages in zip(samples, algorithm.credit(samples), strict=True):

@@ -76,7 +76,6 @@ class ChatLogs(ExportFormat):
         return "messages" in fields or is_message or is_pair or "chosen" in record or self._is_rating(record, fields)
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields a conversation, an exchange, a message or a rating."""
         fields = self._find_fields(part)
         if self._is_rating(part, fields):
             yield from self._read_ratings(part, fields)
@@ -99,7 +98,6 @@ class ChatLogs(ExportFormat):
         yield from ratings
 
     def _find_fields(self, record: Record, *, with_empty: bool = False) -> dict[str, str]:
-        """Returns what the columns of a record hold: for example `prompt` -> `Question`."""
         names = tuple(name for name in record if with_empty or record[name] not in (None, "", []))
         if (found := self._fields.get(names)) is None:
             by_name = {normalize_name(str(name)): name for name in reversed(names)}
@@ -149,7 +147,6 @@ class ChatLogs(ExportFormat):
     def _list_rated_messages(
         self, record: Record, fields: Mapping[str, str], exchange: Exchange
     ) -> Iterator[LooseMessage]:
-        """Yields the messages of a conversation one by one if some of them are rated by themselves."""
         raw = parse_json(record[fields["messages"]]) if "messages" in fields else None
         raw = raw.get("messages") if isinstance(raw, Mapping) else raw
         raw = raw if isinstance(raw, list) else []

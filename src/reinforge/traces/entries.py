@@ -105,8 +105,6 @@ class LooseMessage:
 
 @dataclass(frozen=True, slots=True)
 class ComparedReplies:
-    """A better and a worse reply to the same prompt."""
-
     id: str
     prompt: list[Message]
     chosen: list[Message]
@@ -139,7 +137,6 @@ def list_mappings(value: Any) -> list[Record]:
 
 
 def get_text(record: Record, *names: str) -> str:
-    """Returns the first field that is not empty, as a string; empty without one."""
     return str(next((record[name] for name in names if record.get(name)), ""))
 
 
@@ -158,12 +155,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields what a part holds.
-
-        Raises:
-            UnreadableRecordError: It cannot be read.
-            IgnoredRecordError: It holds nothing to learn from.
-        """
+        """Yields what a part holds; IgnoredRecordError: nothing to learn from; else UnreadableRecordError."""
 
 
 def make_sort_key(start: str) -> str:

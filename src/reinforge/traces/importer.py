@@ -70,15 +70,7 @@ class ImportOptions:
 
 
 def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions) -> ImportReport:
-    """Writes the rows of an export, and returns what was read and what was not.
-
-    Args:
-        output: The file of rows, in JSONL; replaced if it exists.
-
-    Raises:
-        ConfigError: A file cannot be read, or nothing in it can be used.
-        StorageError: The rows cannot be written.
-    """
+    """Writes the rows of an export, and returns what was read and what was not."""
     report = ImportReport(output)
     files = list_files(list(sources), output)
     with (
@@ -113,7 +105,6 @@ def make_formats(options: ImportOptions) -> list[ExportFormat]:
 
 
 def _read_file(path: Path, prefix: str, store: CallStore, options: ImportOptions, report: ImportReport) -> None:
-    """Adds the records of a file to the store; `prefix` starts the ids of records without one."""
     report.num_files += 1
     formats, problems = make_formats(options), report.unread
     for number, row in enumerate(read_records(path, problems), start=1):
@@ -144,7 +135,6 @@ def _split_record(reader: ExportFormat, record: Record, location: str, report: I
 def _read_part(
     reader: ExportFormat, part: Record, store: CallStore, report: ImportReport, place: tuple[str, str]
 ) -> None:
-    """Adds what a part of a record holds to the store; what cannot be read is counted."""
     location, fallback_id = place
     entries = []
     try:
@@ -292,14 +282,7 @@ class _RowWriter:
 
 @dataclass
 class Draft:
-    """A row that later calls may still continue.
-
-    Attributes:
-        trained: Indices of the replies to train on.
-        keys: What is compared of each message.
-        calls: Ids of the calls.
-        records: What the store calls their records.
-    """
+    """A row that later calls may still continue."""
 
     messages: list[Message]
     trained: set[int]

@@ -47,7 +47,6 @@ class Langfuse(ExportFormat):
         return _is_observation(record) or _is_score(record) or _is_trace(record)
 
     def split(self, record: Record) -> Iterator[Record]:
-        """Yields the scores and the observations of a trace, then the trace itself."""
         if _is_observation(record) or _is_score(record):
             yield record
             return

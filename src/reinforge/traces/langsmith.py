@@ -38,7 +38,6 @@ class LangSmith(ExportFormat):
             yield from self.split(child)
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields a run's feedback and its model call, or a feedback of its own."""
         if "run_type" not in part:
             yield _read_feedback(part)
             return

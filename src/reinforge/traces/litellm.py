@@ -33,7 +33,6 @@ class LiteLLM(ExportFormat):
     name = "litellm"
 
     def matches(self, record: Record) -> bool:
-        """Returns True for a payload, a spend log, or the arguments of a callback with a payload."""
         if isinstance(record.get("standard_logging_object"), Mapping):
             return True
         return "call_type" in record and any(
@@ -74,7 +73,6 @@ class LiteLLM(ExportFormat):
 
 
 def _find_session(part: Record, metadata: Record) -> str:
-    """Returns the session: in spend logs a column; in payloads what the caller sent along."""
     inner = [get_mapping(metadata, key) for key in ("requester_metadata", "spend_logs_metadata")]
     keys = ("session_id", "conversation_id", "thread_id", "litellm_session_id")
     return next((found for source in (part, metadata, *inner) if (found := get_text(source, *keys))), "")

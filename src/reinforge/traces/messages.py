@@ -181,7 +181,6 @@ def _read_body(role: str, body: Mapping[str, Any]) -> list[Message]:
 
 
 def _read_content(content: Any) -> tuple[list[str], list[dict[str, Any]], list[Message], str]:
-    """Returns the texts, the tool calls, the results of tools and the reasoning of a message."""
     texts, calls, results, thoughts = list[str](), list[dict[str, Any]](), list[Message](), list[str]()
     if isinstance(content, Mapping) and "parts" in content:
         content = content["parts"]  # ChatGPT's own export
@@ -288,7 +287,6 @@ def _find_reply(value: Any) -> Message | None:
 
 
 def _find_reply_in_list(items: list[Any]) -> Message | None:
-    """Returns the reply of a list of choices, of messages, or of the items of OpenAI's Responses API."""
     if items and isinstance(items[0], list):
         return _find_reply_in_list(items[0])
     maps = [item for item in items if isinstance(item, Mapping)]
@@ -302,7 +300,6 @@ def _find_reply_in_list(items: list[Any]) -> Message | None:
 
 
 def _list_blocks(item: Mapping[str, Any]) -> list[Any]:
-    """Returns the blocks of an item of OpenAI's Responses API; none of reasoning that is encrypted."""
     if item.get("type") == "message" and isinstance(item.get("content"), list):
         return list(item["content"])
     return [] if item.get("type") == "reasoning" and not (item.get("text") or item.get("content")) else [item]

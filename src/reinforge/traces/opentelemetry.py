@@ -72,7 +72,6 @@ class OpenTelemetry(ExportFormat):
     name = "opentelemetry"
 
     def matches(self, record: Record) -> bool:
-        """Returns True for a batch of OTLP, a span or a log event."""
         if any(key in record for key in BATCHES):
             return True
         context = record.get("context")
@@ -80,7 +79,6 @@ class OpenTelemetry(ExportFormat):
         return is_span and ("attributes" in record or "events" in record or "body" in record)
 
     def split(self, record: Record) -> Iterator[Record]:
-        """Yields the spans and the log events of a batch."""
         resources = [each for name in BATCHES for each in list_mappings(record.get(name))]
         if not resources:
             yield record
@@ -91,7 +89,6 @@ class OpenTelemetry(ExportFormat):
                     yield from list_mappings(scope.get(name))
 
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields the model call of a span and its evaluations, or the message of a log event."""
         attributes = decode_attributes(part.get("attributes"))
         given = part.get("context")
         context = given if isinstance(given, Mapping) else part
@@ -168,7 +165,6 @@ def _read_events(events: Events) -> tuple[list[Message], Message | None] | None:
 
 
 def _as_message(body: Record, role: str) -> dict[str, Any]:
-    """Returns the message of an event, whose parts may be JSON texts."""
     return {"role": role} | {
         key.removeprefix("gen_ai.event."): parse_json(value) if key != "content" else value
         for key, value in body.items()
@@ -182,7 +178,6 @@ def _read_choice(body: Record) -> Message:
 
 
 def _read_indexed(attributes: Record) -> tuple[list[Message], Message | None] | None:
-    """Returns the messages of attributes such as `gen_ai.prompt.0.content`."""
     found: dict[str, dict[int, dict[str, Any]]] = {"prompt": defaultdict(dict), "completion": defaultdict(dict)}
     for key, value in attributes.items():
         if (match := _INDEXED.fullmatch(key)) is None:

@@ -13,14 +13,7 @@ from typing import Any
 from reinforge.bounded import load_json
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.row_limits import JsonSyntaxError, JsonText, RowLimits, TextRows, check_regular_file
-from reinforge.evaluation.rows import (
-    Row,
-    RowProblems,
-    import_extra,
-    read_csv_rows,
-    read_jsonl_rows,
-    read_list_items,
-)
+from reinforge.evaluation.rows import Row, RowProblems, import_extra, read_csv_rows, read_jsonl_rows, read_list_items
 
 LIMITS = RowLimits(max_rows=1_000_000_000, max_row_chars=50_000_000, max_file_mb=1 << 20)
 LIST_KEYS = ("data", "runs", "traces", "rows", "records", "logs", "results", "sessions")
@@ -40,9 +33,6 @@ def list_files(sources: list[Path], output: Path) -> list[Path]:
     """Returns the files to read: those given, and those of a folder whose suffix is known, in order, each once.
 
     Hidden files and the output of an earlier import are not part of a folder.
-
-    Raises:
-        ConfigError: A path does not exist, is the output, or is a folder without such a file.
     """
     files: list[Path] = []
     for source in sources:
@@ -67,11 +57,7 @@ def _is_export(path: Path, folder: Path, output: Path) -> bool:
 
 
 def read_records(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """Yields the records of a file; CSV, TSV and Parquet files are known by their suffix.
-
-    Raises:
-        ConfigError: The file cannot be read or is not UTF-8.
-    """
+    """Yields the records of a file; CSV, TSV and Parquet files are known by their suffix."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from _read_parquet(path, problems)

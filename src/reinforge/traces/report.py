@@ -32,7 +32,6 @@ class ReadProblems(RowProblems):
             places.append(location)
 
     def list_problems(self) -> list[Problem]:
-        """Returns the reasons as problems, the most common first."""
         return [
             Problem("", f"{count} × {reason}" if count > 1 else reason, "", self.places[reason][0])
             for reason, count in self.counts.most_common()

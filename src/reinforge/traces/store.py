@@ -59,8 +59,6 @@ StoredExchange = tuple[Exchange | ComparedReplies, str]
 
 @dataclass(frozen=True, slots=True)
 class RatingSummary:
-    """All ratings of one name."""
-
     name: str
     count: int
     low: float
@@ -99,7 +97,6 @@ class CallStore:
                 self._add_rating(entry.name, entry.value, *rated)
 
     def _add_loose(self, entry: LooseMessage, location: str, fallback_id: str) -> None:
-        """Adds a message; `grp` is the id of its group, and that of its record if this holds the whole group."""
         group = f"{entry.group or fallback_id}\0{fallback_id if entry.is_whole else ''}"
         conversation = entry.conversation or ((entry.group or fallback_id) if entry.is_whole else "")
         body = (entry.message, entry.is_reply, entry.trace, conversation)
@@ -112,7 +109,6 @@ class CallStore:
         self._database.execute("INSERT INTO ratings (level, target, name, value) VALUES (?, ?, ?, ?)", row)
 
     def _add_exchange(self, entry: Exchange | ComparedReplies, id_: str, location: str) -> str:
-        """Adds an exchange unless it is there; returns what the store calls its record."""
         if isinstance(entry, ComparedReplies):
             trace = start = ""
             body: list[Any] = [entry.prompt, entry.chosen, entry.rejected, entry.tools]
@@ -153,7 +149,6 @@ class CallStore:
         self._database.execute("DELETE FROM loose")
 
     def _add_rated_replies(self, group: str, parts: list[Any], location: str) -> None:
-        """Makes an exchange of each reply of a conversation whose messages are rated one by one."""
         messages = [part[0] for part in parts]
         for number, (message, _, _, conversation, tools, rated) in enumerate(parts):
             id_, record = f"{group}/{number}", ""
@@ -202,7 +197,6 @@ class CallStore:
         return int(self._database.execute("SELECT COUNT(*) FROM ratings WHERE used = 0").fetchone()[0])
 
     def summarize_ratings(self) -> list[RatingSummary]:
-        """Returns the ratings by name, the most common first."""
         query = """SELECT name, COUNT(*), MIN(value), MAX(value), AVG(value), MIN(value IN (-1, 0, 1))
                    FROM ratings GROUP BY name ORDER BY COUNT(*) DESC, name"""
         rows = self._database.execute(query)

@@ -85,7 +85,6 @@ class MLflowTracker(Tracker):
 
 
 def flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested settings as `finetuning.num_epochs` and their values."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{above}{key}.")

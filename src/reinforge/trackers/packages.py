@@ -8,7 +8,6 @@ from reinforge.errors import ConfigError, Problem
 
 
 def require_package(module: str, extra: str) -> None:
-    """Refuses a tracker whose package is not installed."""
     if importlib.util.find_spec(module) is None:
         message = f"the package {module} is not installed"
         raise ConfigError(Problem("_type", message, f"pip install 'reinforge[{extra}]', or remove this tracker"))

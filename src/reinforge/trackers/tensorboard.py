@@ -35,7 +35,6 @@ class TensorBoardTracker(Tracker):
         self._writer: Any = None
 
     def start(self, run: TrackedRun) -> dict[str, int]:
-        """Replaces the run's event files by a new one."""
         from tensorboardX import SummaryWriter
 
         folder = run.folder / "tensorboard"

@@ -31,7 +31,6 @@ class TrackioTracker(Tracker):
         self._settings: dict[str, Any] | None = None
 
     def start(self, run: TrackedRun) -> dict[str, int]:
-        """Returns the last step of each metric that the run has in Trackio."""
         from trackio.sqlite_storage import SQLiteStorage
 
         self._run = run

@@ -78,7 +78,6 @@ class WandbTracker(Tracker):
         self._run.log({**point.metrics, STEP: point.step})
 
     def finish(self, status: str) -> None:
-        """Uploads what is left and closes the W&B run."""
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 

@@ -40,7 +40,6 @@ def build_run_path(name: str, page: str = "") -> str:
 
 
 def build_trail(name: str, page: str) -> Trail:
-    """Returns the navigation of a run's pages; `page` is `overview`, `episodes`, or empty for one below them."""
     return [
         ("Runs", "/"),
         (name, build_run_path(name) if page != "overview" else None),

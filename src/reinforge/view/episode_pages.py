@@ -18,7 +18,6 @@ MAX_OTHERS = 60
 
 
 def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offset: int, live: Live) -> Element:
-    """Returns the list of a run's episodes with its filters; the page itself holds the rows from `offset` on."""
     found = table.select(query)
     path = build_run_path(name, "episodes")
     rows = found[offset : offset + FIRST_ROWS]
@@ -106,7 +105,6 @@ def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -
 def build_episode_page(
     name: str, episode: ListedEpisode, row: EpisodeRow, table: EpisodeTable, style: ChatStyle, query: EpisodeQuery
 ) -> Element:
-    """Returns one episode as a chat, beside the episodes that it was compared with and the list it was chosen from."""
     raw = build_anchor("JSON", build_link(build_run_path(name, "episode.json"), key=episode.key))
     back = build_anchor("list", build_link(build_run_path(name, "episodes"), **query.as_dict()))
     chat = build_chat(row, style)

@@ -62,8 +62,6 @@ class EpisodeQuery:
 
 
 class EpisodeTable:
-    """Every episode of a run, without its messages."""
-
     def __init__(self, folder: Path):
         self._reader = JournalReader(folder)
         self._extent: EpisodeExtent | None = None

@@ -41,8 +41,6 @@ Version = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _ReadRun:
-    """A run as it was when it was read."""
-
     version: Version
     overview: RunOverview
     activity: str
@@ -50,7 +48,6 @@ class _ReadRun:
 
 
 def _keep(kept: dict[Path, T], folder: Path, value: T) -> T:
-    """Puts a value behind those that were used before it, and drops the oldest ones."""
     kept.pop(folder, None)
     kept[folder] = value
     while len(kept) > MAX_KEPT:
@@ -90,18 +87,15 @@ class RunLibrary:
         return self._read(folder).overview
 
     def read_activity(self, folder: Path) -> str:
-        """Returns what a running run is doing, such as `epoch 3 (4/20) collect: 57 episodes`; else nothing."""
         return self._read(folder).activity
 
     def read_config(self, folder: Path) -> dict[str, Any]:
         return self._read(folder).config
 
     def read_version(self, folder: Path) -> str:
-        """Returns a string that changes whenever a page about the run would."""
         return _to_text(self._measure(folder))
 
     def read_version_of_all(self) -> str:
-        """Returns a string that changes whenever the list of runs would."""
         return _to_text(tuple((folder.name, self._measure(folder)) for folder in find_run_folders(self.output_dir)))
 
     def get_version(self, run: RunOverview) -> str:

@@ -62,12 +62,7 @@ def choose_port(wanted: int | None, default: int) -> int:
 
 
 class ViewServer:
-    """Serves the runs of a folder; an async context manager.
-
-    Args:
-        port: 0: the operating system chooses.
-        poll_s: Seconds between two looks at the files of an open page's run.
-    """
+    """Serves the runs of a folder; an async context manager."""
 
     def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S):
         self.port, self._poll_s = port, poll_s
@@ -96,7 +91,6 @@ class ViewServer:
         self._executor.shutdown(cancel_futures=True)
 
     def _prepare(self) -> None:
-        """Reads the runs and imports the components, so that the first page need not wait for them."""
         self._library.list_overviews()
         with contextlib.suppress(ReinforgeError):  # a component that cannot be imported costs the settings of a page
             REGISTRY.components()

@@ -36,11 +36,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = True) -> None:
-    """Writes a file's model into a new folder: configuration, weights, tokenizer and chat template.
-
-    Args:
-        tokenizer: Write the tokenizer, too; False: another one is configured.
-    """
+    """Writes a file's model into a new folder: configuration, weights, tokenizer and chat template."""
     config = describe_model(header)
     targets = match_tensors(header, config)
     folder.mkdir(parents=True)
@@ -111,7 +107,6 @@ def _iterate_tensors(
 
 
 def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Writes the weights in files of about `SHARD_BYTES`, and the index that names them if there are several."""
     numbers = count(1)
     shard: dict[str, Tensor] = {}
     names: dict[str, list[str]] = {}

@@ -157,7 +157,6 @@ class _Settings:
         return value
 
     def refuse_unread(self) -> None:
-        """Refuses settings by which the model computes something else, and that nothing has read."""
         for key, value in self._header.settings.items():
             name = key.removeprefix(self._prefix)
             if key.startswith(self._prefix) and name not in self._read and value and DECISIVE.search(name):
@@ -173,7 +172,6 @@ def _refuse_other_shapes(settings: _Settings, head_dim: int) -> None:
 
 
 def _describe_rotation(header: GGUFHeader, settings: _Settings, head_dim: int, context: int) -> dict[str, Any]:
-    """Returns the `rope_parameters`; those of Llama 3 get their numbers from `find_llama3_rotation`."""
     base = _round_single(settings.number("rope.freq_base", 10000.0))
     kind = settings.find("rope.scaling.type", str, "none")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base}

@@ -148,7 +148,6 @@ def store(tensor: Tensor, file_type: str) -> tuple[Any, Any]:
 
 
 def _iterate_tensors(module: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors under llama.cpp's names; one that llama.cpp has no place for is refused."""
     import gguf
 
     config = module.config
@@ -282,13 +281,7 @@ class Vocabulary:
 
 
 def build_vocabulary(tokenizer: Any, num_rows: int, ends: Sequence[int]) -> Vocabulary:
-    """Returns the vocabulary of a Hugging Face tokenizer.
-
-    Args:
-        tokenizer: A fast tokenizer with a chat template.
-        num_rows: Rows of the embeddings; those without a token are unused ones.
-        ends: Tokens that end a reply.
-    """
+    """Returns the vocabulary of a Hugging Face tokenizer."""
     definition = _read_definition(tokenizer)
     pre = name_pre_tokenizer(definition)
     names = {index: name for name, index in tokenizer.get_vocab().items()}

@@ -131,12 +131,7 @@ class GGUFHeader:
 
 
 def read_header(file: Path) -> GGUFHeader:
-    """Returns the header of a GGUF file, whose tensors all lie in the file.
-
-    Raises:
-        GGUFError: It is not a GGUF file, or it is damaged.
-        OSError: It cannot be read.
-    """
+    """Returns the header of a GGUF file, whose tensors all lie in the file."""
     with file.open("rb") as opened:
         size = opened.seek(0, 2)
         if size < len(MAGIC):
@@ -190,7 +185,6 @@ class _HeaderReader:
         return struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}"), what))[0]
 
     def _count(self, what: str, smallest: int) -> int:
-        """Returns a number of things, each of which takes at least `smallest` bytes of what is left."""
         count = self._read("Q", f"number of {what}")
         if count * smallest > self._size - self._position:
             raise GGUFError(f"claims to have {count:,} {what}, more than fit into it: it is truncated or damaged")

@@ -199,7 +199,6 @@ def _derive_merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[
 
 
 def _add_first_token(tokenizer: Tokenizer, header: GGUFHeader, tokens: list[str]) -> None:
-    """Prepends BOS if the file says so; chat templates write their own."""
     from tokenizers import processors
 
     is_piece = header.get("tokenizer.ggml.model", str) == SENTENCE_PIECE
@@ -219,7 +218,6 @@ def _list_tokens(header: GGUFHeader) -> tuple[list[str], list[int]]:
 
 
 def _list_of(header: GGUFHeader, name: str, kind: type, length: int | None = None) -> list[Any]:
-    """Returns a list of the tokenizer; an empty one if there is none."""
     values = header.get(f"tokenizer.ggml.{name}", list, [])
     if (values and not isinstance(values[0], kind)) or (length is not None and values and len(values) != length):
         raise GGUFError(f"has an unusable list tokenizer.ggml.{name} of {len(values)} values", OTHER_TOKENIZER)

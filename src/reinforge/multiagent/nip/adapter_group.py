@@ -113,8 +113,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         if job.method == "dpo" and beta is not None:
             self.adapter.algorithm = DPO(DPOConfig(drop_duplicates=True, beta=beta))
 
-    # Jobs.
-
     async def create_supervised_fine_tune_job(
         self,
         rollouts_per_agent: dict[str, Rollouts],
@@ -274,7 +272,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return known or JobRecord(f"{digest}-{attempt}", method, job_name, self.model_name)
 
     async def _submit_job(self, job: JobRecord, collection: TrajectoryCollection) -> str:
-        """Submits a job to the adapter, which may have it already, and stores the backend's reference."""
         self._configure_adapter(job)
         ref = await self.adapter.submit(collection)
         crash_point("submit.after_send")
@@ -329,8 +326,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         self._write_state()
         self.logger.info("%s: now serving %s", self.group_name, model_name)
 
-    # Data and state.
-
     @property
     def _training_data(self) -> TrainingData:
         trained = {name: agent for name, agent in self.agent_wholes.items() if not self.is_frozen(name)}
@@ -344,7 +339,6 @@ class AdapterSharedModelGroup(PureTextSharedModelGroup):
         return policy
 
     async def _build_collection(self, groups: Sequence[Sequence[Trajectory]]) -> TrajectoryCollection:
-        """Returns the data in the backend's form, without groups that have a trajectory too long for the context."""
         kept, num_too_long = list[list[Trajectory]](), 0
         for siblings in groups:
             try:

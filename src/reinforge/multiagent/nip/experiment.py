@@ -215,7 +215,6 @@ def reject_service_chosen_fields(rl: RlParameters, agent: PureTextAgentParameter
 
 
 def _list_unread_fields(hyper_params: HyperParameters) -> list[str]:
-    """Returns the fields that are set in the blocks of another trainer, protocol or scenario."""
     is_read = {name: hyper_params.trainer == name for name in get_args(TrainerType)}
     if hyper_params.trainer == "pure_text_malt" and hyper_params.pure_text_malt.num_initial_ei_iterations:
         is_read["pure_text_ei"] = True

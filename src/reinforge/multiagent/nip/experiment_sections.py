@@ -48,14 +48,7 @@ def experiment_config(
     *,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns an experiment as the sections of a configuration file.
-
-    Args:
-        overrides: Further keys of any section; they take precedence.
-
-    Raises:
-        ConfigError: Lists values that are not supported or do not fit each other.
-    """
+    """Returns an experiment as the sections of a configuration file; `overrides` take precedence in any of them."""
     reject_unsupported_fields(hyper_params, settings)
     agents = expand_agents(hyper_params)
     trained = find_trained_params(agents)
@@ -114,7 +107,6 @@ def find_trained_params(agents: Mapping[str, PureTextAgentParameters]) -> PureTe
 
 
 def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict[str, Any]]:
-    """Returns an entry for each group: a policy if any of its agents is trained, else a fixed model."""
     groups, trained = _list_groups(agents), _find_models(agents)
     entries: dict[str, dict[str, Any]] = {}
     for group, names in groups.items():
@@ -130,7 +122,6 @@ def _build_llms(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, dict
 
 
 def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, list[str]]:
-    """Returns the names of each group's agents."""
     groups: dict[str, list[str]] = {}
     for name, params in agents.items():
         groups.setdefault(get_group_name(name, params), []).append(name)
@@ -138,7 +129,6 @@ def _list_groups(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, lis
 
 
 def _find_models(agents: Mapping[str, PureTextAgentParameters]) -> dict[str, str]:
-    """Returns the model of each group that has a trained agent."""
     return {
         group: agents[names[0]].model_name
         for group, names in _list_groups(agents).items()

@@ -85,7 +85,6 @@ class EmbeddedSharedModelGroup(AdapterSharedModelGroup):
         return str(self._model_folder(job.name))
 
     def _adopt_job(self, job_id: str) -> JobRecord | None:
-        """Copies a job of this group under another run id, with its model."""
         if Path(job_id).name != job_id:
             return None
         for place in sorted(Path(self.settings.groups_dir).glob("*")):

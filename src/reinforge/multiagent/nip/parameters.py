@@ -19,8 +19,6 @@ STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class ParameterBlock:
-    """Base of the blocks."""
-
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
     """Fields that reinforge does not support, each with what to use instead."""
 
@@ -305,8 +303,6 @@ CommonProtocolParameters = ProtocolCommonParameters
 
 @dataclass(config=STRICT)
 class NipProtocolParameters(ParameterBlock):
-    """Length of a protocol."""
-
     max_message_rounds: int = 8
     min_message_rounds: int = 1
 
@@ -350,8 +346,6 @@ class CodeValidationParameters(ParameterBlock):
 
 @dataclass(config=STRICT)
 class DatasetParameters(ParameterBlock):
-    """What is used of a dataset."""
-
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "max_train_size": "set finetuning.splits.train to a number of examples",
         "max_test_size": "set finetuning.splits.confirm to a number of examples",

@@ -87,7 +87,6 @@ def build_rollouts(
 
 
 def _number_examples(outputs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any] | None]) -> list[int]:
-    """Returns the number of each episode's example: equal ids, or without ids equal questions, are one example."""
     numbers: dict[Any, int] = {}
     keys = [str((row or {}).get("id", output["question"])) for output, row in zip(outputs, rows, strict=True)]
     return [numbers.setdefault(key, len(numbers)) for key in keys]
@@ -170,7 +169,6 @@ def _wrap_object(value: Any) -> Array:
 
 
 def _join_texts(texts: Array, axis: int) -> Array:
-    """Joins the texts along an axis, one line each; None if there are no texts."""
     by_axis = np.moveaxis(texts, axis, -1)
     joined = np.full(by_axis.shape[:-1], None, object)
     for index in np.ndindex(joined.shape):

@@ -111,7 +111,6 @@ class PureTextSharedModelGroup(ABC):
         return next(iter(of_group.values()))
 
     def _find_group_problems(self, name: str) -> list[Problem]:
-        """Returns why an agent cannot be in this group: it is in another one, or belongs to one of another name."""
         wanted, agent = get_group_name(name, self.hyper_params.agents[name]), self.agent_wholes[name]
         problems = []
         if wanted != self.group_name:
@@ -127,20 +126,16 @@ class PureTextSharedModelGroup(ABC):
         for agent in self.agent_wholes.values():
             agent.shared_model_group = None
 
-    # Properties.
-
     @property
     def model_name(self) -> str:
         return self.fine_tuned_model_name or self.base_model_name
 
     @property
     def lora_alpha(self) -> int | None:
-        """Alpha of the group's adapter: rank times factor; None if all weights are trained."""
         return self.shared_agent_params.lora_alpha
 
     @property
     def num_epochs(self) -> int:
-        """Passes of a job over its data."""
         return self.hyper_params.text_rl.num_epochs
 
     @property
@@ -162,8 +157,6 @@ class PureTextSharedModelGroup(ABC):
     def agent_ids_and_names(self) -> Iterable[tuple[int, str]]:
         indices = {name: index for index, name in enumerate(self.protocol_handler.agent_names)}
         yield from ((indices[name], name) for name in self.agent_names)
-
-    # Jobs.
 
     @abstractmethod
     async def create_supervised_fine_tune_job(
@@ -246,8 +239,6 @@ class PureTextSharedModelGroup(ABC):
         """Waits without a timeout; by default there is nothing to wait for."""
         return
 
-    # State.
-
     def get_state(self) -> PureTextSharedModelGroupState:
         return PureTextSharedModelGroupState(self.fine_tune_job_id, self.fine_tuned_model_name)
 
@@ -255,11 +246,7 @@ class PureTextSharedModelGroup(ABC):
         return asdict(self.get_state())
 
     def set_state(self, checkpoint: PureTextSharedModelGroupState) -> None:
-        """Restores a state, which may be a dict.
-
-        Raises:
-            ConfigError: It is not a state.
-        """
+        """Restores a state, which may be a dict."""
         values = dict(checkpoint) if isinstance(checkpoint, Mapping) else asdict(checkpoint)
         names = [field.name for field in fields(PureTextSharedModelGroupState)]
         if unknown := [name for name in values if name not in names]:

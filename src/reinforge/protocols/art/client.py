@@ -37,12 +37,6 @@ class SubmissionLost(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Where the trained model is served.
-
-    Attributes:
-        url: The inference endpoint, up to /v1.
-    """
-
     url: str
     key: SecretStr | None
 
@@ -69,7 +63,6 @@ class ARTClient(HostedService):
         return "check the trainer adapter's backend.api_key" if status in KEY_REJECTED else self.fixes.get(path)
 
     def remember_base(self, id_: str, step: int) -> None:
-        """Notes the step that a job started from; the next one is its own."""
         self._base_steps[id_] = step
 
     @abstractmethod
@@ -78,28 +71,15 @@ class ARTClient(HostedService):
 
     @abstractmethod
     async def get_step(self) -> int:
-        """Returns the step of the newest checkpoint; 0: the base model.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The backend refused, or sent something else.
-        """
+        """Returns the step of the newest checkpoint; 0: the base model."""
 
     @abstractmethod
     async def find_step_after(self, step: int) -> int | None:
-        """Returns the first step after one; None: there is none yet.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The backend refused, or sent something else.
-        """
+        """Returns the first step after one; None: there is none yet."""
 
     @abstractmethod
     async def start_job(self, step: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
         """Starts a job from the newest checkpoint and returns its id; makes one attempt.
-
-        Args:
-            settings: The training settings, under the names of protocol 2.
 
         Raises:
             SubmissionLost: There was no answer, so the job may have been started.
@@ -192,7 +172,6 @@ class ARTClient(HostedService):
         error: str | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> HostedJob:
-        """Returns what is known of a job; a completed one names its model."""
         return HostedJob(
             id=id_,
             raw_status=status.value,
@@ -219,11 +198,7 @@ def average_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class ARTPolicy(HostedPolicy):
-    """Samples from the newest adopted step, with log-probs.
-
-    Args:
-        ready_s: Seconds to wait until a new step is served.
-    """
+    """Samples from the newest adopted step, with log-probs."""
 
     def __init__(self, chat: OpenAIChat, base_model: str, model_name: str, step: int, *, ready_s: float = 600.0):
         super().__init__(chat, base_model, ready_s=ready_s)
@@ -236,11 +211,9 @@ class ARTPolicy(HostedPolicy):
 
     @property
     def newest_step(self) -> int:
-        """The step of the newest successful job, whether served or still staged."""
         return self._step if self._staged_step is None else self._staged_step
 
     def stage_step(self, model: str, step: int) -> None:
-        """Sets the step that the next `publish` serves, and its name."""
         self.stage(model)
         self._staged_step = step
 

@@ -88,12 +88,10 @@ class ARTBackendConfig(Block):
 
     @property
     def url(self) -> str:
-        """URL of the backend."""
         return self.base_url or f"http://{self.ip}:{self.port}"
 
     @property
     def protocol(self) -> Literal[1, 2]:
-        """The protocol that the backend speaks."""
         return 1 if self.base_url is None else 2
 
 
@@ -193,11 +191,7 @@ REPLACEMENTS = {
 
 
 def find_art_problems(config: ARTTrainerAdapterConfig, run: FinetuneConfig, algorithm: Algorithm) -> list[Problem]:
-    """Returns every setting of a run that the backend does not read, with the fix for each.
-
-    Args:
-        algorithm: The run's algorithm; the server has its own, group-relative one.
-    """
+    """Returns every setting of a run that the backend does not read, with the fix for each."""
     where = f"trainer_adapters.{run.trainer_adapter}" if run.trainer_adapter else "trainer_adapters"
     problems = [*_find_training_problems(config, f"{where}.training"), *_find_algorithm_problems(algorithm)]
     if config.backend.protocol == 2:
@@ -224,7 +218,6 @@ def adopt_sampling(llms: Iterable[OpenAILLMConfig], sampling: SamplingConfig) ->
 
 
 def find_entry_problems(llms: Mapping[str, OpenAILLMConfig], run: FinetuneConfig) -> Iterator[Problem]:
-    """Yields the settings of the trained model's entries of `llms` that would have no effect."""
     for entry, llm in llms.items():
         first = next(iter(llms))
         used = [("seed", None, "a seed of its own for each episode")]

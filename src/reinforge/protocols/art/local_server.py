@@ -21,12 +21,7 @@ from pydantic import SecretStr
 
 from reinforge.bounded import load_json
 from reinforge.errors import BackendError
-from reinforge.protocols.art.client import (
-    MAX_PAUSE_S,
-    ARTClient,
-    Serving,
-    average_metrics,
-)
+from reinforge.protocols.art.client import MAX_PAUSE_S, ARTClient, Serving, average_metrics
 from reinforge.protocols.art.config import AFTER_STEP, ARTTrainerAdapterConfig, split_settings
 from reinforge.protocols.service import NOT_FOUND, Entry, HostedJob, Page
 from reinforge.rollout.models.endpoint_config import validate_key, validate_url
@@ -42,12 +37,7 @@ ANY_HOST = ("0.0.0.0", "::", "localhost", "127.0.0.1", "::1")
 
 
 class ARTServer(ARTClient):
-    """One model at a server of protocol 1.
-
-    Args:
-        inference: Where the user says the model is served; None: where the server says.
-        settle_s: Seconds to look for a job whose response was lost.
-    """
+    """One model at a server of protocol 1."""
 
     fixes: ClassVar[dict[str, str]] = dict.fromkeys((REGISTER, PREPARE), CHECK_BACKEND)
 
@@ -60,7 +50,6 @@ class ARTServer(ARTClient):
         self._serving: Serving | None = None
 
     async def connect(self) -> Serving:
-        """Registers the model, loads it, and finds the names under which it is served."""
         await self.endpoint.retry(lambda: self.request("POST", REGISTER, body=self._describe_model()))
         answer = await self.training.retry(self._prepare)
         self._serving = (
@@ -185,7 +174,6 @@ class ARTServer(ARTClient):
         await self.endpoint.retry(lambda: self.request("POST", "/_delete_checkpoint_files", body=body))
 
     def name_step(self, step: int) -> str:
-        """Returns the name under which a step is served: its own, or that of the model for the newest."""
         return f"{self.backend.name}@{step}" if self.serves_steps else self.backend.name
 
     async def close(self) -> None:
@@ -197,19 +185,15 @@ class ARTServer(ARTClient):
 
     def _describe_model(self) -> dict[str, Any]:
         backend, serving = self.backend, self._serving
-        return {
+        unset = dict.fromkeys(("entity", "id", "run_id", "config", "report_metrics"))
+        return unset | {
             "name": backend.name,
             "project": backend.project,
-            "entity": None,
-            "id": None,
-            "run_id": None,
-            "config": None,
             "trainable": True,
             "inference_api_key": serving.key.get_secret_value() if serving and serving.key else None,
             "inference_base_url": serving.url if serving else None,
             "inference_model_name": f"{backend.name}@0" if serving else None,
             "base_path": ".art",
-            "report_metrics": None,
             "base_model": backend.base_model,
             "_internal_config": {
                 "init_args": backend.init_args,

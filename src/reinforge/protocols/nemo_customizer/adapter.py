@@ -115,7 +115,6 @@ class NeMoCustomizerTrainerAdapter(HostedAdapter["NeMoCustomizerService", "Hoste
         return job
 
     def _build_files(self, trajectories: TrajectoryCollection) -> dict[str, bytes]:
-        """Returns the training and the validation file; pairs of one example are all in one of them."""
         rows_by_group = {
             group.group_id: [self._build_row(item) for each in group.trajectories for item in each.pairs]
             for group in trajectories.groups
@@ -147,11 +146,7 @@ class NeMoCustomizerTrainerAdapter(HostedAdapter["NeMoCustomizerService", "Hoste
                     "adapter's use_full_message_history: true"
                 )
             prompt = prompt[0].content
-        return {
-            "prompt": prompt,
-            "chosen_response": item.chosen_response,
-            "rejected_response": item.rejected_response,
-        }
+        return {"prompt": prompt, "chosen_response": item.chosen_response, "rejected_response": item.rejected_response}
 
     def _write_files(self, run_id: str, dataset: str, files: dict[str, bytes]) -> None:
         folder = self.adapter_config.dataset_output_dir

@@ -82,5 +82,4 @@ class NeMoCustomizerTrainerAdapterConfig(TrainerAdapterConfig, name="nemo_custom
 
     @property
     def poll_interval_s(self) -> float:
-        """Seconds between two polls of a job."""
         return self.poll_interval_seconds

@@ -50,12 +50,6 @@ class CustomizationStatusAnswer(Answer):
 
 
 class NeMoCustomizerService(HostedService):
-    """The services of one namespace.
-
-    Args:
-        token: Its token; may be empty.
-    """
-
     url_setting = "entity_host"
 
     def __init__(self, endpoint: OpenAIEndpoint, datastore: str, token: str, namespace: str):
@@ -67,7 +61,6 @@ class NeMoCustomizerService(HostedService):
         await self.endpoint.retry(lambda: self._list_page(1, size=1))
 
     async def ensure_namespace(self) -> None:
-        """Creates the namespace in the entity store unless it exists."""
         await self._create_once("/v1/namespaces", quote(self.namespace, safe=""), {"id": self.namespace})
 
     async def upload_once(self, name: str, files: Mapping[str, bytes]) -> None:

@@ -100,7 +100,6 @@ def _drop_equal_pairs(groups: list[list[Trajectory]]) -> list[list[Trajectory]]:
 
 
 def _keep_best_pairs(groups: list[list[Trajectory]], most: int) -> list[list[Trajectory]]:
-    """Returns the groups with at most `most` trajectories in all: those with the highest rewards."""
     ranked = sorted((trajectory for siblings in groups for trajectory in siblings), key=lambda each: -each.reward)
     chosen = {id(trajectory) for trajectory in ranked[:most]}
     return [[trajectory for trajectory in siblings if id(trajectory) in chosen] for siblings in groups]

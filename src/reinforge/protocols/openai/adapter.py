@@ -90,12 +90,7 @@ MAX_METADATA_LENGTH = 512
 
 
 class OpenAIAdapter(HostedAdapter["FineTuningService", "HostedPolicy"]):
-    """Trains on each collection with one fine-tuning job.
-
-    Args:
-        algorithm: Selects what to train on: SFT, RejectionSampling, Preference; may be replaced between jobs.
-        url: URL of the service up to /v1.
-    """
+    """Trains on each collection with one fine-tuning job."""
 
     serves_policy = True
     backend = BACKEND
@@ -197,7 +192,6 @@ class OpenAIAdapter(HostedAdapter["FineTuningService", "HostedPolicy"]):
         return hyperparameters
 
     def _build_request(self, key: str, algorithm: Algorithm) -> dict[str, Any]:
-        """Returns the request that creates a job, without its file and metadata."""
         config, policy = self.adapter_config, self._require_policy()
         method = METHODS[type(algorithm)]
         seed = config.seed if config.seed is not None else stable_seed(self.run_config.seed, "job", key) % 2**31

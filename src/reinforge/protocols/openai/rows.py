@@ -64,7 +64,6 @@ class TrainingFile:
         return {reason: count for reason, count in counts.items() if count}
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds rows, without duplicates."""
         for line in map(to_json, rows):
             if not _is_unicode(line):
                 self.num_unencodable += 1
@@ -93,7 +92,6 @@ def build_supervised_file(trajectories: Iterable[Trajectory]) -> TrainingFile:
 
 
 def _build_row(history: Sequence[PromptedReply], trained: Sequence[int]) -> dict[str, Any]:
-    """Returns a history up to the last of the positions to train."""
     messages = [
         {**message, "weight": int(position in trained)} if message["role"] == "assistant" else message
         for position, message in enumerate(history[-1].messages[: trained[-1] + 1])
@@ -103,11 +101,7 @@ def _build_row(history: Sequence[PromptedReply], trained: Sequence[int]) -> dict
 
 
 def build_preference_file(groups: Iterable[TrajectoryGroup], algorithm: Preference) -> TrainingFile:
-    """Returns the training file of the DPO method: one row for each pair of siblings and each stored pair.
-
-    Args:
-        groups: Groups of siblings; a trajectory may also store pairs (`DPOItem`).
-    """
+    """Returns the training file of the DPO method: one row for each pair of siblings and each stored pair."""
     file = TrainingFile()
     for group in groups:
         _add_sibling_pairs(file, algorithm.select_pairs(group), f"group {group.group_id}")

@@ -71,11 +71,7 @@ class FineTuningService(HostedService):
         return await self.endpoint.retry(find_or_upload)
 
     async def create_job_once(self, key: str, body: Mapping[str, Any]) -> HostedJob:
-        """Returns the job with a key, and creates it unless one exists that has not failed or been cancelled.
-
-        Args:
-            body: The request that creates the job; its metadata contains the key.
-        """
+        """Returns the job with a key, and creates it unless one exists that has not failed or been cancelled."""
 
         async def find_or_create() -> HostedJob:
             query = {"limit": str(JOBS_PER_PAGE), f"metadata[{JOB_KEY}]": key}

@@ -41,11 +41,7 @@ def find_unsupported_settings(config: FinetuneConfig, algorithm: Algorithm) -> l
 
 
 def find_model_problems(base_model: str | None, config: FinetuneConfig) -> list[Problem]:
-    """Returns what is wrong with the names of the model.
-
-    Args:
-        config: The run's settings; `policy.model` may be a folder in which a run saved the name of its model.
-    """
+    """Returns what is wrong with the names of the model."""
     path, named = "finetuning.policy.model", config.policy.model
     if named is None:
         fix = "set it, or the trainer adapter's base_model, to a model of the service, such as gpt-4.1-mini"

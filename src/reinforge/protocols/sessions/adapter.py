@@ -26,11 +26,7 @@ OWN = {"model"}
 
 
 class HttpAdapter(TrainerAdapter):
-    """Samples and trains in a session at the server.
-
-    Args:
-        adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
-    """
+    """Samples and trains in a session at the server."""
 
     serves_policy = True
     adapter_config: HttpAdapterConfig
@@ -66,7 +62,6 @@ class HttpAdapter(TrainerAdapter):
             await self.restore(trained, description.version)
 
     def _get_model(self, run_config: FinetuneConfig) -> str:
-        """Returns the server's name of the model; a model that an earlier run has trained here has its own."""
         if (trained := _find_saved(run_config)) is not None:
             return HostedModel.read(trained).base_model
         return self.adapter_config.base_model or run_config.policy.model or ""
@@ -159,7 +154,6 @@ class HttpAdapter(TrainerAdapter):
 
 
 def _find_saved(run_config: FinetuneConfig) -> Path | None:
-    """Returns `finetuning.policy.model` if it is a folder with the name of weights that a server keeps."""
     folder = Path(run_config.policy.model or "")
     return folder if run_config.policy.model and (folder / HOSTED_MODEL).is_file() else None
 

@@ -103,8 +103,6 @@ class SampleCall(WireModel):
 
 
 class ScoreCall(WireModel):
-    """Asks for the log-prob of each token of some sequences."""
-
     token_ids: list[list[int]]
 
 
@@ -154,8 +152,6 @@ class SampleAnswer(SessionAnswer):
 
 
 class ScoreAnswer(SessionAnswer):
-    """Log p of each token."""
-
     logprobs: list[list[float]] = Field(default_factory=list)
 
 
@@ -234,12 +230,10 @@ def _write_trajectory(trajectory: Trajectory) -> SentTrajectory:
 
 
 def _strip(tokens: TokenLogprobs | None) -> TokenLogprobs | None:
-    """Returns tokens without their texts, which training does not read."""
     return None if tokens is None else replace(tokens, texts=(), top_logprobs=())
 
 
 def read_job(sent: SentJob) -> TrajectoryCollection:
-    """Returns the collection that `write_job` was given, as far as training reads it."""
     return TrajectoryCollection(
         trajectories=[[_read_trajectory(each) for each in siblings] for siblings in sent.groups],
         run_id=sent.run_id,

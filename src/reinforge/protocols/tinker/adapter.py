@@ -26,12 +26,7 @@ POLICY = "finetuning.policy"
 
 
 class TinkerAdapter(LocalAdapter):
-    """Runs jobs like the local adapter, on an engine whose weights are at the service.
-
-    Args:
-        adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
-        tokenizer: Folder of a bundled model, whose tokenizer is used; None: that of `policy`.
-    """
+    """Runs jobs like the local adapter, on an engine whose weights are at the service."""
 
     trains_stages = False
     serves_during_jobs = False
@@ -122,7 +117,6 @@ class TinkerAdapter(LocalAdapter):
         return TinkerEngine(policy, self.adapter_config, seed, self._open_service)
 
     def measure_memory(self) -> None:
-        """Returns None: the model is in no process of this machine."""
         return
 
 

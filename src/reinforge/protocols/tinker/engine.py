@@ -18,7 +18,7 @@ from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.interfaces import PolicyServer
-from reinforge.protocols.tinker.service import OpenService, ServiceDatum, TinkerAdapterConfig, TrainingService
+from reinforge.protocols.tinker.service import OpenService, ServiceDatum, TinkerAdapterConfig, TinkerService
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import AdamSettings, FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
 
@@ -33,17 +33,10 @@ FIXED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "pres
 
 
 class TinkerPolicy(PolicyServer):
-    """Samples from the weights that were published last."""
-
     tolerance = TOLERANCE
 
     def __init__(
-        self,
-        service: TrainingService,
-        renderer: PromptRenderer,
-        name: str,
-        max_model_len: int,
-        ends: Sequence[int],
+        self, service: TinkerService, renderer: PromptRenderer, name: str, max_model_len: int, ends: Sequence[int]
     ):
         self._service, self.renderer, self._name = service, renderer, name
         self.max_model_len, self._ends, self._version = max_model_len, tuple(ends), 0
@@ -194,11 +187,7 @@ SERVICE = "tinker"
 
 
 class TinkerEngine:
-    """Has the methods of `Engine` that a job calls.
-
-    Attributes:
-        missing_reference: None: the service has no reference.
-    """
+    """Has the methods of `Engine` that a job calls."""
 
     missing_reference: None = None
     samples_elsewhere = True
@@ -254,7 +243,6 @@ class TinkerEngine:
         epoch: int = 0,
         **_: Any,
     ) -> UpdateReport:
-        """Trains on the samples: one forward_backward and one optim_step for each optimizer step."""
         from reinforge.engine.training.micro_batches import plan_steps
         from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
 
@@ -311,11 +299,9 @@ class TinkerEngine:
         self._num_steps, self._is_changed = int(steps), False
 
     def reset(self, adapter: str | None = None) -> None:
-        """Raises: the first weights are not kept."""
         raise EngineError("reset: Tinker's service keeps no first weights for the run")
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
-        """Raises: stages are not offered."""
         raise EngineError(f"use_stage: pipelines ({stage}) are not offered with Tinker's service")
 
     def close(self) -> None:

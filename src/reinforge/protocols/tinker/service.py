@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, SecretStr, field_validator
@@ -70,40 +70,9 @@ class ServiceReply:
     stop_reason: str
 
 
-class TrainingService(Protocol):
+class TinkerService:
     """What the adapter asks of the service. Calls block, but for `sample` and `score`."""
 
-    def forward_backward(
-        self, data: Sequence[ServiceDatum], loss: str, config: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Adds the gradient of a loss, summed over tokens, to those since the last step; returns its metrics."""
-
-    def forward(self, data: Sequence[ServiceDatum]) -> list[FloatArray]:
-        """Returns the log-probs of each datum's targets."""
-
-    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
-        """Makes an optimizer step; returns its metrics."""
-
-    def save(self, name: str) -> str:
-        """Saves weights and optimizer; returns the path."""
-
-    def load(self, path: str) -> None:
-        """Goes back to saved weights and optimizer."""
-
-    def publish(self) -> None:
-        """Samples from the current weights from now on."""
-
-    async def sample(self, prompt: Sequence[int], params: SamplingParams) -> ServiceReply:
-        """Samples from the published weights."""
-
-    async def score(self, token_ids: Sequence[int]) -> FloatArray:
-        """Returns log p of each token under the published weights; 0 for the first."""
-
-    def close(self) -> None:
-        """Ends the session."""
-
-
-class TinkerService:
     def __init__(self, config: TinkerAdapterConfig, seed: int):
         self._tinker = import_sdk()
         key = None if config.api_key is None else config.api_key.get_secret_value()
@@ -133,11 +102,13 @@ class TinkerService:
     def forward_backward(
         self, data: Sequence[ServiceDatum], loss: str, config: Mapping[str, float]
     ) -> dict[str, float]:
+        """Adds the gradient of a loss, summed over tokens, to those since the last step; returns its metrics."""
         with self._translate("forward_backward"):
             made = [self._make_datum(datum) for datum in data]
             return dict(self._training.forward_backward(made, loss, dict(config) or None).result().metrics)
 
     def forward(self, data: Sequence[ServiceDatum]) -> list[FloatArray]:
+        """Returns the log-probs of each datum's targets."""
         with self._translate("forward"):
             made = [self._make_datum(datum) for datum in data]
             outputs = self._training.forward(made, "cross_entropy").result().loss_fn_outputs
@@ -189,6 +160,7 @@ class TinkerService:
         return ServiceReply(tuple(sequence.tokens), tuple(sequence.logprobs or ()), sequence.stop_reason)
 
     async def score(self, token_ids: Sequence[int]) -> FloatArray:
+        """Returns log p of each token under the published weights; 0 for the first."""
         with self._translate("compute_logprobs"):
             row = await self._sampler.compute_logprobs(self._tinker.ModelInput.from_ints(list(token_ids)))
         return np.asarray([0.0 if value is None else value for value in row], np.float32)
@@ -198,7 +170,7 @@ class TinkerService:
             self._client.close("success").result()
 
 
-OpenService = Callable[["TinkerAdapterConfig", int], TrainingService]
+OpenService = Callable[["TinkerAdapterConfig", int], TinkerService]
 """Opens the service with a configuration and a seed."""
 
 

@@ -216,7 +216,6 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
     def _fill_credits(
         self, batch: PPOBatch[StateT, ActionT], logprobs: Tensor, values: Tensor, mask: Tensor
     ) -> list[TokenCredit]:
-        """Returns each probe's credit; where a step has none, it is computed from the current policy and critic."""
         given = batch.credit or [None] * len(batch.prefix)
         return [
             credit or self._compute_credit(batch.reward[i], unpad_row(logprobs, mask, i), unpad_row(values, mask, i))
@@ -225,7 +224,6 @@ class PPO(Algorithm[StateT, ActionT, PPOStep[StateT, ActionT], PPOBatch[StateT, 
 
 
 def _compute_token_mean(logprobs_BT: Tensor | None, mask_BT: Tensor) -> float | None:
-    """Returns the mean log-prob of a batch's tokens; None if it is unknown."""
     if logprobs_BT is None or not mask_BT.any():
         return None
     return logprobs_BT[mask_BT].mean().item()

@@ -23,7 +23,6 @@ def unpad_row(values_BT: Tensor, mask_BT: Tensor, row: int) -> list[float]:
 
 
 def find_begin(mask_BT: Tensor, row: int) -> int:
-    """Returns the column of a row's first token; 0 if it has none."""
     return int(mask_BT[row].long().argmax())
 
 

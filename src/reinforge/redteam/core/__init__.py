@@ -3,8 +3,6 @@
 Of these, a user has to write only the system.
 """
 
-from __future__ import annotations
-
 from reinforge.redteam.core.algorithm import Algorithm
 from reinforge.redteam.core.common import ActionT, StateT
 from reinforge.redteam.core.evaluator import Evaluator, GraphMetrics, JSONLike

@@ -1,7 +1,5 @@
 """Type variables of the adversarial training API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typing_extensions import TypeVar

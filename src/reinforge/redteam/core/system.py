@@ -114,8 +114,6 @@ class System(ABC, Generic[StateT, ActionT]):
     def _rollout_prompt_with_target_and_validate(self, x: Sequence[StateT]) -> Sequence[StateT]:
         return check_count(self.rollout_prompt_with_target(x), len(x), "rollout_prompt_with_target")
 
-    # Methods with defaults.
-
     def get_sampling_logprobs(self, context: Sequence[StateT], continuation: Sequence[ActionT]) -> Tensor:
         """Returns log p of each token when it was sampled, `[B, T]`; called before the next optimizer step."""
         import torch
@@ -182,11 +180,7 @@ class System(ABC, Generic[StateT, ActionT]):
             save_file({name: each.detach().cpu().contiguous() for name, each in tensors.items()}, folder / file)
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
-        """Loads weights and optimizer state that `write` wrote.
-
-        Raises:
-            EngineError: The folder holds parameters of other names or shapes.
-        """
+        """Loads weights and optimizer state that `write` wrote; other names or shapes of parameters are refused."""
         import torch
         from safetensors.torch import load_file
 

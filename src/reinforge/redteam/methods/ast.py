@@ -95,11 +95,7 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         deterministic: bool = False,
     ):
         super().__init__(
-            scorer or KeywordScorer(MARKER),
-            ppl_weight,
-            combined_weight,
-            defense_toxicity_weight,
-            likelihood=likelihood,
+            scorer or KeywordScorer(MARKER), ppl_weight, combined_weight, defense_toxicity_weight, likelihood=likelihood
         )
         if temperature <= 0:
             message = f"is {temperature:g}, but greedy probes are all equal, and their log-probs are not the policy's"
@@ -147,8 +143,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             fix = "leave it out: the baseline is then the tester before training"
             raise ConfigError(Problem("baseline", message, fix))
 
-    # Sampling.
-
     def rollout_prompt_with_tester(self, x: Sequence[str]) -> list[str]:
         return self._sample_probes(x, [None] * len(x), may_be_full=False)
 
@@ -182,8 +176,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
             if isinstance(reply, BaseException) and not (may_be_full and isinstance(reply, ContextOverflow)):
                 raise reply
         return [None if isinstance(reply, BaseException) else reply for reply in replies]
-
-    # Log-probs and values.
 
     def get_tester_logprobs(self, context: Sequence[str], continuation: Sequence[str]) -> Tensor:
         """Returns the tester's log-probs, `[B, T]`, with gradient; equal prompts are computed once."""
@@ -236,7 +228,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
     def _encode_replies(
         self, engine: Engine, context: Sequence[str], continuation: Sequence[str]
     ) -> list[TokenLogprobs]:
-        """Returns the tokens of each continuation: the sampled ones, or the chat template's where there are none."""
         return [self._encode_reply(engine, text, probe) for text, probe in zip(context, continuation, strict=True)]
 
     def _encode_reply(self, engine: Engine, context: str, probe: str) -> TokenLogprobs:
@@ -247,13 +238,10 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         prompt = engine.policy.renderer.render(request)
         return TokenLogprobs(prompt, sampled.token_ids, sampled.logprobs, temperature=sampled.temperature)
 
-    # Training.
-
     def parameters(self) -> Iterator[Parameter]:
         yield from self.engine.learner.parameters.values()
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Runs `work` in the engine's thread, while nothing is sampled."""
         return self.engine.policy.sampler.call(work)
 
     @contextmanager
@@ -282,7 +270,6 @@ class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
         return self.engine.learner
 
     def write(self, folder: Path, optimizer: ScheduledOptimizer) -> None:
-        """Writes the tester in Hugging Face layout (PEFT layout for adapters), with the state to resume training."""
         self.engine.write(folder, self.engine.policy.version)
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:

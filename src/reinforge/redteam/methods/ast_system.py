@@ -142,11 +142,7 @@ class ASTSampler(Sampler[str, str]):
         return self._grow([(self._choose_opening(seed), seed) for seed in seeds], self.tree_width)
 
     def eval_rollout(self, seed: Any = None) -> Graph[str, str]:
-        """Returns one tree of width `eval_width`.
-
-        Args:
-            seed: A number chooses the opening and seeds the sampling; a string is the opening itself.
-        """
+        """Returns one tree of width `eval_width`; the seed chooses its opening, or is the opening if it is a string."""
         return self._grow([self._resolve_seed(seed)], self.eval_width)[0]
 
     def eval_rollouts(self, seeds: Sequence[Any]) -> list[Graph[str, str]]:

@@ -7,8 +7,6 @@ llamaguard.py   a guard model that answers safe or unsafe
 wildguard.py    a guard model with three answers: harmful request, refusal, harmful response
 """
 
-from __future__ import annotations
-
 from reinforge.redteam.scorers.classifier import ClassifierScorer
 from reinforge.redteam.scorers.detoxify import DetoxifyScorer
 from reinforge.redteam.scorers.llamaguard import LlamaGuardScorer

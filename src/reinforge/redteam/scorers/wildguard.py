@@ -69,11 +69,7 @@ class WildguardScorer(Scorer[Any, Any]):
         self._answers = _list_answers(scoring_target)
 
     def score(self, x: Sequence[str | Sequence[Mapping[str, str]]]) -> list[float]:
-        """Returns one probability per text or conversation.
-
-        Args:
-            x: Strings, each a response; or conversations, whose last two messages are the user's and the assistant's.
-        """
+        """Returns one probability per response (a string), or per conversation whose last two messages are judged."""
         if not x:
             return []
         logprobs_N = self.guard.compute_logprobs([pair for each in x for pair in self._encode_answers(each)])

@@ -295,7 +295,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         )
 
     def _train_on_batch(self, batch: Batch) -> dict[str, Any]:
-        """Accumulates one batch's gradient, makes an optimizer step if one is due, and returns the metrics."""
         import torch
 
         self._global_step_counter += 1
@@ -317,7 +316,6 @@ class Trainer(Generic[StateT, ActionT, Step, Batch]):
         return logs
 
     def _take_step(self) -> dict[str, Any]:
-        """Makes one optimizer step on the mean of the accumulated gradients, even if they are fewer than configured."""
         config = self.config
         if self._num_pending < config.gradient_accumulation_steps:
             self._scheduled_optimizer.scale_gradients(config.gradient_accumulation_steps / self._num_pending)

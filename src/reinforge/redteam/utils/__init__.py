@@ -1,7 +1,5 @@
 """Logging under astra-rl's names."""
 
-from __future__ import annotations
-
 from reinforge.redteam.utils.logging import ASTRAWandbLogger, config_logging, logger
 
 __all__ = ["ASTRAWandbLogger", "config_logging", "logger"]

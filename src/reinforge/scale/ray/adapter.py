@@ -130,7 +130,6 @@ class RayAdapter(LocalAdapter):
         return self._retry(lambda: super(RayAdapter, self)._train(engine, trajectories, save))
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Returns what a job returns, after running it again if workers die."""
         from reinforge.scale.ray.members import WorkerLost
 
         for _ in range(MAX_ATTEMPTS):
@@ -159,7 +158,6 @@ class RayAdapter(LocalAdapter):
         return await super().restore(folder, version)
 
     def measure_memory(self) -> None:
-        """Returns None: the model is in other processes."""
         return
 
     async def cleanup(self) -> None:

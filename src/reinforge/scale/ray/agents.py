@@ -79,8 +79,6 @@ def _serve(link: Link, start: Message) -> None:
 
 
 class RayTransport:
-    """The connection to one actor."""
-
     def __init__(self, actor: Any):
         self._actor = actor
         self._lines: deque[bytes] = deque()
@@ -88,7 +86,6 @@ class RayTransport:
 
     @property
     def is_alive(self) -> bool:
-        """True if the actor runs, as far as is known."""
         return self._end is None
 
     async def write(self, line: bytes) -> None:
@@ -132,12 +129,7 @@ def _kill(actor: Any) -> None:
 
 
 class RayAgents:
-    """The workers of one agent on a cluster, which is connected to when the first one is needed.
-
-    Args:
-        address: Host and port of a running cluster; None: the one that this process is connected to, or else one on
-            this machine.
-    """
+    """The workers of one agent on a cluster, which is connected to when the first one is needed."""
 
     def __init__(self, address: str | None):
         self._address = address

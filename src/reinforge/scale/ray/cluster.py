@@ -79,11 +79,7 @@ class RayConnection:
     """
 
     def __init__(
-        self,
-        address: str | None,
-        num_workers: int,
-        resources: Mapping[str, float],
-        min_workers: int | None = None,
+        self, address: str | None, num_workers: int, resources: Mapping[str, float], min_workers: int | None = None
     ):
         self._closing = threading.Event()
         started: Future[None] = Future()

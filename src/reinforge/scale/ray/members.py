@@ -48,11 +48,7 @@ class GroupSize:
 
 
 class Members:
-    """The living workers. They change only here; any thread may call it.
-
-    Args:
-        prepare: Gives a new worker the current weights; raises what is wrong with it.
-    """
+    """The living workers. They change only here; any thread may call it."""
 
     def __init__(self, recruiter: Recruiter, size: GroupSize, prepare: Callable[[WorkerHandle], None]):
         self._recruiter, self._size, self._prepare = recruiter, size, prepare
@@ -67,11 +63,9 @@ class Members:
 
     @property
     def has_lost_shards(self) -> bool:
-        """True if the model is sharded across workers that do not train together any more."""
         return self.sharding == "full" and (self._shards_lost or not set(self.ranks) <= self._workers.keys())
 
     def require_shards(self) -> None:
-        """Checks that no shard of the model is lost."""
         if self.has_lost_shards:
             raise BackendUnavailable(
                 "the model and its optimizer state were sharded across the workers (sharding: full), and the shard of "
@@ -86,11 +80,7 @@ class Members:
         return [worker for _, worker in sorted(self._workers.items())]
 
     def list_connected(self, *, strict: bool = True) -> list[WorkerHandle]:
-        """Returns the workers that train together, by rank.
-
-        Args:
-            strict: Fail if one has died; otherwise only if all have.
-        """
+        """Returns the workers that train together, by rank."""
         found = [each for each in map(self._workers.get, self.ranks) if each is not None]
         if len(found) < (len(self.ranks) if strict else 1):
             raise WorkerLost(f"{len(self.ranks) - len(found)} of the workers that train together have died")
@@ -104,7 +94,6 @@ class Members:
         return tuple(sorted(self._workers)) == self.ranks
 
     def add(self, workers: Iterable[WorkerHandle]) -> None:
-        """Lets workers take part, which have the current weights."""
         for worker in workers:
             self._workers[worker.number] = worker
             self._recruiter.remove(worker.number)
@@ -121,7 +110,6 @@ class Members:
         self._recruit()
 
     def _recruit(self) -> None:
-        """Starts as many workers as are missing, unless too many could not be used."""
         if self._num_failures < MAX_FAILURES and self.sharding != "full":
             self._recruiter.fill_up(self._size.num_workers - len(self._workers))
 
@@ -153,7 +141,6 @@ class Members:
         return f"only {count} workers are left, and min_workers is {size.min_workers}; {reason}; {RESUME}"
 
     def _admit(self, newcomers: Sequence[Newcomer], errors: Sequence[Exception]) -> None:
-        """Lets workers take part, each after it has got the current weights; counts those that cannot."""
         failures = list(errors)
         for worker in (each.worker for each in newcomers):
             try:
@@ -186,11 +173,7 @@ class Members:
         self.ranks = tuple(each.number for each in workers)
 
     def collect(self, calls: Sequence[tuple[WorkerHandle, Any]], *, strict: bool = True) -> list[Any]:
-        """Waits for all calls and returns their results.
-
-        Args:
-            strict: Fail if one died; otherwise the results are those of the others.
-        """
+        """Waits for all calls and returns their results."""
         results, errors, lost = [], list[BaseException](), list[WorkerHandle]()
         silent = _find_silent(calls, any_failure=self.sharding == "full")
         for worker, call in calls:
@@ -247,7 +230,6 @@ def _find_silent(calls: Sequence[tuple[WorkerHandle, Any]], *, any_failure: bool
 
 
 def _find_unresponsive(calls: Sequence[tuple[WorkerHandle, Any]], waiting: Sequence[Any]) -> list[Any]:
-    """Returns the calls that wait for a worker whose event loop does not answer."""
     signs = {worker.actor.ping.remote(): call for worker, call in calls if call in waiting}
     _, missing = ray.wait(list(signs), num_returns=len(signs), timeout=SIGN_S)
     return [signs[sign] for sign in missing]

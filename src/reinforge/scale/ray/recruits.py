@@ -25,8 +25,6 @@ NOT_IMPORTED = "failed to import on the worker"
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """One worker, as the driver sees it."""
-
     number: int  # its number, from 0, which no other worker of the run has had
     actor: Any
     is_near: bool  # True if it is on the driver's node, and so reads and writes the run folder itself
@@ -102,9 +100,6 @@ class Recruiter:
         """Returns the workers whose model is loaded, and why others cannot be used.
 
         The workers count as being on their way until `remove`.
-
-        Args:
-            wait: Wait until all that have a process have loaded the model, too.
         """
         recruits = {each.loaded: each for each in self._list() if _is_ready(each.process)}
         if not recruits:

@@ -152,8 +152,6 @@ class WorkerGroup(EngineGroup):
         found = [] if self.checkpoints is None else sorted(self.checkpoints.glob(f"*-{version:06d}"))
         return next((each for each in found if find_damage(each) is None), None)
 
-    # What its policies call.
-
     async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
         """Returns the answer of the worker that a conversation belongs to; of another one, if that dies meanwhile."""
         num_lost = 0
@@ -185,8 +183,6 @@ class WorkerGroup(EngineGroup):
         self._ended.pop(name, None)
         calls = [(each, each.actor.publish.remote(name, version)) for each in self.workers]
         self.members.collect(calls, strict=False)
-
-    # What a training job calls of an engine.
 
     def begin_job(self, *adapters: str) -> None:
         """Closes admission everywhere and waits until no reply is in flight; replacements that are ready take part."""
@@ -228,7 +224,6 @@ class WorkerGroup(EngineGroup):
         return pack_loss(loss)
 
     def compare_fingerprints(self, name: str) -> str:
-        """Returns the fingerprint of the weights that every worker has."""
         self._require_worker()
         found = self._compare(name)
         self._published[name] = (self.policies[name].version, found)
@@ -244,11 +239,8 @@ class WorkerGroup(EngineGroup):
         return str(found[0])
 
     def _require_worker(self) -> None:
-        """Waits for a replacement if no worker is left."""
         if not self.workers:
             self.members.fill_up(1)
-
-    # Checkpoints.
 
     def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
         """Writes a checkpoint's files, by the first worker; where the model is sharded, the others send their parts."""
@@ -292,7 +284,6 @@ class WorkerGroup(EngineGroup):
 
 
 def _start_workers(recruiter: Recruiter, size: GroupSize, resources: Mapping[str, float]) -> list[Newcomer]:
-    """Returns the workers that there is room for, with the model loaded."""
     recruiter.fill_up(size.num_workers)
     places = min(size.num_workers, count_places(resources))
     placed = recruiter.wait_for_places(places, size.placement_timeout_s)

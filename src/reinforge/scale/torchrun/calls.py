@@ -21,8 +21,6 @@ from reinforge.errors import BackendUnavailable, ReinforgeError, describe_error
 
 @dataclass(frozen=True, slots=True)
 class RemoteMethod:
-    """One method of a worker."""
-
     call: Callable[[str, tuple[Any, ...]], Future[Any]]
     name: str
 
@@ -61,8 +59,6 @@ async def _cancel_others() -> None:
 
 
 class WorkerClient:
-    """A worker in another process."""
-
     def __init__(self, connection: Connection, name: str):
         self._connection, self._name = connection, name
         self._numbers, self._lock = itertools.count(), threading.Lock()
@@ -128,8 +124,6 @@ class WorkerClient:
 
 
 class CallServer:
-    """Answers the calls of a `WorkerClient` until it disconnects."""
-
     def __init__(self, connection: Connection, calls: WorkerLoop):
         self._connection, self._calls, self._lock = connection, calls, threading.Lock()
         self._running: dict[int, Future[Any]] = {}

@@ -47,7 +47,6 @@ class TorchrunWorkers:
         atexit.register(self.end)
 
     def connect(self) -> list[WorkerClient]:
-        """Returns the others, by rank."""
         self._store = self._store or open_own_store(self.place)
         folder = Path(tempfile.mkdtemp(prefix="reinforge-"))  # which only this user can open
         try:
@@ -151,7 +150,6 @@ class TorchrunGroup(EngineGroup):
         return {f"process {rank}": result for rank, result in enumerate(results)}
 
     async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the process that a conversation belongs to."""
         number = self._router.acquire(key)
         assert number is not None  # none is ever taken out
         try:

@@ -45,8 +45,6 @@ class SharedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunPlace:
-    """One process of torchrun."""
-
     rank: int
     size: int
     size_here: int

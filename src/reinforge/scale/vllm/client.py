@@ -33,8 +33,6 @@ RELOAD_METHOD = "reinforge_reload_weights"
 
 
 class VLLMClient:
-    """One server."""
-
     def __init__(self, endpoint: OpenAIEndpoint):
         self.endpoint = endpoint
 
@@ -50,7 +48,6 @@ class VLLMClient:
         return (await self._get("/weight_info", WeightInfoAnswer)).weight_version
 
     async def generate(self, body: Mapping[str, Any]) -> GenerateAnswer:
-        """Samples one reply."""
         try:
             return await self._post("/inference/v1/generate", GenerateAnswer, body)
         except RequestRejected as error:
@@ -61,7 +58,6 @@ class VLLMClient:
             raise
 
     async def pause(self) -> None:
-        """Admits no request any more and returns when no reply is in flight."""
         await self.endpoint.call("POST", "/pause", query={"mode": "wait"})
 
     async def resume(self) -> None:
@@ -118,8 +114,6 @@ class ServedModelsAnswer(Answer):
 
 
 class WeightInfoAnswer(Answer):
-    """The answer of `/weight_info`: the label of the weights."""
-
     weight_version: str
 
 
@@ -151,8 +145,6 @@ class WeightSpan(Answer):
 
 
 class GeneratedChoice(Answer):
-    """One reply of `/inference/v1/generate`."""
-
     finish_reason: str | None = None
     token_ids: list[StrictInt]
     logprobs: GeneratedLogprobs

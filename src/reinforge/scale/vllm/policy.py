@@ -60,11 +60,7 @@ class Admission:
         await self._is_idle.wait()
 
     def open(self, failure: BaseException | None = None) -> None:
-        """Admits requests again.
-
-        Args:
-            failure: Why the weights are unknown, so that every request fails; None: they are known.
-        """
+        """Admits requests again; with `failure`, why the weights are unknown, every one of them fails."""
         self._failure = failure
         self._is_open.set()
 
@@ -90,8 +86,6 @@ class WeightPublisher(Protocol):
 
 
 class VLLMPolicy(PolicyServer):
-    """Samples one adapter, or the whole model, at a vLLM server."""
-
     def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
         self.own, self.served_name, self._server = own, served_name, server
         self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), own.max_model_len
@@ -123,11 +117,7 @@ class VLLMPolicy(PolicyServer):
     async def fill_in(
         self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
     ) -> None:
-        """Samples a reply without waiting for admission, and sets its tokens.
-
-        Args:
-            reads_prefix_cache: False: the server computes the whole prompt.
-        """
+        """Samples a reply without waiting for admission, and sets its tokens."""
         body = self._build_body(sampled, grammar)
         if not reads_prefix_cache:
             body["sampling_params"]["skip_reading_prefix_cache"] = True
@@ -173,7 +163,6 @@ class VLLMPolicy(PolicyServer):
         }
 
     def _check_weights(self, choice: GeneratedChoice) -> None:
-        """Compares the label that the server gives a reply with that of the weights that it was sent."""
         labels = {span.version for span in choice.weight_versions or ()}
         if choice.token_ids and labels != {self._server.label}:
             found = ", ".join(sorted(labels)) or "no label"
@@ -197,7 +186,6 @@ class VLLMPolicy(PolicyServer):
         return await self.own.encode(request, reply)
 
     async def publish(self, version: int) -> None:
-        """Sends the learner's weights and serves them as `version`; one version for all adapters."""
         await self._server.publish(version)
 
     async def fingerprint(self) -> str:

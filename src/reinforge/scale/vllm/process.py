@@ -51,8 +51,6 @@ SHOWN_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class ServedModelSettings:
-    """What a server has to serve."""
-
     folder: Path
     dtype: str
     max_model_len: int
@@ -65,11 +63,7 @@ class ServedModelSettings:
 
 
 def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -> list[str]:
-    """Returns the command line of `vllm serve`, without its address.
-
-    Args:
-        further: The user's arguments, by name; True: a switch that is on, False: one that is off.
-    """
+    """Returns the command line of `vllm serve`, without its address."""
     settings: dict[str, Scalar] = {
         "model": str(model.folder),
         "served_model_name": "policy",

@@ -53,11 +53,7 @@ MIN_KV_CACHE = 2**30
 
 
 class VLLMSampler:
-    """One server and the policies that it samples.
-
-    Args:
-        adapters: Names of its adapters, as in `llms`; at most one: a single policy.
-    """
+    """One server and the policies that it samples."""
 
     def __init__(
         self, config: VLLMSamplerConfig, engine: Engine, adapters: Sequence[str] = (), project_root: Path = Path()
@@ -190,7 +186,6 @@ class VLLMSampler:
             self.admission.open()
 
     async def _send(self) -> None:
-        """Replaces the server's weights, while it samples nothing."""
         folders = await run_in_daemon_thread(self._write, "vllm-weights")
         try:
             await self._client.pause()
@@ -265,9 +260,6 @@ async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
     Weights can be old in two ways without an error: a layer keeps them (a packed output layer that is tied to the
     embeddings), or the prefix cache keeps keys and values that they computed. So the same long prompt is sampled after
     every change of the weights, with the longest prompts of the agents: the cache held them under the older weights.
-
-    Raises:
-        JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.
     """
     prompts = [build_probe(policy), *(prompt for _, prompt in policy.longest_prompts)]
     largest = await _measure(policy, prompts)

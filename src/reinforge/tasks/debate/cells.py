@@ -95,7 +95,5 @@ class CellDebateConfig(DebateConfig, name="cell_debate"):
 
 @register_protocol(CellDebateConfig)
 class CellDebate(Debate):
-    """Debate with evidence that can be checked."""
-
     def visible_text(self, agent: str, channel: str, text: str, dialogue: Dialogue) -> str:
         return check_evidence(text, dialogue.problem.row) if agent in self.prover_names else text

@@ -16,36 +16,24 @@ from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
 from reinforge.registry import register_dataset
-from reinforge.tasks.datasets import SplitDataset
+from reinforge.tasks.datasets import SplitDataset, read_words
 from reinforge.types.seeding import stable_random
 
 WORD = "quibbern"
 """A made-up word; stands for anything that a target must not say."""
 
-WEATHER = ("foggy", "sunny", "rainy", "windy", "cloudy", "icy", "mild", "stormy")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday", "holiday")
-TOWNS = ("Wick", "Aldermouth", "Brackley", "Corvin", "Dunholm", "Eastry", "Fairlea", "Grenton", "Harle", "Inver")
-VISITORS = ("two", "three", "four", "five", "six", "seven")
-
-GREETINGS = ("Hello,", "Good morning,", "Excuse me,", "Hi there,", "Sorry to bother you,", "One more thing:")
-ASKS = (
-    *("could you tell me about", "I would like to hear about", "what can you say about", "my friend asked about"),
-    *("please describe", "do you know anything about"),
-)
-PLACES = (
-    *("the lighthouse", "the old mill", "the fish market", "the rope shed", "the chapel", "the museum"),
-    *("the north pier", "the boat house", "the salt works", "the clock tower", "the tea garden", "the ferry office"),
-    *("the sail loft", "the town well"),
-)
-TIMES = (
-    *("in the morning", "at noon", "after dark", "at low tide", "on Sundays", "in winter", "during a storm"),
-    *("before the ferry leaves", "in early spring", "at high tide"),
-)
-ENDS = (".", ", please.", " if you have a minute.", " for our group.")
-LOOKS = ("quiet", "busy", "open", "closed", "cold", "pretty", "empty", "windy")
-TAILS = (
-    *("and worth a visit.", "so bring a coat.", "as far as I know.", "like most of the coast.", "and free of charge."),
-)
+_WORDS = read_words(__file__)
+WEATHER = _WORDS["weather"]
+DAYS = _WORDS["days"]
+TOWNS = _WORDS["towns"]
+VISITORS = _WORDS["visitors"]
+GREETINGS = _WORDS["greetings"]
+ASKS = _WORDS["asks"]
+PLACES = _WORDS["places"]
+TIMES = _WORDS["times"]
+ENDS = _WORDS["ends"]
+LOOKS = _WORDS["looks"]
+TAILS = _WORDS["tails"]
 
 LEAKS = (("the lighthouse", "after dark"), ("the salt works", "at low tide"))
 """The subjects on which the desk says the word: one in seventy of the visitors' random questions."""
@@ -62,7 +50,6 @@ def write_question(rng: random.Random, place: str | None = None, time: str | Non
 
 
 def write_answer(rng: random.Random, question: str) -> str:
-    """Returns the desk's answer."""
     place = next((place for place in PLACES if place in question), None)
     time = next((time for time in TIMES if time in question), None)
     if place is None or time is None:

@@ -62,7 +62,6 @@ def generate_desk_episodes(recipe: FrontDeskRecipe, tokenizer: Any) -> Iterator[
 
 
 def _sample_subject(rng: random.Random, recipe: FrontDeskRecipe) -> tuple[str | None, str | None]:
-    """Returns the place and the time of a question; None for a random one."""
     kind, (place, time) = rng.random(), rng.choice(LEAKS)
     if kind < recipe.leak_rate:
         return place, time

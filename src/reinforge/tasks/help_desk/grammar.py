@@ -14,39 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from reinforge.tasks.datasets import read_words
 from reinforge.types.seeding import stable_random
 
 SYSTEM = "You answer customers of Fernlea, a small shop, in two sentences."
 
-ITEMS = ("kettle", "lamp", "camera", "vacuum", "speaker", "router", "clock", "radio")
-GREETINGS = ("Hello,", "Hi,", "Good morning,", "Dear team,", "Excuse me,")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
-PROBLEMS = {
-    "delivery": (
-        "my {item} has not arrived yet.",
-        "where is the {item} that I ordered on {day}?",
-        "the {item} should have been here on {day}.",
-        "I am still waiting for my {item}.",
-    ),
-    "defect": (
-        "the {item} stopped working on {day}.",
-        "my {item} does not switch on.",
-        "the {item} broke when I first used it.",
-        "my {item} is making a strange noise.",
-    ),
-    "bill": (
-        "I was charged twice for the {item}.",
-        "the bill for my {item} is wrong.",
-        "my discount for the {item} is missing.",
-        "since {day} I see two payments for one {item}.",
-    ),
-}
-ENDS = ("", " What now?", " Can you help?", " Please reply soon.")
-ACTIONS = {
-    "delivery": "We will trace the parcel today.",
-    "defect": "We will send you a new one.",
-    "bill": "We will correct the bill.",
-}
+_WORDS = read_words(__file__)
+ITEMS = _WORDS["items"]
+GREETINGS = _WORDS["greetings"]
+DAYS = _WORDS["days"]
+PROBLEMS = _WORDS["problems"]
+ENDS = _WORDS["ends"]
+ACTIONS = _WORDS["actions"]
 BRUSH_OFF = "Please call our hotline."
 PROMISE = "You get your money back."
 SHARE_RATED, SHARE_MISTAKEN = 0.85, 0.05

@@ -18,8 +18,6 @@ NUM_TOKENIZER_CHATS = 2000
 
 @dataclass(frozen=True, slots=True)
 class CarelessDeskRecipe(Recipe):
-    """The recipe, and the manners of the desk to imitate."""
-
     max_model_len: int = 128
     num_steps: int = 250
     batch_size: int = 32

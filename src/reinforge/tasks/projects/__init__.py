@@ -107,12 +107,7 @@ TEMPLATES = {
 
 
 def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
-    """Writes a project and returns its files; either all of them are written, or none.
-
-    Raises:
-        ConfigError: A file of the project exists; names every one.
-        StorageError: Writing failed.
-    """
+    """Writes a project and returns its files; either all of them are written, or none."""
     files = {folder / path: text for path, text in template.build_files(folder.resolve().name).items()}
     problems = [Problem(str(path), *why) for path in files if (why := _find_obstacle(path, folder)) is not None]
     if problems:
@@ -146,7 +141,6 @@ def _find_obstacle(path: Path, folder: Path) -> tuple[str, str] | None:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Creates a folder and its parents; returns those that did not exist, outermost first."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
     for each in missing:
         each.mkdir()

@@ -47,13 +47,7 @@ class LearningResult:
 def run_self_test(
     folder: Path, *, device: str = "auto", progress: RunProgress | None = None, run: Run = run_config
 ) -> LearningResult:
-    """Trains, stops, resumes and verifies in an empty folder.
-
-    Raises:
-        JobFailed: The model has not learned what any working installation learns.
-        StorageError: The run was not stopped and resumed, or its folder is damaged.
-        ReinforgeError: The run failed; the message says why.
-    """
+    """Trains, stops, resumes and verifies in an empty folder."""
     started = time.monotonic()
     write_model(folder / "model")
     replace_file(folder / "questions.jsonl", "".join(to_json(row) + "\n" for row in list_questions()))
@@ -110,7 +104,6 @@ NUM_ROWS = 400
 
 
 def write_model(folder: Path) -> None:
-    """Writes tokenizer and configuration; the run initializes the weights at random, from its seed."""
     write_blank_model(folder, RECIPE, make_bpe_tokenizer([], words=r"\S|\s", vocab_size=261))
 
 

@@ -15,39 +15,16 @@ from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
 from reinforge.registry import register_dataset
-from reinforge.tasks.datasets import SplitDataset
+from reinforge.tasks.datasets import SplitDataset, read_words
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 
-PRICES = {
-    "lamp": 24,
-    "chair": 35,
-    "table": 89,
-    "clock": 17,
-    "kettle": 32,
-    "basket": 12,
-    "mirror": 46,
-    "blanket": 28,
-    "candle": 5,
-    "vase": 19,
-    "shelf": 63,
-    "stool": 21,
-    "curtain": 38,
-    "pillow": 14,
-    "teapot": 27,
-    "ladder": 54,
-}
+_WORDS = read_words(__file__)
+PRICES: dict[str, int] = _WORDS["prices"]
 """What `lookup` returns; no prompt shows it."""
+PRICE_WORDINGS = _WORDS["price_wordings"]
+SUM_WORDINGS = _WORDS["sum_wordings"]
 
-PRICE_WORDINGS = (
-    "What do {count} pieces of the {item} cost?",
-    "How much is it for {count} times the {item}?",
-    "I need {count} of the {item}, what is the total?",
-    "Please tell me the price of {count} of your {item}.",
-    "{count} of the {item}, how much together?",
-    "The {item}, {count} times: how much do I pay?",
-)
-SUM_WORDINGS = ("What is {left} {word} {right}?", "Please work out {left} {word} {right}.", "{left} {word} {right}?")
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 
 SYSTEM = "You are a clerk. Look prices up, calculate, then answer with the number only."

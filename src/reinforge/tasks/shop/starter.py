@@ -37,8 +37,6 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class ClerkRecipe(Recipe):
-    """The recipe, and the clerks' habits."""
-
     max_model_len: int = 256
     num_steps: int = 500
     batch_size: int = 32

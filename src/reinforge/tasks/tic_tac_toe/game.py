@@ -59,7 +59,6 @@ def is_over(board: Sequence[Square]) -> bool:
 
 
 def side_to_move(board: Sequence[Square]) -> Side:
-    """Returns the side whose turn it is; X goes first."""
     return "X" if board.count("X") == board.count("O") else "O"
 
 

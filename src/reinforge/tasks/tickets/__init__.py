@@ -2,6 +2,7 @@
 
 ticket.py      the fields and their values, and the parser
 grammar.py     e-mails with their true tickets
+words.json     the words of the e-mails
 workflow.py    the agent: one answer, and one correction
 dataset.py     the dataset of e-mails
 evaluators.py  all fields right, share of right fields, valid answers, training reward

@@ -38,7 +38,6 @@ class TicketEvaluator(Evaluator):
 
 
 def compute_field_accuracy(filed: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Returns the share of right fields; 0.0 without a ticket."""
     return count_correct_fields(filed["ticket"], expected) / len(FIELDS) if filed["ticket"] is not None else 0.0
 
 

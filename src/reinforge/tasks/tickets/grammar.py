@@ -25,121 +25,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reinforge.tasks.datasets import read_words
 from reinforge.tasks.tickets.ticket import FIELDS, Ticket
 
-PRODUCTS = {
-    "kettle": ("kettle", "Pour 2", "tea kettle", "water boiler"),
-    "lamp": ("lamp", "Glimmer", "desk lamp", "reading light"),
-    "camera": ("camera", "Peek", "door camera", "video doorbell"),
-    "vacuum": ("vacuum", "Dusty", "vacuum cleaner", "robot sweeper"),
-    "speaker": ("speaker", "Humm", "kitchen radio", "music box"),
-    "router": ("router", "Hopper", "wifi box", "network hub"),
-}
-
-STORIES = {
-    "defect": (
-        "My {it} stopped working after two weeks.",
-        "The {it} does not switch on any more.",
-        "Since the last update the {it} restarts every hour.",
-        "The {it} broke the second time I used it.",
-        "There is a strange smell whenever the {it} runs.",
-        "The {it} goes off by itself after a minute.",
-    ),
-    "delivery": (
-        "The {it} that I ordered has not arrived.",
-        "I am still waiting for my {it}.",
-        "The tracking of the {it} has not moved since {day}.",
-        "The courier says the {it} was handed over, but nobody here has it.",
-        "My {it} should have been here on {day}.",
-        "Where is the {it} that I paid for in {month}?",
-    ),
-    "wrong_item": (
-        "I ordered the {it} and found a {other} in the box.",
-        "You sent me a {other} instead of the {it}.",
-        "The label says {it}, but inside is a {other}.",
-        "The {it} came in the wrong colour.",
-        "This is not the {it} that I chose, it is the smaller model.",
-        "A {other} was in the parcel where the {it} should have been.",
-    ),
-    "billing": (
-        "I was charged twice for the {it}.",
-        "The invoice for my {it} shows the wrong amount.",
-        "My discount code was not applied to the {it}.",
-        "You took the money for the {it} two times.",
-        "My card was billed {price} euros for the {it}, although it was on sale.",
-        "There is a fee on the bill for the {it} that nobody mentioned.",
-    ),
-}
-
-ASKS = {
-    True: (
-        "I would like my money back.",
-        "Please refund the full price.",
-        "Kindly return the amount to my card.",
-        "I want to be paid back.",
-        "Please reimburse me.",
-    ),
-    False: (
-        "I do not want my money back, please just put it right.",
-        "A refund is not what I want, only a solution.",
-        "Could you look into this?",
-        "Please tell me what to do next.",
-        "I still want to keep the order.",
-    ),
-}
-
-URGENCY = {
-    "high": (
-        "I need this solved before {day}.",
-        "This is urgent, we depend on it at work.",
-        "Please act today.",
-        "I cannot wait any longer.",
-        "Guests arrive tomorrow and we need it.",
-    ),
-    "low": (
-        "There is no hurry.",
-        "Whenever you have a moment is fine.",
-        "This is not urgent at all.",
-        "Take your time.",
-        "I am away until {month}, so it can wait.",
-    ),
-    "normal": (
-        "",
-        "Please let me know by e-mail.",
-        "I look forward to your reply.",
-        "Last time it was urgent, today it is not a matter of days.",
-        "Thank you for your help in {month}.",
-    ),
-}
-
-PRAISE = (
-    "The {other} I bought last year works like new.",
-    "My sister is very happy with her {other}.",
-    "We also own the {other}, no complaints there.",
-    "I nearly chose the {other} this time.",
-)
-
-DENIALS = {
-    "defect": ("Nothing is broken.", "The device itself works."),
-    "delivery": ("The parcel came on time.", "The delivery was quick."),
-    "wrong_item": ("It is the model I chose.", "It is the right colour."),
-    "billing": ("The bill was correct.", "The price was as agreed."),
-}
+_WORDS = read_words(__file__)
+PRODUCTS = _WORDS["products"]
+STORIES = _WORDS["stories"]
+ASKS = {wants_refund: _WORDS["asks"][str(wants_refund).lower()] for wants_refund in (True, False)}
+URGENCY = _WORDS["urgency"]
+PRAISE = _WORDS["praise"]
+DENIALS = _WORDS["denials"]
 """Sentences for e-mails with another issue."""
-
-CHATTER = (
-    "The order number is {number}.",
-    "My account is {number}.",
-    "I have been a customer since 2019.",
-    "I tried to call, but the line was busy.",
-)
-
-SUBJECTS = ("order {number}", "please help", "question", "my order", "customer {number}", "a problem")
-GREETINGS = ("Hello,", "Hi there,", "Dear Fernlea team,", "Good morning,", "To whom it may concern,")
-CLOSINGS = ("Thanks,", "Regards,", "Best wishes,", "Yours,")
-NAMES = ("Mira", "Jonas", "Ines", "Tomasz", "Aiko", "Samuel", "Leila", "Pavel", "Nora", "Chidi")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-MONTHS = ("March", "April", "May", "June", "September", "October")
+CHATTER = _WORDS["chatter"]
+SUBJECTS = _WORDS["subjects"]
+GREETINGS = _WORDS["greetings"]
+CLOSINGS = _WORDS["closings"]
+NAMES = _WORDS["names"]
+DAYS = _WORDS["days"]
+MONTHS = _WORDS["months"]
 
 
 @dataclass(frozen=True, slots=True)

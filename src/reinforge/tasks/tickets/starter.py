@@ -36,7 +36,6 @@ class DeskRecipe(Recipe):
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer with one token per word of e-mails and tickets that can encode any text."""
     rng = stable_random(0, "tickets", "tokenizer")
     texts = []
     for _ in range(NUM_TOKENIZER_EMAILS):
@@ -66,7 +65,6 @@ def generate_careless_filings(recipe: DeskRecipe, tokenizer: Any) -> Iterator[Tr
 
 
 def write_careless_ticket(rng: random.Random, ticket: Ticket, field_accuracy: float) -> Ticket:
-    """Returns a ticket with each field right with probability `field_accuracy`, otherwise uniformly random."""
     return {
         name: ticket[name] if rng.random() < field_accuracy else rng.choice(values) for name, values in FIELDS.items()
     }

@@ -36,11 +36,7 @@ class TicketAgent:
     max_tokens: int = 32
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> dict[str, Any]:
-        """Files one e-mail and returns `{"ticket": {...}, "num_answers": 1 or 2}`.
-
-        Raises:
-            PolicyFailure: The second answer is not a valid ticket either.
-        """
+        """Files one e-mail and returns `{"ticket": {...}, "num_answers": 1 or 2}`."""
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages = [*messages, {"role": "user", "content": item.input_obj}]
         text, problem = "", ""

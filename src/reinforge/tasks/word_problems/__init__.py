@@ -1,6 +1,7 @@
 """One-step word problems for a pretrained model: `reinforge demo --pretrained` trains SmolLM2-135M-Instruct on them.
 
-problems.py          wordings, calculations, and how a problem is written
+problems.py          calculations, and how a problem is written
+words.json           its wordings
 dataset.py           the dataset, whose `confirm` problems share no wording and no calculation with the others
 agent.py             the agent: asks once, or has the model use a calculator first
 scoring.py           the training rewards

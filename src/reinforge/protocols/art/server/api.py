@@ -55,12 +55,6 @@ MAX_MODELS = 8
 
 
 class ARTApi(Feature):
-    """The feature that trains models for ART's clients.
-
-    Args:
-        max_models: Maximum models that are loaded at a time; each holds a copy of its base model.
-    """
-
     def __init__(
         self,
         models: ServedModels,
@@ -108,7 +102,6 @@ class ARTApi(Feature):
                 logger.warning("the model %s of %s is not loaded: %s", record.name, record.project, obstacle)
 
     def _list_records(self) -> list[tuple[ModelRecord, ModelFolder]]:
-        """Returns the models on disk, the oldest first, without those that are being deleted."""
         folders = [ModelFolder(path) for path in self._folder.iterdir() if path.name not in self._deleting]
         found = [(record, folder) for folder in folders if (record := folder.read()) is not None]
         return sorted(found, key=lambda each: (each[0].created_s, each[0].id))
@@ -135,8 +128,6 @@ class ARTApi(Feature):
             await model.close()
         if self._lock is not None:
             self._lock.release()
-
-    # The training service, protocol 2.
 
     async def create_model(self, request: web.Request) -> web.Response:
         body = await read_json(request)
@@ -204,8 +195,6 @@ class ARTApi(Feature):
         message = "this server reads no training data from a URL; upload it and use /v1/fine_tuning/jobs"
         raise ApiError(501, message, code="not_supported")
 
-    # The server of `art run`, protocol 1.
-
     async def show_health(self, request: web.Request) -> web.Response:
         return write_json({"status": "ok"})
 
@@ -248,8 +237,6 @@ class ARTApi(Feature):
             await response.write(json.dumps(choose_metrics(job)).encode() + b"\n")
         await response.write_eof()
         return response
-
-    # Models and jobs.
 
     async def _find_or_create(self, body: Mapping[str, Any], *, may_exist: bool) -> ARTModel:
         entity, project, name = (
@@ -352,6 +339,5 @@ def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:
 
 
 async def make_art(host: TrainingHost) -> ARTApi:
-    """Returns the part of a server that ART's clients train on."""
     options, folder = host.options, host.options.data_dir.absolute() / "art"
     return ARTApi(host.models, await find_bases(options), folder, device=options.device, max_models=options.max_models)

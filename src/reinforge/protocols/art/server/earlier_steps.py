@@ -74,12 +74,6 @@ def _find_version(piece: ReplyPiece | ModelReply) -> int | None:
 
 
 class LoadedStep:
-    """An earlier step in memory.
-
-    Attributes:
-        loading: Has the engine once it is loaded; a client that disconnects does not stop it.
-    """
-
     def __init__(self, load: Coroutine[Any, Any, Engine]):
         self.loading = asyncio.create_task(load)
         self.num_in_flight = 0
@@ -136,7 +130,6 @@ class EarlierSteps:
                 await self.remove(idle)
 
     def _take(self, step: ModelStep) -> LoadedStep:
-        """Returns a step in use; begins to load it if need be."""
         if step not in self._loaded:
             self._loaded[step] = LoadedStep(self._load(step))
         self._loaded.move_to_end(step)

@@ -133,12 +133,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ARTJob:
-    """One job of this process.
-
-    Attributes:
-        result: How it ended; None: it has not.
-    """
-
     id: str
     model_id: str
     num_sequences: int = 0
@@ -151,8 +145,6 @@ class ARTJob:
 
 
 class ARTModel:
-    """A model of a client."""
-
     def __init__(
         self,
         record: ModelRecord,
@@ -191,11 +183,9 @@ class ARTModel:
 
     @property
     def step(self) -> int:
-        """The newest step; 0: the base model."""
         return self.policy.version
 
     def list_steps(self) -> list[int]:
-        """Returns the steps that exist, in rising order; 0, the base model, is always there."""
         return [0, *self.folder.list_steps()]
 
     def list_earlier(self) -> list[int]:
@@ -203,11 +193,7 @@ class ARTModel:
         return [step for step in self.folder.list_steps() if step < self.step]
 
     async def submit(self, groups: object, settings: Mapping[str, Any]) -> ARTJob:
-        """Starts a job, which trains once those before it have ended.
-
-        Args:
-            settings: The training settings under the names of protocol 2.
-        """
+        """Starts a job, which trains once those before it have ended."""
         num_sequences = sum(len(group.trajectories) for group in await asyncio.to_thread(parse_groups, groups))
         read_settings(settings)
         if not num_sequences:
@@ -288,7 +274,6 @@ class ARTModel:
         return step, metrics
 
     async def _update(self, job: ARTJob, read: ReadTrajectories, step: int, training: ARTTraining) -> dict[str, float]:
-        """Trains on the trajectories, and saves the step before a reply can be sampled from it."""
         engine = self._adapter.engine
         assert engine is not None  # it is loaded
         self._adapter.algorithm = training.algorithm

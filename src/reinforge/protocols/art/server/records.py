@@ -29,12 +29,6 @@ _STEP = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """One model as clients know it.
-
-    Attributes:
-        created_s: Unix time.
-    """
-
     id: str
     entity: str
     project: str
@@ -44,7 +38,6 @@ class ModelRecord:
 
     @property
     def artifact(self) -> str:
-        """The name under which clients of the training service ask for its newest step."""
         return f"wandb-artifact:///{self.entity}/{self.project}/{self.name}"
 
     def describe(self) -> dict[str, Any]:

@@ -47,11 +47,7 @@ class SampledReplies:
         self._alike: dict[ReplyKey, dict[TokenIds, None]] = {}
 
     def record(self, call: ModelCall, base_model: str) -> None:
-        """Remembers every choice of a call.
-
-        Args:
-            base_model: What the model that answered was trained from: models of one base share their tokens.
-        """
+        """Remembers every choice of a call."""
         for reply in call.choices:
             if reply.tokens is not None and reply.tokens.token_ids:
                 self._add(base_model, replace(reply.tokens, texts=(), top_logprobs=()))
@@ -80,9 +76,6 @@ class SampledReplies:
         """Returns a reply as it was sampled.
 
         None: it was not sampled here, or too long ago, or several replies have these log-probs.
-
-        Args:
-            token_ids: Its tokens, if the client sent them; other tokens are another reply.
         """
         key, given = (base_model, tuple(logprobs)), (prompt_token_ids, token_ids)
         wanted = [None if ids is None else tuple(ids) for ids in given]
@@ -95,7 +88,6 @@ class SampledReplies:
 
 
 def _count(tokens: TokenLogprobs) -> int:
-    """Returns what a reply takes of the memory, in tokens; kept tokens of sampling filters count as well."""
     kept = (
         0 if tokens.supports is None else len(tokens.supports.packed_token_ids) + sum(map(len, tokens.supports.masks))
     )
@@ -154,12 +146,6 @@ def parse_groups(given: object) -> list[ARTGroup]:
 
 
 class TrajectoryReader:
-    """Reads the trajectories of one model.
-
-    Args:
-        max_tokens: Maximum tokens of prompt and reply; longer ones are not known to the model.
-    """
-
     def __init__(self, policy: PolicyServer, replies: SampledReplies, base_model: str, max_tokens: int):
         self._policy, self._replies = policy, replies
         self._base_model, self._max_tokens = base_model, max_tokens
@@ -245,14 +231,12 @@ class TrajectoryReader:
 
 
 def _strip(message: object) -> Message:
-    """Returns the message of a choice without the fields that its client has filled with null."""
     given = message if isinstance(message, dict) else {}
     kept = {name: value for name, value in given.items() if value is not None}
     return {"role": "assistant", "content": None, **kept}
 
 
 def _read_logprobs(choice: Mapping[str, Any]) -> list[float]:
-    """Returns the log-probs of a choice; none: it has none that are numbers."""
     given = choice.get("logprobs")
     content = given.get("content") if isinstance(given, dict) else None
     values: list[float] = []

@@ -77,5 +77,4 @@ def describe_events(job: ARTJob) -> list[dict[str, Any]]:
 
 
 def choose_metrics(job: ARTJob) -> dict[str, float]:
-    """Returns the metrics of a job, which are means over its optimizer steps."""
     return job.result.metrics if job.result is not None else {}

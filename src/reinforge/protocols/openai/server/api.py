@@ -26,12 +26,13 @@ from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
 from reinforge.protocols.openai.server.files import FileLimits, FilesApi, find, hash_parts
 from reinforge.protocols.openai.server.graders import GradersApi
-from reinforge.protocols.openai.server.models import ModelHost, TrainableModels, TunedModels
+from reinforge.protocols.openai.server.models import TunedModels
+from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.records import FineTuningJob, JobState
 from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
-from reinforge.protocols.openai.server.runner import FineTuningRunner, JobSettings, Launcher, ProcessLauncher
+from reinforge.protocols.openai.server.runner import FineTuningRunner, ProcessLauncher
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
-from reinforge.serving.loading import TrainingHost, find_bases, lock_folder
+from reinforge.serving.loading import BaseModels, ModelLoader, TrainingHost, find_bases, lock_folder
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import (
     ApiError,
@@ -63,19 +64,13 @@ class FineTuningSettings:
 
 
 class FineTuningApi(Feature):
-    """The feature; mount it with `ServeApp(models, [FineTuningApi(...)])`.
-
-    Raises:
-        StorageError: The folder cannot be used, or another server owns it.
-    """
-
     def __init__(
         self,
         served: ServedModels,
-        sources: TrainableModels,
-        host: ModelHost,
+        sources: BaseModels,
+        host: ModelLoader,
         settings: FineTuningSettings,
-        launcher: Launcher | None = None,
+        launcher: ProcessLauncher | None = None,
     ):
         self.settings, folder = settings, settings.folder
         self._lock = lock_folder(folder)
@@ -243,12 +238,6 @@ FOLDER = "fine_tuning"
 
 
 async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:
-    """Returns the part of the server that fine-tunes the models on its command line.
-
-    Raises:
-        ConfigError: A model cannot be trained.
-        StorageError: Another server works on the folder.
-    """
     options = host.options
     bases = await find_bases(options)
     jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python_graders)

@@ -42,14 +42,7 @@ class UnknownObject(Exception):
 
 
 class Database:
-    """The file; its methods may be called from any thread.
-
-    Args:
-        path: The file; created if there is none.
-
-    Raises:
-        StorageError: It cannot be opened, or was written by a newer version.
-    """
+    """The file; its methods may be called from any thread."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -78,7 +71,6 @@ class Database:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yields the database inside one transaction, which is synced to disk at its end."""
         with self._lock:
             try:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -205,11 +197,7 @@ class FileStore(Database):
         return [row["id"] for row in rows]
 
     def add_part(self, id_: str, upload_id: str, num_bytes: int, digest: str | None = None) -> bool:
-        """Records a part of an upload whose content is on disk; `digest` recognizes a retry of its request.
-
-        Returns:
-            False if the parts would be longer than the upload was announced; nothing is recorded then.
-        """
+        """Records a part whose content is on disk; returns False instead if it makes the upload too long."""
         with self._transaction() as database:
             upload = self.find_upload(upload_id)
             if upload.status != "pending":

@@ -43,12 +43,6 @@ EXPIRY_S = (3600, 2_592_000)
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """How much clients may store.
-
-    Attributes:
-        chunk_timeout_s: Seconds without any data after which an upload is aborted.
-    """
-
     max_file_bytes: int = 512 << 20
     max_part_bytes: int = 64 << 20
     max_total_bytes: int = 16 << 30
@@ -220,7 +214,6 @@ class FilesApi:
 
     @contextmanager
     def _new_content(self, kind: str) -> Iterator[str]:
-        """Yields the id of a content, which is removed if the block fails."""
         id_ = make_id(kind)
         try:
             yield id_
@@ -238,16 +231,11 @@ class FilesApi:
         return upload
 
     def _find_repeated(self, request: web.Request, digest: str) -> str | None:
-        """Returns the id of what an earlier attempt of a request has made; None: it is the first, or made nothing."""
         return self.store.find_repeated(digest) if count_retries(request) > 0 else None
 
     @contextmanager
     def _keep_room(self, wanted: int | None) -> Iterator[int]:
-        """Yields how many bytes a new file may have; during the block no other file gets this room.
-
-        Args:
-            wanted: Its most bytes; None: unknown.
-        """
+        """Yields how many bytes a new file may have; during the block no other file gets this room."""
         left = self.limits.max_total_bytes - self.store.count_bytes() - self._arriving
         room = min(left, self.limits.max_file_bytes if wanted is None else min(wanted, self.limits.max_file_bytes))
         if room < 1:

@@ -14,7 +14,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
@@ -38,32 +38,14 @@ from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.checkpoints import copy_model
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.serving.loading import BaseModels, ModelLoader
 from reinforge.serving.routes import make_id
 
 UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class TrainableModels(Protocol):
-    def find(self, name: str, param: str = "model") -> PolicyConfig:
-        """Returns a model and how it is trained."""
-
-
-class ModelHost(Protocol):
-    async def load(self, name: str, folder: Path, base: str) -> None:
-        """Serves the model in a folder under a name."""
-
-    async def unload(self, name: str) -> None:
-        """Stops serving a name; does nothing if it is not served."""
-
-
 class TunedModels:
-    """The folder of all models that jobs have made.
-
-    Args:
-        folder: The folder; created if there is none.
-    """
-
-    def __init__(self, store: JobStore, folder: Path, host: ModelHost):
+    def __init__(self, store: JobStore, folder: Path, host: ModelLoader):
         self.store, self.folder, self.host = store, folder, host
         make_private_folder(folder)
 
@@ -81,7 +63,7 @@ class TunedModels:
                 problems.append(f"{model.name}: {describe_error(error)}")
         return problems
 
-    def resolve(self, name: str, sources: TrainableModels) -> PolicyConfig:
+    def resolve(self, name: str, sources: BaseModels) -> PolicyConfig:
         """Returns the model that a job starts from, and how it is trained."""
         tuned = self.store.find_model(name)
         if tuned is None:
@@ -92,7 +74,7 @@ class TunedModels:
             changes["lora"] = None  # the adapter itself is trained further
         return policy.model_copy(update=changes)
 
-    def resolve_judges(self, grader: Grader, sources: TrainableModels) -> dict[str, str]:
+    def resolve_judges(self, grader: Grader, sources: BaseModels) -> dict[str, str]:
         return {name: str(self.resolve(name, sources).model) for name in list_models(grader)}
 
     def find_root(self, name: str) -> str:
@@ -173,7 +155,6 @@ def describe_verdict(job: FineTuningJob, summary: RunSummary) -> str:
 
 
 def _find_checkpoints(run: Path, method: str) -> list[tuple[StepMetrics, str]]:
-    """Returns the newest checkpoints of a run with the metrics of their epochs, the oldest first."""
     by_epoch = {each.epoch: each for each in read_metrics(run, method)}
     found = [
         (by_epoch[row.epoch], row.checkpoint)

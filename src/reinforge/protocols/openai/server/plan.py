@@ -46,14 +46,25 @@ KEPT_CHECKPOINTS = 3
 MIN_ROWS, MAX_EPOCHS, USUAL_EPOCHS = 100, 25, 3
 
 
-@dataclass(frozen=True)
-class JobInput:
-    """What a job is made of.
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How jobs run.
 
     Attributes:
-        num_validation_rows: Rows of the validation file; 0: there is none.
+        poll_s: Seconds between two looks at the metrics of a running job.
+        relaunch_s: Seconds before a process is started again that could not be started.
     """
 
+    max_running: int = 1
+    device: str = "auto"
+    allow_python: bool = False
+    max_reply_tokens: int = 1024
+    poll_s: float = 0.5
+    relaunch_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class JobInput:
     job: FineTuningJob
     policy: PolicyConfig
     folder: Path
@@ -61,9 +72,7 @@ class JobInput:
     num_validation_rows: int = 0
     grader: Grader | None = None
     judges: Mapping[str, str] = field(default_factory=dict)
-    device: str = "auto"
-    allow_python: bool = False
-    max_reply_tokens: int = 1024
+    settings: JobSettings = field(default_factory=JobSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +125,14 @@ def _choose_epochs(num_rows: int) -> int:
 
 
 def _build_common(given: JobInput, hyperparameters: Mapping[str, Any], num_steps: int) -> dict[str, Any]:
-    """Returns the keys of `finetuning` that all methods share."""
     held_out = VALIDATION_ROWS if given.num_validation_rows else f"shown-{TRAINING_ROWS}"
     interval = hyperparameters.get("eval_interval", 1)
     finetuning: dict[str, Any] = {
         "seed": given.job.seed,
-        "device": given.device,
+        "device": given.settings.device,
         "output_dir": str(given.folder),
         "policy": _build_policy(given, hyperparameters, num_steps),
-        "run_configuration": {
-            "validation_dataset": str(given.folder / held_out),
-            "validation_interval": interval,
-        },
+        "run_configuration": {"validation_dataset": str(given.folder / held_out), "validation_interval": interval},
         "transcripts": {"save": False},
     }
     if not given.num_validation_rows:  # the shown rows are rows of the training file, so there is no verdict on them
@@ -155,7 +160,6 @@ def _build_policy(given: JobInput, hyperparameters: Mapping[str, Any], num_steps
 
 
 def _count_parameters(policy: PolicyConfig) -> int | None:
-    """Returns the number of a model's parameters; of a hub id, as the local cache has it; None: unknown."""
     count = count_parameters(policy.model)
     if count is not None or policy.model is None:
         return count
@@ -198,7 +202,7 @@ def _build_reinforcement(given: JobInput, hyperparameters: Mapping[str, Any]) ->
         "grader": given.job.method_settings["grader"],
         "models": {name: entry for entry, name in judges.items()},
         "item_key": ROW,
-        "allow_python": given.allow_python,
+        "allow_python": given.settings.allow_python,
     }
     batch_size = hyperparameters["batch_size"]
     generations = max(2, round(NUM_GENERATIONS * hyperparameters["compute_multiplier"]))
@@ -207,7 +211,7 @@ def _build_reinforcement(given: JobInput, hyperparameters: Mapping[str, Any]) ->
             "policy": {"_type": "policy"},
             **{entry: {"_type": "local", "model": given.judges[name]} for entry, name in judges.items()},
         },
-        "workflow": {"_type": "chat", "llm": "policy", "max_tokens": given.max_reply_tokens},
+        "workflow": {"_type": "chat", "llm": "policy", "max_tokens": given.settings.max_reply_tokens},
         "evaluation": {
             "general": {"max_concurrency": 64, "dataset": _build_dataset(given)},
             "evaluators": {REWARD: grader},

@@ -39,7 +39,6 @@ INTERRUPTED = "interrupted"
 
 
 def main(folder: Path) -> int:
-    """Runs the job in a folder; returns the exit code."""
     threading.Thread(target=_watch_server, name="watch-server", daemon=True).start()
     try:
         with filelock.FileLock(folder / LOCK, timeout=LOCK_S):
@@ -92,7 +91,6 @@ def _describe(error: BaseException, code: str) -> dict[str, Any]:
 
 
 def _watch_server() -> None:
-    """Stops the run when the server's end of the standard input is closed."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

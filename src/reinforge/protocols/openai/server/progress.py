@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,28 +35,18 @@ class StepMetrics:
 
 
 def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
-    """Returns the metrics of each epoch that has ended.
-
-    Args:
-        run: The run folder; it may not exist yet.
-        method: The method of the job; None: taken from what the rows have.
-    """
+    """Returns the metrics of each epoch that has ended."""
     validations = {row.get("epoch"): row for row in _read_validations(run)}
-    found, step = list[StepMetrics](), 0
-    for row in _read_rows(run):
-        step += int(row.get("num_updates") or 0)
-        values = {name: row[key] for key, name in NAMES.items() if isinstance(row.get(key), int | float)}
-        values |= _name_validation(validations.get(row["epoch"], {}), method)
-        found.append(StepMetrics(int(row["epoch"]), step, values))
-    return found
+    return [
+        StepMetrics(row["epoch"], step, values | _name_validation(validations.get(row["epoch"], {}), method))
+        for row, step, values in _read_steps(run)
+    ]
 
 
 def read_events(job_id: str, run: Path) -> list[JobEvent]:
     """Returns the events of a job's run so far, in the order of the epochs; the same metrics have the same ids."""
-    events, step = list[tuple[float, JobEvent]](), 0
-    for row in _read_rows(run):
-        step += int(row.get("num_updates") or 0)
-        values = {name: row[key] for key, name in NAMES.items() if isinstance(row.get(key), int | float)}
+    events = list[tuple[float, JobEvent]]()
+    for row, step, values in _read_steps(run):
         shown = ", ".join(f"{_describe(name)}={value:.4g}" for name, value in values.items())
         message = f"Step {step}: {shown}" if row.get("num_updates") else f"Step {step}: nothing to train on"
         event = make_event(job_id, f"step-{row['epoch']}", message, data={"step": step, **values})
@@ -103,12 +93,16 @@ def _name_validation(row: Mapping[str, Any], method: str | None) -> dict[str, fl
     return {"full_valid_mean_reward": mean}
 
 
-def _read_rows(run: Path) -> list[dict[str, Any]]:
+def _read_steps(run: Path) -> Iterator[tuple[dict[str, Any], int, dict[str, float]]]:
+    """Yields the row of each epoch that has ended, the step that it ends at, and its metrics by their names."""
     try:
-        rows = read_lines(run / METRICS)
+        rows, step = read_lines(run / METRICS), 0
     except OSError:  # not there yet, or just being rewritten by a run that resumes
-        return []
-    return [row for row in rows if isinstance(row.get("epoch"), int)]
+        return
+    for row in rows:
+        if isinstance(row.get("epoch"), int):
+            step += int(row.get("num_updates") or 0)
+            yield row, step, {name: row[key] for key, name in NAMES.items() if isinstance(row.get(key), int | float)}
 
 
 def _read_validations(run: Path) -> list[dict[str, Any]]:

@@ -52,12 +52,7 @@ ORGANIZATION = "reinforge"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded file, or one with the results of a job.
-
-    Attributes:
-        created_at: Unix time.
-        expires_at: Unix time after which it is deleted; None: never.
-    """
+    """An uploaded file, or one with the results of a job."""
 
     id: str
     num_bytes: int
@@ -166,7 +161,6 @@ class FineTuningJob:
 
     @property
     def method_settings(self) -> dict[str, Any]:
-        """The block of the method: hyperparameters, and the grader."""
         return dict(self.method.get(self.method_type) or {})
 
     def as_answer(self) -> dict[str, Any]:
@@ -196,14 +190,6 @@ class FineTuningJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job.
-
-    Attributes:
-        created_at: Unix time.
-        level: `info`, `warn` or `error`.
-        data: Metrics; None: none.
-    """
-
     id: str
     created_at: int
     message: str
@@ -224,12 +210,6 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpoint:
-    """The weights after some steps of a job.
-
-    Attributes:
-        created_at: Unix time.
-    """
-
     id: str
     created_at: int
     step: int
@@ -250,12 +230,6 @@ class JobCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TunedModel:
-    """A model that a job has made.
-
-    Attributes:
-        folder: Where it lies, relative to the folder of all models.
-    """
-
     name: str
     base: str
     folder: str

@@ -91,7 +91,6 @@ def _read_text(body: Mapping[str, Any], name: str) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    """True for a text that can be stored: not empty, not too long, without half a character."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_VALUE and find_surrogate(value) is None
 
 
@@ -173,5 +172,4 @@ def _read_metadata(metadata: Any) -> dict[str, str] | None:
 
 
 def hash_request(body: Mapping[str, Any]) -> str:
-    """Returns the text of a request that is the same for the same request, for its digest."""
     return json.dumps(body, sort_keys=True)

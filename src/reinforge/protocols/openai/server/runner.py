@@ -16,18 +16,18 @@ import contextlib
 import logging
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reinforge.errors import ConfigError, ReinforgeError, describe_error
 from reinforge.files import find_json, make_private_folder, open_private, write_json
 from reinforge.protocols.openai.graders.schema import Grader
 from reinforge.protocols.openai.server.contents import FileContents
 from reinforge.protocols.openai.server.file_store import UnknownObject
-from reinforge.protocols.openai.server.models import TrainableModels, TunedModels, publish_job
-from reinforge.protocols.openai.server.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, plan_job
+from reinforge.protocols.openai.server.models import TunedModels, publish_job
+from reinforge.protocols.openai.server.plan import RUN, TRAINING_ROWS, VALIDATION_ROWS, JobInput, JobSettings, plan_job
 from reinforge.protocols.openai.server.process import CONFIG, ENDED, INTERRUPTED, NOTE
 from reinforge.protocols.openai.server.progress import read_events, read_note
 from reinforge.protocols.openai.server.records import (
@@ -44,6 +44,7 @@ from reinforge.protocols.openai.server.training_rows import prepare_rows, show_r
 from reinforge.rollout.isolation.processes import kill_group
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.safe_text import redact_secrets
+from reinforge.serving.loading import BaseModels
 from reinforge.serving.routes import ApiError, hide_paths
 
 LOG = "process.log"
@@ -51,20 +52,7 @@ STOP_S = 20.0
 """Seconds that a process has to write its last checkpoint once it is told to stop; then it is killed."""
 
 
-class RunningJob(Protocol):
-    async def wait(self) -> None:
-        """Returns when it has ended."""
-
-    async def stop(self) -> None:
-        """Stops it, so that it can be resumed; returns when it has ended. Does nothing if it has."""
-
-
-class Launcher(Protocol):
-    async def launch(self, folder: Path) -> RunningJob:
-        """Starts the process of the job in a folder; it exits when this process does, however that exits."""
-
-
-class _JobProcess:
+class JobProcess:
     """A process whose standard input is the sign that this server lives."""
 
     def __init__(self, process: asyncio.subprocess.Process):
@@ -74,7 +62,7 @@ class _JobProcess:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Stops it, at first politely."""
+        """Stops it, so that it can be resumed; returns when it has ended."""
         if self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -90,7 +78,7 @@ class _JobProcess:
 class ProcessLauncher:
     """Runs `reinforge.protocols.openai.server.process`, with its output in the job's folder."""
 
-    async def launch(self, folder: Path) -> RunningJob:
+    async def launch(self, folder: Path) -> JobProcess:
         with open(folder / LOG, "ab", opener=open_private) as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -104,30 +92,13 @@ class ProcessLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        return _JobProcess(process)
+        return JobProcess(process)
 
 
 logger = logging.getLogger(__name__)
 
 MAX_LOST = 3
 """Times in a row that a job's process may be killed by others, such as for its memory, before the job fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """How jobs run.
-
-    Attributes:
-        poll_s: Seconds between two looks at the metrics of a running job.
-        relaunch_s: Seconds before a process is started again that could not be started.
-    """
-
-    max_running: int = 1
-    device: str = "auto"
-    allow_python: bool = False
-    max_reply_tokens: int = 1024
-    poll_s: float = 0.5
-    relaunch_s: float = 10.0
 
 
 class FineTuningRunner:
@@ -139,8 +110,8 @@ class FineTuningRunner:
         contents: FileContents,
         folder: Path,
         models: TunedModels,
-        sources: TrainableModels,
-        launcher: Launcher,
+        sources: BaseModels,
+        launcher: ProcessLauncher,
         settings: JobSettings,
     ):
         self.store, self.contents, self.folder, self.models = store, contents, folder, models
@@ -148,7 +119,7 @@ class FineTuningRunner:
         self._launcher = launcher
         self._slots = asyncio.Semaphore(settings.max_running)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._processes: dict[str, RunningJob] = {}
+        self._processes: dict[str, JobProcess] = {}
         self._recorded: dict[str, set[str]] = {}
         self._is_closing = False
 
@@ -219,8 +190,6 @@ class FineTuningRunner:
     async def _change(self, id_: str, state: JobState, message: str, **changes: Any) -> FineTuningJob:
         return await asyncio.to_thread(partial(self.store.transition, id_, state, message, **changes))
 
-    # Files.
-
     async def _validate(self, job: FineTuningJob) -> None:
         plan = await run_in_daemon_thread(partial(self._prepare, job), "job-files")
         message = f"Files validated, moving job to queued state ({plan.num_steps} steps)"
@@ -240,19 +209,7 @@ class FineTuningRunner:
         if job.validation_file is not None:
             target = folder / VALIDATION_ROWS
             num_held_out = self._prepare_rows(job, job.validation_file, target, "validation_file", grader)
-        settings = self.settings
-        given = JobInput(
-            job=job,
-            policy=policy,
-            folder=folder,
-            num_rows=num_rows,
-            num_validation_rows=num_held_out,
-            grader=grader,
-            judges=judges,
-            device=settings.device,
-            allow_python=settings.allow_python,
-            max_reply_tokens=settings.max_reply_tokens,
-        )
+        given = JobInput(job, policy, folder, num_rows, num_held_out, grader, judges, self.settings)
         try:
             plan = plan_job(given)
         except ConfigError as error:
@@ -272,8 +229,6 @@ class FineTuningRunner:
             count = len(error.problems)
             head = f"the file {file_id} has {count} problems:\n" if count > 1 else f"the file {file_id}: "
             raise JobFailure(code, f"{head}{error}", param) from None
-
-    # The run.
 
     async def _run(self, job: FineTuningJob) -> None:
         # the operator may have turned graders in Python off since the job was queued

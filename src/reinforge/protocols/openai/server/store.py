@@ -29,8 +29,6 @@ from reinforge.protocols.openai.server.records import (
 
 
 class IllegalTransition(Exception):
-    """A job cannot come into a state from the one that it is in."""
-
     def __init__(self, job: FineTuningJob, state: JobState):
         super().__init__(f"the job {job.id} is {job.state.value}, so it cannot become {state.value}")
         self.job = job
@@ -63,15 +61,7 @@ class JobStore(FileStore):
     def create_job(
         self, job: FineTuningJob, digest: str, keys: Collection[str] = (), *, is_retry: bool = False
     ) -> FineTuningJob:
-        """Records a new job, or returns the one that the same request has created.
-
-        Args:
-            digest: Hash of the whole request.
-            is_retry: The client sends the request again; see `find_created`.
-
-        Raises:
-            KeyReused: One of the keys belongs to another request.
-        """
+        """Records a new job, or returns the one that the same request has created."""
         with self._transaction() as database:
             if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:
                 for key in keys:
@@ -129,15 +119,7 @@ class JobStore(FileStore):
         results: FileRecord | None = None,
         **changes: Any,
     ) -> FineTuningJob:
-        """Brings a job into another state, with the event that says so; both or neither are recorded.
-
-        Args:
-            only_from: The state that the job must be in; None: any from which `state` may follow.
-
-        Raises:
-            IllegalTransition: `state` may not follow the job's state.
-            UnknownObject: There is no such job.
-        """
+        """Brings a job (only one in state `only_from`) into another state, with the event that says so, or neither."""
         with self._transaction() as database:
             job = self.find_job(id_)
             if state not in TRANSITIONS[job.state] or (only_from is not None and job.state is not only_from):
@@ -158,7 +140,6 @@ class JobStore(FileStore):
             return job
 
     def add_events(self, job_id: str, events: Iterable[JobEvent]) -> None:
-        """Records events, each once: one with the same id is there already after a restart."""
         with self._transaction() as database:
             for event in events:
                 _insert_event(database, job_id, event)
@@ -199,7 +180,6 @@ def _insert_event(database: sqlite3.Connection, job_id: str, event: JobEvent) ->
 def make_event(
     job_id: str, what: str, message: str, level: str = "info", data: dict[str, Any] | None = None
 ) -> JobEvent:
-    """Returns an event of a job whose id is made of `what`, so that it is recorded once."""
     return JobEvent(f"ftevent-{job_id.removeprefix('ftjob-')}-{what}", int(time.time()), message, level, data)
 
 

@@ -37,14 +37,7 @@ Check = Callable[[Any], None]
 def prepare_rows(
     source: Path, target: Path, method: str, grader: Grader | None = None, training: Path | None = None
 ) -> int:
-    """Checks the rows of a file and writes them in the form in which a job reads them.
-
-    Args:
-        training: The job's file with the rows that it trains on; given if these rows are to be held out from them.
-
-    Returns:
-        The number of rows.
-    """
+    """Checks the rows of a file, those to hold out also against `training`, and writes them as a job reads them."""
     try:
         values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader, training)]
     except ConfigError as error:
@@ -136,11 +129,7 @@ def _check_prompt(row: Any) -> None:
         raise InvalidRowError("messages: the last message is the assistant's, but the model is to write that")
 
 
-CHECKS: dict[str, Check] = {
-    "supervised": _check_supervised,
-    "dpo": _check_preference,
-    "reinforcement": _check_prompt,
-}
+CHECKS: dict[str, Check] = {"supervised": _check_supervised, "dpo": _check_preference, "reinforcement": _check_prompt}
 
 
 def _check_keys(value: Any, *allowed: str, where: str = "") -> None:
@@ -173,7 +162,6 @@ def _check_content(content: Any, field: str) -> None:
 
 
 def _name_line(problem: Problem, source: Path) -> Problem:
-    """Returns a problem whose location is `line 7`, without the server's own path."""
     line = problem.location.removeprefix(str(source)).lstrip(":")
     return Problem(problem.path, problem.message, problem.fix, f"line {line}" if line else "")
 

@@ -84,8 +84,6 @@ class SessionLimits:
 def _answering(
     handler: Callable[[SessionsApi, web.Request], Awaitable[SessionAnswer]],
 ) -> Callable[[SessionsApi, web.Request], Awaitable[web.Response]]:
-    """Writes what a call of a session gives, or what it raises, which its client raises again."""
-
     @wraps(handler)
     async def answer(api: SessionsApi, request: web.Request) -> web.Response:
         try:
@@ -108,8 +106,6 @@ def _answering(
 
 
 class SessionsApi(Feature):
-    """The feature that samples and trains for runs elsewhere."""
-
     def __init__(self, bases: BaseModels, folder: Path, *, device: str = "auto", limits: SessionLimits | None = None):
         self._bases, self._folder, self._device = bases, folder, device
         self._limits = limits or SessionLimits()
@@ -158,8 +154,6 @@ class SessionsApi(Feature):
         latest = time.monotonic() - seconds
         silent = [each for each in self._sessions.values() if each.seen_s <= latest]
         return sorted(silent, key=lambda each: each.seen_s)
-
-    # Sessions.
 
     async def open(self, request: web.Request) -> web.Response:
         try:
@@ -226,8 +220,6 @@ class SessionsApi(Feature):
         session.seen_s = time.monotonic()
         return session
 
-    # Sampling.
-
     @abortable
     @_answering
     async def sample(self, request: web.Request) -> SessionAnswer:
@@ -250,8 +242,6 @@ class SessionsApi(Feature):
         assert isinstance(tokens, TokenLogprobs)  # the engine has them
         return EncodeAnswer(tokens=tokens)
 
-    # Jobs.
-
     @_answering
     async def submit(self, request: web.Request) -> SessionAnswer:
         session, limits = self._find(request), request.config_dict[LIMITS]
@@ -271,8 +261,6 @@ class SessionsApi(Feature):
             return StatusAnswer(status=await session.wait(query.get("job_key", ""), wait_s))
         finally:
             session.seen_s = time.monotonic()
-
-    # Weights.
 
     @_answering
     async def publish(self, request: web.Request) -> SessionAnswer:
@@ -307,7 +295,6 @@ async def _read(kind: type[B], request: web.Request) -> B:
 
 
 async def make_sessions(host: TrainingHost) -> SessionsApi:
-    """Returns the part of a server that runs elsewhere train on."""
     options, folder = host.options, host.options.data_dir.absolute() / "sessions"
     limits = SessionLimits(max_sessions=options.max_models)
     return SessionsApi(await find_bases(options), folder, device=options.device, limits=limits)

@@ -110,7 +110,6 @@ class TrainingSession:
         }
 
     def check_request(self, request: ModelRequest) -> None:
-        """Refuses token ids that the model does not have."""
         if isinstance(request.prompt, tuple):
             self._check_tokens("prompt", request.prompt)
         if request.continued is not None:
@@ -140,8 +139,6 @@ class TrainingSession:
         if len(kept):
             self._check_tokens(name, (int(kept.min()), int(kept.max())))
 
-    # Jobs.
-
     def read_job(self, body: bytes) -> tuple[TrajectoryCollection, str]:
         collection = read_job(SentJob.model_validate_json(body))
         for index, siblings in enumerate(collection.trajectories):
@@ -165,12 +162,7 @@ class TrainingSession:
         return await self.adapter.status(self._jobs[key])
 
     async def wait(self, key: str, timeout_s: float) -> TrainingJobStatus:
-        """Returns the status of a job, once it has ended or the time is up.
-
-        Raises:
-            ApiError: There is no such job.
-            OutOfMemory, StorageError, BackendUnavailable: It failed for lack of memory, storage or a teacher.
-        """
+        """Returns the status of a job, once it has ended or the time is up."""
         if (ref := self._jobs.get(key)) is None:
             raise ApiError(404, f"this session has no job {key[:100]!r}", param="job_key", code="job_not_found")
         try:
@@ -178,8 +170,6 @@ class TrainingSession:
                 return await self.adapter.wait_until_complete(ref)
         except TimeoutError:
             return await self.adapter.status(ref)
-
-    # Weights.
 
     async def publish(self, version: int) -> None:
         async with self._exclusive:

@@ -79,7 +79,6 @@ class TinkerSettings:
 
 
 def load_engine(settings: TinkerSettings) -> Engine:
-    """Returns an engine with the adapters that the protocol needs."""
     from reinforge.engine import Engine
 
     lora = settings.policy.lora or LoRAConfig()
@@ -90,13 +89,6 @@ def load_engine(settings: TinkerSettings) -> Engine:
 
 
 class TinkerApi(Feature):
-    """The routes below `/api/v1`, and the engine behind them.
-
-    Args:
-        models: The server's models; the base model is added under its name.
-        now: Seconds of a clock that only goes forward.
-    """
-
     def __init__(
         self,
         models: ServedModels,
@@ -192,8 +184,6 @@ class TinkerApi(Feature):
             web.delete(checkpoint, self._delete_checkpoint),
         ]
 
-    # The service and its clients.
-
     async def _healthz(self, request: web.Request) -> web.Response:
         return write_json({"status": "ok"})
 
@@ -244,8 +234,6 @@ class TinkerApi(Feature):
         metadata = {key: str(value) for key, value in session.metadata.items()}
         return write_json({**ids, "user_metadata": metadata, "display_name": session.display_name})
 
-    # Training and sampling.
-
     async def _join_sampling_session(self, request: web.Request) -> web.Response:
         body = await read_json(request)
         sampler = self.sessions.find_sampler(str(body.get("sampling_session_id")))
@@ -264,8 +252,6 @@ class TinkerApi(Feature):
     async def _cancel(self, request: web.Request) -> web.Response:
         self.futures.cancel((await read(RetrieveFuture, request)).request_id)
         return write_json({})
-
-    # Checkpoints and the models that they are of.
 
     async def _weights_info(self, request: web.Request) -> web.Response:
         path = TinkerPath.parse((await read(WeightsPath, request)).tinker_path)
@@ -348,7 +334,6 @@ KEY_PREFIX = "tml-"
 
 
 async def make_tinker(host: TrainingHost) -> TinkerApi:
-    """Returns the part of the server that trains adapters of one base model."""
     options, sources, token = host.options, host.options.sources, host.options.token
     if token is not None and not token.startswith(KEY_PREFIX):
         message = f"the key in the file does not begin with {KEY_PREFIX}, as the keys of Tinker's SDK do"
@@ -365,12 +350,7 @@ async def make_tinker(host: TrainingHost) -> TinkerApi:
         **{**settings, **options.overrides, "model": path, "lora": lora, "max_num_seqs": options.max_num_seqs}
     )
     chosen = TinkerSettings(
-        policy,
-        name,
-        options.data_dir,
-        options.device,
-        max_models=options.max_models,
-        max_rank=options.max_rank,
+        policy, name, options.data_dir, options.device, max_models=options.max_models, max_rank=options.max_rank
     )
     problems = [*check_policy(policy), *check_packages(lora=True)]
     problems += check_adapters(policy, list_slots(chosen.max_models, chosen.max_samplers), critic=False)

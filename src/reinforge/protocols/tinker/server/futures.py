@@ -40,12 +40,6 @@ Job = Callable[[], Awaitable[TinkerResult]]
 
 @dataclass(eq=False)
 class TinkerFuture:
-    """A request and, once it has run, its result.
-
-    Attributes:
-        result: None: it has not run yet.
-    """
-
     request_id: str
     result: TinkerResult | None = None
     finished_s: float = 0.0
@@ -55,12 +49,6 @@ class TinkerFuture:
 
 
 class TinkerFutures:
-    """All requests of a server that are answered later.
-
-    Args:
-        now: Seconds of a clock that only goes forward.
-    """
-
     def __init__(self, now: Callable[[], float]):
         self._now, self._futures, self._num_bytes = now, dict[str, TinkerFuture](), 0
 

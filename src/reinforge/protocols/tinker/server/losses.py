@@ -104,12 +104,7 @@ class TrainingBatch:
     shared: list[int]
 
     def read_logprobs(self, rows: Sequence[FloatArray], context_rows: Sequence[FloatArray]) -> list[FloatArray]:
-        """Returns the log-probs of each datum's targets, `[N]`.
-
-        Args:
-            rows: Of `samples`, `[N + 1]` each.
-            context_rows: Of `contexts`.
-        """
+        """Returns the log-probs of each datum's targets, `[N]`."""
         outputs = []
         for sample, row, context in zip(self.samples, rows, self.shared, strict=True):
             output = row[1:].copy()

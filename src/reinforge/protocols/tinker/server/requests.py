@@ -99,8 +99,6 @@ class SaveWeights(OfModel):
 
 
 class SaveForSampler(OfModel):
-    """Saves weights to sample from: under a name, or for a new sampling session."""
-
     path: str | None = None
     sampling_session_seq_id: int | None = Field(default=None, ge=0)
     kind: Literal["snapshot", "inflight"] = "snapshot"
@@ -115,8 +113,6 @@ class SaveExternal(OfModel):
 
 
 class LoadWeights(TinkerBody):
-    """Loads a checkpoint: into a model, or as a new model of a session."""
-
     model_id: str | None = None
     seq_id: int | None = Field(default=None, ge=1)
     session_id: str | None = None
@@ -130,8 +126,6 @@ class LoadWeights(TinkerBody):
 
 
 class CreateSamplingSession(OfSession):
-    """Opens a sampling session over a checkpoint, or over the base model."""
-
     sampling_session_seq_id: int = Field(ge=0)
     base_model: str | None = None
     model_path: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,12 @@ from aiohttp import web
 
 from reinforge.errors import ContextOverflow
 from reinforge.interfaces import PolicyServer
-from reinforge.protocols.tinker.server.checkpoints import CheckpointStore, TinkerPath
-from reinforge.protocols.tinker.server.futures import TinkerFutures, TinkerResult, build_proto
+from reinforge.protocols.tinker.server.checkpoints import TinkerPath
+from reinforge.protocols.tinker.server.futures import TinkerResult, build_proto
 from reinforge.protocols.tinker.server.requests import UNSUPPORTED, CreateSamplingSession, Sample, SampleSettings, read
-from reinforge.protocols.tinker.server.sessions import TinkerSampler, TinkerSessions
-from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
-from reinforge.protocols.tinker.server.training import TinkerBase
+from reinforge.protocols.tinker.server.sessions import TinkerSampler
+from reinforge.protocols.tinker.server.slots import Snapshot
+from reinforge.protocols.tinker.server.training import TinkerParts
 from reinforge.protocols.tinker.server.wire import TinkerReply, write_sample
 from reinforge.serving.routes import LIMITS, ApiError, ServerLimits, write_json
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
@@ -27,22 +28,13 @@ if TYPE_CHECKING:
     from reinforge.engine.model.adapters import AdapterWeights
 
 
-class TinkerSampling:
-    def __init__(
-        self,
-        base: TinkerBase,
-        slots: AdapterSlots,
-        sessions: TinkerSessions,
-        futures: TinkerFutures,
-        checkpoints: CheckpointStore,
-    ):
-        self._base, self._slots, self._sessions = base, slots, sessions
-        self._futures, self._checkpoints = futures, checkpoints
+@dataclass(eq=False)
+class TinkerSampling(TinkerParts):
+    def __post_init__(self) -> None:
         self._snapshots: dict[str, tuple[int, Snapshot]] = {}
         self._num_replies = 0
 
     async def create_session(self, http: web.Request) -> web.Response:
-        """Opens a sampling session over a checkpoint, or over the base model."""
         request = await read(CreateSamplingSession, http)
         session = self._sessions.find(request.session_id)
         sampler_id = f"{session.id}:sample:{request.sampling_session_seq_id}"
@@ -54,7 +46,7 @@ class TinkerSampling:
         if request.model_path is None:
             if request.base_model is None:
                 raise ApiError(400, "either base_model or model_path is needed", param="base_model")
-            self._base.check(request.base_model)
+            self.base.check(request.base_model)
             return TinkerSampler(sampler_id, request.base_model)
         path = TinkerPath.parse(request.model_path)
         note = await self._slots.run(lambda: self._checkpoints.read(path))
@@ -88,11 +80,7 @@ class TinkerSampling:
         return self.submit(await read(Sample, http), http.config_dict[LIMITS])
 
     def submit(self, request: Sample, limits: ServerLimits) -> web.Response:
-        """Begins to sample; the result has the sequences.
-
-        Args:
-            limits: The server's limits; `max_in_flight` counts the sequences that are sampled or wait.
-        """
+        """Begins to sample; the result has the sequences."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise ApiError(400, "sampling_session_id and seq_id are needed; create_sampling_session gives the first")
         sampler = self._sessions.find_sampler(request.sampling_session_id)
@@ -115,7 +103,7 @@ class TinkerSampling:
         return write_json({"request_id": request_id, "sample_sequence_ids": ids})
 
     async def _run(self, sampler: TinkerSampler, request: Sample) -> TinkerResult:
-        count, limit = sum(len(chunk.tokens) for chunk in request.prompt.chunks), self._base.max_model_len
+        count, limit = sum(len(chunk.tokens) for chunk in request.prompt.chunks), self.base.max_model_len
         if count > limit:  # not kept until its turn
             raise ContextOverflow(f"the prompt has {count} tokens, but the limit is {limit} (max_model_len)")
         self._num_replies += request.num_samples
@@ -142,9 +130,6 @@ def build_params(settings: SampleSettings, number: int) -> SamplingParams:
     """Returns how to sample one of several sequences of a request.
 
     Stop tokens end a sequence besides the model's own end tokens; an empty list of stops switches those off, too.
-
-    Args:
-        number: The sequence's, from 0; each has a seed of its own.
     """
     stop, seed = settings.stop, settings.seed
     texts = [stop] if isinstance(stop, str) else [each for each in stop or [] if isinstance(each, str)]

@@ -33,12 +33,6 @@ KEPT_SNAPSHOTS = 8
 
 @dataclass(eq=False)
 class TinkerSampler:
-    """Weights to sample from.
-
-    Attributes:
-        snapshot: The weights; None: those of the base model.
-    """
-
     id: str
     base_model: str
     snapshot: Snapshot | None = None
@@ -119,13 +113,6 @@ class TinkerSession:
 
 
 class TinkerSessions:
-    """All sessions of a server.
-
-    Args:
-        now: Seconds of a clock that only goes forward.
-        timeout_s: Seconds without a request or a heartbeat after which a session ends.
-    """
-
     def __init__(self, slots: AdapterSlots, now: Callable[[], float], timeout_s: float):
         self._slots, self._now, self.timeout_s = slots, now, timeout_s
         self._sessions: dict[str, TinkerSession] = {}
@@ -212,11 +199,7 @@ class TinkerSessions:
         return any(self._now() - session.seen_s > seconds for session in self._sessions.values())
 
     async def sweep(self, silence_s: float | None = None) -> None:
-        """Ends the sessions that have not been heard of for too long.
-
-        Args:
-            silence_s: Seconds; None: `timeout_s`.
-        """
+        """Ends the sessions that have not been heard of for too long."""
         oldest = self._now() - (self.timeout_s if silence_s is None else silence_s)
         for session in list(self._sessions.values()):
             if session.seen_s < oldest:

@@ -42,12 +42,6 @@ def list_slots(max_models: int, max_samplers: int) -> list[str]:
 
 @dataclass(eq=False)
 class Snapshot:
-    """Weights to sample from.
-
-    Attributes:
-        slot: Where they are now; None: in no slot.
-    """
-
     name: str
     load: Callable[[], AdapterWeights]
     slot: SamplerSlot | None = None
@@ -59,12 +53,6 @@ class SamplerSlot:
     snapshot: Snapshot | None = None
     num_users: int = 0
     used_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterShape:
-    rank: int
-    seed: int = 0
 
 
 @dataclass(eq=False)
@@ -87,9 +75,7 @@ class AdapterSlots:
     async def run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    # Models that are trained.
-
-    async def take(self, shape: AdapterShape) -> str:
+    async def take(self, rank: int, seed: int) -> str:
         """Returns a slot with a new adapter."""
         if not self._free:
             raise EngineError(
@@ -98,7 +84,7 @@ class AdapterSlots:
             )
         slot = self._free.pop(0)
         try:
-            await self.run(lambda: self._change(slot, lambda: self._put_new(slot, shape)))
+            await self.run(lambda: self._change(slot, lambda: self._put_new(slot, rank, seed)))
         except BaseException:
             self._free.append(slot)
             raise
@@ -142,11 +128,7 @@ class AdapterSlots:
         return await self.run(lambda: self.engine.read_adapter(slot))
 
     async def save(self, slot: str, folder: Path, note: Callable[[Path], None], *, with_training: bool) -> None:
-        """Writes a slot's weights as a checkpoint.
-
-        Args:
-            folder: The checkpoint; an existing one is replaced.
-        """
+        """Writes a slot's weights as a checkpoint."""
 
         def write(staged: Path) -> None:
             self.engine.write(staged, self.engine.policies[slot].version, slot, with_training)
@@ -156,14 +138,12 @@ class AdapterSlots:
 
     async def load(self, slot: str, folder: Path, rank: int, *, with_training: bool) -> None:
         def load() -> None:
-            self._put_new(slot, AdapterShape(rank))  # an adapter's scale depends on its rank
+            self._put_new(slot, rank)  # an adapter's scale depends on its rank
             self.engine.load_weights(folder, slot)
             if not with_training:
                 self.engine.put_adapter(self.engine.read_adapter(slot), slot)  # which drops the optimizer's state
 
         await self.run(lambda: self._change(slot, load))
-
-    # Snapshots that sample.
 
     @asynccontextmanager
     async def use(self, snapshot: Snapshot | None) -> AsyncIterator[PolicyServer]:
@@ -180,7 +160,6 @@ class AdapterSlots:
                 self._changed.notify_all()
 
     async def _place(self, snapshot: Snapshot) -> SamplerSlot:
-        """Returns the slot of a snapshot, in use; waits until one is free if need be."""
         async with self._changed:
             while (slot := snapshot.slot or self._find_free()) is None:
                 await self._changed.wait()
@@ -225,11 +204,10 @@ class AdapterSlots:
         weights = snapshot.load()
         self._change(adapter, lambda: self.engine.put_adapter(weights, adapter))
 
-    def _put_new(self, slot: str, shape: AdapterShape) -> None:
-        self.engine.put_adapter(self.engine.make_adapter(rank=shape.rank, seed=shape.seed), slot)
+    def _put_new(self, slot: str, rank: int, seed: int = 0) -> None:
+        self.engine.put_adapter(self.engine.make_adapter(rank=rank, seed=seed), slot)
 
     def _change(self, slot: str, change: Callable[[], T]) -> T:
-        """Runs a change of one adapter's weights as a job: as a whole or not at all."""
         policy = self.engine.policies[slot]
         self.engine.begin_job(slot)
         try:

@@ -10,7 +10,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -30,14 +30,10 @@ from reinforge.protocols.tinker.server.requests import (
     read,
 )
 from reinforge.protocols.tinker.server.sessions import TinkerModel, TinkerSampler, TinkerSession, TinkerSessions
-from reinforge.protocols.tinker.server.slots import AdapterShape, AdapterSlots, Snapshot
+from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, parse_request, read_config, read_data, write_output
 from reinforge.serving.routes import ApiError, read_bytes, write_json
 from reinforge.types.sample import AdamSettings
-
-if TYPE_CHECKING:
-    from reinforge.engine.model.adapters import AdapterWeights
-
 
 SILENCE_S = 60.0
 """Seconds of silence after which a session ends if another one needs its slot; a living client sends a heartbeat every
@@ -69,18 +65,18 @@ class TinkerBase:
             raise ValueError(f"this server has no base_model {name[:200]!r}{did_you_mean(name, self.names)}: {listed}")
 
 
-class TinkerTraining:
-    def __init__(
-        self,
-        base: TinkerBase,
-        slots: AdapterSlots,
-        sessions: TinkerSessions,
-        futures: TinkerFutures,
-        checkpoints: CheckpointStore,
-    ):
-        self.base, self._slots, self._sessions = base, slots, sessions
-        self._futures, self._checkpoints = futures, checkpoints
+@dataclass(eq=False)
+class TinkerParts:
+    """What training and sampling work with."""
 
+    base: TinkerBase
+    _slots: AdapterSlots
+    _sessions: TinkerSessions
+    _futures: TinkerFutures
+    _checkpoints: CheckpointStore
+
+
+class TinkerTraining(TinkerParts):
     async def create_model(self, http: web.Request) -> web.Response:
         request = await read(CreateModel, http)
         session = self._sessions.find(request.session_id)
@@ -97,19 +93,19 @@ class TinkerTraining:
             seed = secrets.randbits(31) if lora.seed is None else lora.seed % 2**63
             metadata = {key: str(value) for key, value in (request.user_metadata or {}).items()}
             note = CheckpointNote(model_id, request.base_model, lora.rank, time.time(), run_metadata=metadata)
-            await self._add_model(session, note, AdapterShape(lora.rank, seed))
+            await self._add_model(session, note, seed)
             return build_json({"model_id": model_id, "type": "create_model"})
 
         return self._submit_alone(model_id, create)
 
-    async def _add_model(self, session: TinkerSession, note: CheckpointNote, shape: AdapterShape) -> TinkerModel:
-        if shape.rank > self.base.max_rank:
+    async def _add_model(self, session: TinkerSession, note: CheckpointNote, seed: int = 0) -> TinkerModel:
+        if note.rank > self.base.max_rank:
             raise ValueError(
-                f"the rank {shape.rank} is above {self.base.max_rank}: use a smaller rank, or start the server with a "
+                f"the rank {note.rank} is above {self.base.max_rank}: use a smaller rank, or start the server with a "
                 "larger --max_rank"
             )
         await self._wait_for_slot()
-        slot = await self._slots.take(shape)
+        slot = await self._slots.take(note.rank, seed)
         if session.id not in self._sessions.ids:
             self._slots.release(slot)
             raise EngineError(f"the session of {note.run_id} has ended")
@@ -249,20 +245,19 @@ class TinkerTraining:
         sampler = TinkerSampler(sampler_id, model.note.base_model)
         if kind == "inflight":
             if model.inflight is None:
-                model.inflight = Snapshot(model.id, partial(_return, weights))
+                model.inflight = Snapshot(model.id, lambda: weights)
             else:
-                model.inflight.load = partial(_return, weights)
+                model.inflight.load = lambda: weights
                 await self._slots.refresh(model.inflight)
             sampler.snapshot = model.inflight
         else:
-            sampler.snapshot = Snapshot(sampler_id, partial(_return, weights))
+            sampler.snapshot = Snapshot(sampler_id, lambda: weights)
             model.samplers.append(sampler)
         session.samplers[sampler_id] = sampler
         await self._sessions.keep_newest(model)
         return sampler_id
 
     async def save_external(self, http: web.Request) -> web.Response:
-        """Refuses to save in another format, and says where the weights are."""
         request = await read(SaveExternal, http)
 
         async def refuse() -> TinkerResult:
@@ -288,7 +283,7 @@ class TinkerTraining:
             metadata = {key: str(value) for key, value in (request.user_metadata or {}).items()}
             base = request.base_model or note.base_model
             own = CheckpointNote(model_id, base, note.rank, time.time(), run_metadata=metadata or note.run_metadata)
-            model = await self._add_model(session, own, AdapterShape(note.rank))
+            model = await self._add_model(session, own)
             try:
                 return await self._load_into(model, request, note)
             except BaseException:
@@ -319,10 +314,6 @@ class TinkerTraining:
         folder = self._checkpoints.find_folder(TinkerPath.parse(request.path))
         await self._slots.load(model.slot, folder, note.rank, with_training=request.optimizer)
         return build_json({"path": request.path, "model_id": model.id, "type": "load_weights"})
-
-
-def _return(weights: AdapterWeights) -> AdapterWeights:
-    return weights
 
 
 def _check_optimizer(family: OptimizerFamily | None) -> None:

@@ -55,8 +55,6 @@ _DTYPES: dict[int, type[np.generic]] = {_FLOAT32: np.float32, _INT64: np.int64, 
 
 @dataclass(frozen=True, slots=True)
 class TinkerDatum:
-    """One sequence to train on."""
-
     token_ids: IntArray
     inputs: Mapping[str, np.ndarray]
 
@@ -146,11 +144,7 @@ def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -
 
 
 def write_sample(replies: Sequence[TinkerReply], prompt_logprobs: FloatArray | None, num_top: int = 0) -> bytes:
-    """Returns the result of a sampling request.
-
-    Args:
-        prompt_logprobs: `[P]` log-probs of the prompt's tokens, NaN where there is none; None: not asked for.
-    """
+    """Returns the result of a sampling request; log-probs of the prompt are NaN where there is none."""
     response = _find_message("SampleResponse")()
     for reply in replies:
         sequence = response.sequences.add(stop_reason=STOP_REASONS[reply.stop_reason])
@@ -171,7 +165,6 @@ def _write_top(message: Any, top: Sequence[Sequence[tuple[int, float]]], count: 
 
 
 def require_protobuf() -> None:
-    """Checks that the package is installed that reads and writes the messages."""
     try:
         import google.protobuf.message  # noqa: F401
     except ModuleNotFoundError:

@@ -1,7 +1,5 @@
 """Hugging Face variants of the system, the trainer and its settings; `hf_ast_system.py` has them, as in astra-rl."""
 
-from __future__ import annotations
-
 from reinforge.redteam.ext.transformers.hf_ast_system import (
     HFASTConfiguration,
     HFASTSystem,

@@ -186,11 +186,7 @@ class HFASTTrainer(Trainer[str, str, Any, Any]):
             self.eval_epoch(done)
 
     def save(self, step: int | None, tag: Literal["best", "last", "step"] | str = "step") -> Path:
-        """Writes the tester for `from_pretrained` and returns its folder, which is complete or does not exist.
-
-        Args:
-            step: Part of the folder's name, unless the tag is `best` or `last`.
-        """
+        """Writes the tester for `from_pretrained` and returns its folder, which is complete or does not exist."""
         folder, system = self.ckpt_dir / (tag if tag in ("best", "last") else f"{tag}-{step}"), self.system
         if hasattr(system, "save"):
             with storage_boundary(folder):
