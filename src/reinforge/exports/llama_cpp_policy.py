@@ -28,6 +28,13 @@ def has_llama_cpp() -> bool:
 
 
 class LlamaCppPolicy(FrozenPolicy):
+    """Samples one reply after the other.
+
+    Args:
+        max_model_len: Longest prompt with its reply, in tokens.
+        exact: Keys and values in float32, to compare log-probs; llama.cpp's default is float16.
+    """
+
     def __init__(self, path: Path, *, max_model_len: int, seed: int, exact: bool = False):
         import llama_cpp
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter

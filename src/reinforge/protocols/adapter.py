@@ -92,7 +92,11 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
         return await self._require_jobs().status(ref)
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model."""
+        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model.
+
+        Args:
+            poll_interval: Seconds between polls; None: the configured interval.
+        """
         status = await self._require_jobs().wait(ref, poll_interval)
         if status.produced_model:
             await self._adopt(status.metadata or {})

@@ -130,7 +130,12 @@ class HostedService(ABC):
             raise RetryableError(f"{self.endpoint.url}{path}: expected JSON, found: {shown}") from None
 
     async def ask(self, kind: type[A], what: str, method: str, path: str, **arguments: Any) -> A:
-        """Returns the response to one request as its typed model."""
+        """Returns the response to one request as its typed model.
+
+        Raises:
+            RetryableError: As `request`.
+            UnexpectedAnswer: It has another shape.
+        """
         answer = await self.request(method, path, **arguments)
         try:
             return parse_answer(kind, answer, f"{self.endpoint.url}{path}", what)
@@ -138,7 +143,11 @@ class HostedService(ABC):
             raise UnexpectedAnswer(f"{self.endpoint.redact(str(error))}; check {self.url_setting}") from None
 
     async def iterate_pages(self, path: str, kind: type[Page[E]], query: Mapping[str, str]) -> AsyncIterator[E]:
-        """Yields the entries of every page."""
+        """Yields the entries of every page.
+
+        Raises:
+            UnexpectedAnswer: A page is odd, leads to itself or to an earlier one, or there are over `list_pages`.
+        """
         after: dict[str, str] = {}
         seen: set[str] = set()
         while True:

@@ -49,6 +49,9 @@ def compute_attack_reward(weights: AttackWeights, combined: float, response: flo
     vanishes with the probe's length.
 
     Example: with the weights 0.1, 0.1 and 0.025: scores 1 and 1, perplexity 4 -> 0.1 + 0.1 - 0.1 = 0.1.
+
+    Args:
+        perplexity: At least 1; None: the term is 0.
     """
     penalty = 0.0 if perplexity is None else weights.perplexity * perplexity
     return weights.combined * combined + weights.response * response - penalty

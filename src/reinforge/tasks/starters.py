@@ -102,6 +102,9 @@ def ensure_built(name: str, recipe: RecipeT, make_tokenizer: MakeTokenizer, epis
     """Returns a starter's folder, after training the starter if the folder does not exist.
 
     If several processes call it at once, one trains the starter and the others wait.
+
+    Raises:
+        ConfigError: The starter does not exist yet, and the packages that train it are not installed.
     """
     from filelock import FileLock
 

@@ -155,7 +155,12 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def read(self, part: Record) -> Iterator[Entry]:
-        """Yields what a part holds; IgnoredRecordError: nothing to learn from; else UnreadableRecordError."""
+        """Yields what a part holds.
+
+        Raises:
+            UnreadableRecordError: It cannot be read.
+            IgnoredRecordError: It holds nothing to learn from.
+        """
 
 
 def make_sort_key(start: str) -> str:

@@ -70,7 +70,15 @@ class ImportOptions:
 
 
 def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions) -> ImportReport:
-    """Writes the rows of an export, and returns what was read and what was not."""
+    """Writes the rows of an export, and returns what was read and what was not.
+
+    Args:
+        output: The file of rows, in JSONL; replaced if it exists.
+
+    Raises:
+        ConfigError: A file cannot be read, or nothing in it can be used.
+        StorageError: The rows cannot be written.
+    """
     report = ImportReport(output)
     files = list_files(list(sources), output)
     with (

@@ -33,6 +33,9 @@ def list_files(sources: list[Path], output: Path) -> list[Path]:
     """Returns the files to read: those given, and those of a folder whose suffix is known, in order, each once.
 
     Hidden files and the output of an earlier import are not part of a folder.
+
+    Raises:
+        ConfigError: A path does not exist, is the output, or is a folder without such a file.
     """
     files: list[Path] = []
     for source in sources:
@@ -57,7 +60,11 @@ def _is_export(path: Path, folder: Path, output: Path) -> bool:
 
 
 def read_records(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """Yields the records of a file; CSV, TSV and Parquet files are known by their suffix."""
+    """Yields the records of a file; CSV, TSV and Parquet files are known by their suffix.
+
+    Raises:
+        ConfigError: The file cannot be read or is not UTF-8.
+    """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from _read_parquet(path, problems)

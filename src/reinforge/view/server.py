@@ -62,7 +62,12 @@ def choose_port(wanted: int | None, default: int) -> int:
 
 
 class ViewServer:
-    """Serves the runs of a folder; an async context manager."""
+    """Serves the runs of a folder; an async context manager.
+
+    Args:
+        port: 0: the operating system chooses.
+        poll_s: Seconds between two looks at the files of an open page's run.
+    """
 
     def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S):
         self.port, self._poll_s = port, poll_s

@@ -281,7 +281,13 @@ class Vocabulary:
 
 
 def build_vocabulary(tokenizer: Any, num_rows: int, ends: Sequence[int]) -> Vocabulary:
-    """Returns the vocabulary of a Hugging Face tokenizer."""
+    """Returns the vocabulary of a Hugging Face tokenizer.
+
+    Args:
+        tokenizer: A fast tokenizer with a chat template.
+        num_rows: Rows of the embeddings; those without a token are unused ones.
+        ends: Tokens that end a reply.
+    """
     definition = _read_definition(tokenizer)
     pre = name_pre_tokenizer(definition)
     names = {index: name for name, index in tokenizer.get_vocab().items()}

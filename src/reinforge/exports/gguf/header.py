@@ -131,7 +131,12 @@ class GGUFHeader:
 
 
 def read_header(file: Path) -> GGUFHeader:
-    """Returns the header of a GGUF file, whose tensors all lie in the file."""
+    """Returns the header of a GGUF file, whose tensors all lie in the file.
+
+    Raises:
+        GGUFError: It is not a GGUF file, or it is damaged.
+        OSError: It cannot be read.
+    """
     with file.open("rb") as opened:
         size = opened.seek(0, 2)
         if size < len(MAGIC):

@@ -45,7 +45,11 @@ _REQUIRED = object()
 
 
 def get_env_var(var_name: str, default: Any = _REQUIRED) -> Any:
-    """Returns an environment variable, or else the default, which it must have; no `.env` file is read."""
+    """Returns an environment variable, or the default if it is not set; no `.env` file is read.
+
+    Raises:
+        ConfigError: It is not set, and there is no default.
+    """
     value = os.environ.get(var_name, default)
     if value is _REQUIRED:
         raise ConfigError(Problem(var_name, "the environment variable is not set", f"export {var_name}=..."))

@@ -48,7 +48,14 @@ def experiment_config(
     *,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns an experiment as the sections of a configuration file; `overrides` take precedence in any of them."""
+    """Returns an experiment as the sections of a configuration file.
+
+    Args:
+        overrides: Further keys of any section; they take precedence.
+
+    Raises:
+        ConfigError: Lists values that are not supported or do not fit each other.
+    """
     reject_unsupported_fields(hyper_params, settings)
     agents = expand_agents(hyper_params)
     trained = find_trained_params(agents)

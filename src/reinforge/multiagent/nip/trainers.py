@@ -97,7 +97,11 @@ def prepare_experiment(
     overrides: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> PreparedExperimentInfo:
-    """Validates an experiment, its dataset included, and returns what is known of it; nothing is run."""
+    """Validates an experiment, its dataset included, and returns what is known of it; nothing is run.
+
+    Raises:
+        ConfigError: Lists every problem.
+    """
     settings = build_settings(settings, keywords)
     data = experiment_config(hyper_params, settings, dataset, overrides=overrides)
     loaded = build_config(data, expanded_sections=("llms",))
@@ -112,7 +116,12 @@ def prepare_experiment(
 
 
 def build_settings(settings: ExperimentSettings | None, keywords: Mapping[str, Any]) -> ExperimentSettings:
-    """Returns the settings of a call that gives them as an object or by keywords."""
+    """Returns the settings of a call that gives them as an object or by keywords.
+
+    Raises:
+        ConfigError: Names every keyword that is refused.
+        TypeError: A keyword is unknown, or is given besides the object.
+    """
     known = {field.name for field in fields(ExperimentSettings)}
     if unknown := [name for name in keywords if name not in known | NO_EFFECT | REFUSED.keys()]:
         raise TypeError(f"run_experiment has no argument {unknown[0]!r}")

@@ -83,6 +83,9 @@ class TrainingData:
         """Returns pairs: the preferred reply with reward 1, the rejected one with reward 0.
 
         Only the number of timesteps is checked.
+
+        Raises:
+            TrajectoryError: The numbers of preferred and rejected replies differ.
         """
         self._check_agent_names(preferred, rejected, timesteps or {})
         pairs = []

@@ -71,15 +71,28 @@ class ARTClient(HostedService):
 
     @abstractmethod
     async def get_step(self) -> int:
-        """Returns the step of the newest checkpoint; 0: the base model."""
+        """Returns the step of the newest checkpoint; 0: the base model.
+
+        Raises:
+            RetryableError: The request failed in a way that may be temporary.
+            BackendError: The backend refused, or sent something else.
+        """
 
     @abstractmethod
     async def find_step_after(self, step: int) -> int | None:
-        """Returns the first step after one; None: there is none yet."""
+        """Returns the first step after one; None: there is none yet.
+
+        Raises:
+            RetryableError: The request failed in a way that may be temporary.
+            BackendError: The backend refused, or sent something else.
+        """
 
     @abstractmethod
     async def start_job(self, step: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
         """Starts a job from the newest checkpoint and returns its id; makes one attempt.
+
+        Args:
+            settings: The training settings, under the names of protocol 2.
 
         Raises:
             SubmissionLost: There was no answer, so the job may have been started.

@@ -37,7 +37,12 @@ ANY_HOST = ("0.0.0.0", "::", "localhost", "127.0.0.1", "::1")
 
 
 class ARTServer(ARTClient):
-    """One model at a server of protocol 1."""
+    """One model at a server of protocol 1.
+
+    Args:
+        inference: Where the user says the model is served; None: where the server says.
+        settle_s: Seconds to look for a job whose response was lost.
+    """
 
     fixes: ClassVar[dict[str, str]] = dict.fromkeys((REGISTER, PREPARE), CHECK_BACKEND)
 

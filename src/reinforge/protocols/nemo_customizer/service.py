@@ -50,6 +50,12 @@ class CustomizationStatusAnswer(Answer):
 
 
 class NeMoCustomizerService(HostedService):
+    """The services of one namespace.
+
+    Args:
+        token: Its token; may be empty.
+    """
+
     url_setting = "entity_host"
 
     def __init__(self, endpoint: OpenAIEndpoint, datastore: str, token: str, namespace: str):

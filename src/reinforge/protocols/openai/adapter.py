@@ -90,7 +90,12 @@ MAX_METADATA_LENGTH = 512
 
 
 class OpenAIAdapter(HostedAdapter["FineTuningService", "HostedPolicy"]):
-    """Trains on each collection with one fine-tuning job."""
+    """Trains on each collection with one fine-tuning job.
+
+    Args:
+        algorithm: Selects what to train on: SFT, RejectionSampling, Preference; may be replaced between jobs.
+        url: URL of the service up to /v1.
+    """
 
     serves_policy = True
     backend = BACKEND

@@ -46,6 +46,12 @@ HEARTBEATS = 4
 
 
 class HttpSession:
+    """One session.
+
+    Attributes:
+        description: What the server says about the session's policy; None: it is not open.
+    """
+
     def __init__(self, config: HttpAdapterConfig):
         self._endpoint = OpenAIEndpoint(config.endpoint, config.url, config.api_key)
         self.description: SessionDescription | None = None

@@ -26,7 +26,12 @@ POLICY = "finetuning.policy"
 
 
 class TinkerAdapter(LocalAdapter):
-    """Runs jobs like the local adapter, on an engine whose weights are at the service."""
+    """Runs jobs like the local adapter, on an engine whose weights are at the service.
+
+    Args:
+        adapters: Names of the entries of `llms` that ask for an adapter of their own; there must be none.
+        tokenizer: Folder of a bundled model, whose tokenizer is used; None: that of `policy`.
+    """
 
     trains_stages = False
     serves_during_jobs = False

@@ -187,7 +187,11 @@ SERVICE = "tinker"
 
 
 class TinkerEngine:
-    """Has the methods of `Engine` that a job calls."""
+    """Has the methods of `Engine` that a job calls.
+
+    Attributes:
+        missing_reference: None: the service has no reference.
+    """
 
     missing_reference: None = None
     samples_elsewhere = True

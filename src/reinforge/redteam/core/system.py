@@ -180,7 +180,11 @@ class System(ABC, Generic[StateT, ActionT]):
             save_file({name: each.detach().cpu().contiguous() for name, each in tensors.items()}, folder / file)
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
-        """Loads weights and optimizer state that `write` wrote; other names or shapes of parameters are refused."""
+        """Loads weights and optimizer state that `write` wrote.
+
+        Raises:
+            EngineError: The folder holds parameters of other names or shapes.
+        """
         import torch
         from safetensors.torch import load_file
 

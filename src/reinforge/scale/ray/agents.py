@@ -129,7 +129,12 @@ def _kill(actor: Any) -> None:
 
 
 class RayAgents:
-    """The workers of one agent on a cluster, which is connected to when the first one is needed."""
+    """The workers of one agent on a cluster, which is connected to when the first one is needed.
+
+    Args:
+        address: Host and port of a running cluster; None: the one that this process is connected to, or else one on
+            this machine.
+    """
 
     def __init__(self, address: str | None):
         self._address = address

@@ -60,7 +60,11 @@ class Admission:
         await self._is_idle.wait()
 
     def open(self, failure: BaseException | None = None) -> None:
-        """Admits requests again; with `failure`, why the weights are unknown, every one of them fails."""
+        """Admits requests again.
+
+        Args:
+            failure: Why the weights are unknown, so that every request fails; None: they are known.
+        """
         self._failure = failure
         self._is_open.set()
 
@@ -117,7 +121,11 @@ class VLLMPolicy(PolicyServer):
     async def fill_in(
         self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
     ) -> None:
-        """Samples a reply without waiting for admission, and sets its tokens."""
+        """Samples a reply without waiting for admission, and sets its tokens.
+
+        Args:
+            reads_prefix_cache: False: the server computes the whole prompt.
+        """
         body = self._build_body(sampled, grammar)
         if not reads_prefix_cache:
             body["sampling_params"]["skip_reading_prefix_cache"] = True

@@ -63,7 +63,11 @@ class ServedModelSettings:
 
 
 def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -> list[str]:
-    """Returns the command line of `vllm serve`, without its address."""
+    """Returns the command line of `vllm serve`, without its address.
+
+    Args:
+        further: The user's arguments, by name; True: a switch that is on, False: one that is off.
+    """
     settings: dict[str, Scalar] = {
         "model": str(model.folder),
         "served_model_name": "policy",

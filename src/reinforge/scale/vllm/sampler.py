@@ -260,6 +260,9 @@ async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
     Weights can be old in two ways without an error: a layer keeps them (a packed output layer that is tied to the
     embeddings), or the prefix cache keeps keys and values that they computed. So the same long prompt is sampled after
     every change of the weights, with the longest prompts of the agents: the cache held them under the older weights.
+
+    Raises:
+        JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.
     """
     prompts = [build_probe(policy), *(prompt for _, prompt in policy.longest_prompts)]
     largest = await _measure(policy, prompts)

@@ -107,7 +107,12 @@ TEMPLATES = {
 
 
 def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
-    """Writes a project and returns its files; either all of them are written, or none."""
+    """Writes a project and returns its files; either all of them are written, or none.
+
+    Raises:
+        ConfigError: A file of the project exists; names every one.
+        StorageError: Writing failed.
+    """
     files = {folder / path: text for path, text in template.build_files(folder.resolve().name).items()}
     problems = [Problem(str(path), *why) for path in files if (why := _find_obstacle(path, folder)) is not None]
     if problems:

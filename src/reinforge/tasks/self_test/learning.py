@@ -47,7 +47,13 @@ class LearningResult:
 def run_self_test(
     folder: Path, *, device: str = "auto", progress: RunProgress | None = None, run: Run = run_config
 ) -> LearningResult:
-    """Trains, stops, resumes and verifies in an empty folder."""
+    """Trains, stops, resumes and verifies in an empty folder.
+
+    Raises:
+        JobFailed: The model has not learned what any working installation learns.
+        StorageError: The run was not stopped and resumed, or its folder is damaged.
+        ReinforgeError: The run failed; the message says why.
+    """
     started = time.monotonic()
     write_model(folder / "model")
     replace_file(folder / "questions.jsonl", "".join(to_json(row) + "\n" for row in list_questions()))

@@ -68,7 +68,11 @@ class TicTacToeReward(GameEvaluator):
     """Rewards early wins and late losses: a win is worth `win - per_move * (moves - 3)`."""
 
     def score(self, game: dict[str, Any]) -> float:
-        """Example, with the defaults: won in 3 moves -> 1.0, in 5 -> 0.8; drawn -> 0.3; lost after 4 -> 0.2."""
+        """Example, with the defaults: won in 3 moves -> 1.0, in 5 -> 0.8; drawn -> 0.3; lost after 4 -> 0.2.
+
+        Raises:
+            KeyError: The game ended with an illegal move; the run's penalty applies to those.
+        """
         config = self.config
         rewards = {
             "win": config.win - config.per_move * (game["num_moves"] - 3),

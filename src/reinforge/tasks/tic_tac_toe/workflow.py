@@ -85,6 +85,9 @@ async def play(item: Any, llm: Any, context: Any) -> dict[str, Any]:
     Args:
         item: The example; `input_obj` has `side`, `opponent` (`random`, or `sharp`: random, but it completes its line
             whenever it can) and `world_seed`, the seed of the opponent's moves, so that siblings have the same one.
+
+    Raises:
+        PolicyFailure: An answer was not a legal move.
     """
     game = Game(side=item.input_obj["side"])
     rng, is_sharp = random.Random(item.input_obj["world_seed"]), item.input_obj["opponent"] == "sharp"

@@ -133,6 +133,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ARTJob:
+    """One job of this process.
+
+    Attributes:
+        result: How it ended; None: it has not.
+    """
+
     id: str
     model_id: str
     num_sequences: int = 0

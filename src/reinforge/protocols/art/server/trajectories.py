@@ -47,7 +47,11 @@ class SampledReplies:
         self._alike: dict[ReplyKey, dict[TokenIds, None]] = {}
 
     def record(self, call: ModelCall, base_model: str) -> None:
-        """Remembers every choice of a call."""
+        """Remembers every choice of a call.
+
+        Args:
+            base_model: What the model that answered was trained from: models of one base share their tokens.
+        """
         for reply in call.choices:
             if reply.tokens is not None and reply.tokens.token_ids:
                 self._add(base_model, replace(reply.tokens, texts=(), top_logprobs=()))
@@ -76,6 +80,9 @@ class SampledReplies:
         """Returns a reply as it was sampled.
 
         None: it was not sampled here, or too long ago, or several replies have these log-probs.
+
+        Args:
+            token_ids: Its tokens, if the client sent them; other tokens are another reply.
         """
         key, given = (base_model, tuple(logprobs)), (prompt_token_ids, token_ids)
         wanted = [None if ids is None else tuple(ids) for ids in given]
@@ -146,6 +153,12 @@ def parse_groups(given: object) -> list[ARTGroup]:
 
 
 class TrajectoryReader:
+    """Reads the trajectories of one model.
+
+    Args:
+        max_tokens: Maximum tokens of prompt and reply; longer ones are not known to the model.
+    """
+
     def __init__(self, policy: PolicyServer, replies: SampledReplies, base_model: str, max_tokens: int):
         self._policy, self._replies = policy, replies
         self._base_model, self._max_tokens = base_model, max_tokens

@@ -64,6 +64,12 @@ class FineTuningSettings:
 
 
 class FineTuningApi(Feature):
+    """The feature; mount it with `ServeApp(models, [FineTuningApi(...)])`.
+
+    Raises:
+        StorageError: The folder cannot be used, or another server owns it.
+    """
+
     def __init__(
         self,
         served: ServedModels,
@@ -238,6 +244,12 @@ FOLDER = "fine_tuning"
 
 
 async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:
+    """Returns the part of the server that fine-tunes the models on its command line.
+
+    Raises:
+        ConfigError: A model cannot be trained.
+        StorageError: Another server works on the folder.
+    """
     options = host.options
     bases = await find_bases(options)
     jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python_graders)

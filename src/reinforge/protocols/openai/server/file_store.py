@@ -42,7 +42,14 @@ class UnknownObject(Exception):
 
 
 class Database:
-    """The file; its methods may be called from any thread."""
+    """The file; its methods may be called from any thread.
+
+    Args:
+        path: The file; created if there is none.
+
+    Raises:
+        StorageError: It cannot be opened, or was written by a newer version.
+    """
 
     def __init__(self, path: Path):
         self.path = path

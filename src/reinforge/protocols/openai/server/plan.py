@@ -65,6 +65,12 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class JobInput:
+    """What a job is made of.
+
+    Attributes:
+        num_validation_rows: Rows of the validation file; 0: there is none.
+    """
+
     job: FineTuningJob
     policy: PolicyConfig
     folder: Path

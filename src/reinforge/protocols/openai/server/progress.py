@@ -35,7 +35,12 @@ class StepMetrics:
 
 
 def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
-    """Returns the metrics of each epoch that has ended."""
+    """Returns the metrics of each epoch that has ended.
+
+    Args:
+        run: The run folder; it may not exist yet.
+        method: The method of the job; None: taken from what the rows have.
+    """
     validations = {row.get("epoch"): row for row in _read_validations(run)}
     return [
         StepMetrics(row["epoch"], step, values | _name_validation(validations.get(row["epoch"], {}), method))

@@ -52,7 +52,12 @@ ORGANIZATION = "reinforge"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded file, or one with the results of a job."""
+    """An uploaded file, or one with the results of a job.
+
+    Attributes:
+        created_at: Unix time.
+        expires_at: Unix time after which it is deleted; None: never.
+    """
 
     id: str
     num_bytes: int
@@ -190,6 +195,14 @@ class FineTuningJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
+    """Something that happened to a job.
+
+    Attributes:
+        created_at: Unix time.
+        level: `info`, `warn` or `error`.
+        data: Metrics; None: none.
+    """
+
     id: str
     created_at: int
     message: str

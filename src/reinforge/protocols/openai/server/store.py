@@ -61,7 +61,15 @@ class JobStore(FileStore):
     def create_job(
         self, job: FineTuningJob, digest: str, keys: Collection[str] = (), *, is_retry: bool = False
     ) -> FineTuningJob:
-        """Records a new job, or returns the one that the same request has created."""
+        """Records a new job, or returns the one that the same request has created.
+
+        Args:
+            digest: Hash of the whole request.
+            is_retry: The client sends the request again; see `find_created`.
+
+        Raises:
+            KeyReused: One of the keys belongs to another request.
+        """
         with self._transaction() as database:
             if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:
                 for key in keys:
@@ -119,7 +127,15 @@ class JobStore(FileStore):
         results: FileRecord | None = None,
         **changes: Any,
     ) -> FineTuningJob:
-        """Brings a job (only one in state `only_from`) into another state, with the event that says so, or neither."""
+        """Brings a job into another state, with the event that says so; both or neither are recorded.
+
+        Args:
+            only_from: The state that the job must be in; None: any from which `state` may follow.
+
+        Raises:
+            IllegalTransition: `state` may not follow the job's state.
+            UnknownObject: There is no such job.
+        """
         with self._transaction() as database:
             job = self.find_job(id_)
             if state not in TRANSITIONS[job.state] or (only_from is not None and job.state is not only_from):

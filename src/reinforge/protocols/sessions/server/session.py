@@ -162,7 +162,12 @@ class TrainingSession:
         return await self.adapter.status(self._jobs[key])
 
     async def wait(self, key: str, timeout_s: float) -> TrainingJobStatus:
-        """Returns the status of a job, once it has ended or the time is up."""
+        """Returns the status of a job, once it has ended or the time is up.
+
+        Raises:
+            ApiError: There is no such job.
+            OutOfMemory, StorageError, BackendUnavailable: It failed for lack of memory, storage or a teacher.
+        """
         if (ref := self._jobs.get(key)) is None:
             raise ApiError(404, f"this session has no job {key[:100]!r}", param="job_key", code="job_not_found")
         try:

@@ -40,6 +40,12 @@ Job = Callable[[], Awaitable[TinkerResult]]
 
 @dataclass(eq=False)
 class TinkerFuture:
+    """A request and, once it has run, its result.
+
+    Attributes:
+        result: None: it has not run yet.
+    """
+
     request_id: str
     result: TinkerResult | None = None
     finished_s: float = 0.0

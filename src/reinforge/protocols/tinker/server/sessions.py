@@ -33,6 +33,12 @@ KEPT_SNAPSHOTS = 8
 
 @dataclass(eq=False)
 class TinkerSampler:
+    """Weights to sample from.
+
+    Attributes:
+        snapshot: The weights; None: those of the base model.
+    """
+
     id: str
     base_model: str
     snapshot: Snapshot | None = None
@@ -199,7 +205,11 @@ class TinkerSessions:
         return any(self._now() - session.seen_s > seconds for session in self._sessions.values())
 
     async def sweep(self, silence_s: float | None = None) -> None:
-        """Ends the sessions that have not been heard of for too long."""
+        """Ends the sessions that have not been heard of for too long.
+
+        Args:
+            silence_s: Seconds; None: `timeout_s`.
+        """
         oldest = self._now() - (self.timeout_s if silence_s is None else silence_s)
         for session in list(self._sessions.values()):
             if session.seen_s < oldest:

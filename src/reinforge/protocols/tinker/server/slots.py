@@ -42,6 +42,12 @@ def list_slots(max_models: int, max_samplers: int) -> list[str]:
 
 @dataclass(eq=False)
 class Snapshot:
+    """Weights to sample from.
+
+    Attributes:
+        slot: Where they are now; None: in no slot.
+    """
+
     name: str
     load: Callable[[], AdapterWeights]
     slot: SamplerSlot | None = None

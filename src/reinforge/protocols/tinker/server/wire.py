@@ -144,7 +144,11 @@ def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -
 
 
 def write_sample(replies: Sequence[TinkerReply], prompt_logprobs: FloatArray | None, num_top: int = 0) -> bytes:
-    """Returns the result of a sampling request; log-probs of the prompt are NaN where there is none."""
+    """Returns the result of a sampling request.
+
+    Args:
+        prompt_logprobs: `[P]` log-probs of the prompt's tokens, NaN where there is none; None: not asked for.
+    """
     response = _find_message("SampleResponse")()
     for reply in replies:
         sequence = response.sequences.add(stop_reason=STOP_REASONS[reply.stop_reason])
