@@ -6,7 +6,6 @@ creates the model, records the job, trains, saves, publishes and answers, and st
 
 import itertools
 import json
-import os
 import time
 
 import httpx
@@ -15,10 +14,11 @@ import pytest
 from reinforge.files import find_damage
 from reinforge.protocols.art.server.records import ModelFolder
 from tests.fault.killed_servers import open_driver
+from tests.fault.sizes import scaled
 from tests.models import make_tiny_model
 from tests.protocols.art_client import PROMPT, SETTINGS, build_trajectory, score
 
-NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500")) // 5
+NUM_KILLS = scaled(100)
 PARTS = ("create", "record_job", "train", "publish", "name", "record_result")
 SITES = (
     *(f"{part}:{place}" for part in PARTS for place in ("before", "after")),

@@ -18,9 +18,10 @@ import pytest
 from reinforge.protocols.openai.server.records import FileRecord, JobState
 from reinforge.protocols.openai.server.store import JobStore
 from tests.fault.killed_servers import open_driver
+from tests.fault.sizes import scaled
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 
-NUM_KILLS = int(os.environ.get("REINFORGE_KILLS", "500"))
+NUM_KILLS = scaled(500)
 QUICK_KILLS = 12
 SITES = (
     "add_file:before",

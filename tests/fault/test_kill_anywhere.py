@@ -13,6 +13,7 @@ import pytest
 from reinforge.crash import SITES
 from tests.fault import mutations
 from tests.fault.kit import KILLED, Toy, damaged, differences, killed_at
+from tests.fault.sizes import scaled
 from tests.models import make_tiny_model
 
 CHAINS = (
@@ -67,7 +68,7 @@ def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(toy, whole, site
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("num_kills", [4, 200])
+@pytest.mark.parametrize("num_kills", [4, scaled(200)])
 def test_kills_at_random_times(make_toy, whole, num_kills):
     rng, kills = random.Random(num_kills), 0
     while kills < num_kills:
@@ -223,7 +224,7 @@ def test_each_episode_and_each_step_counts_once_by_default(make_toy, finished, s
 @pytest.mark.fault
 def test_each_episode_and_each_step_counts_once_after_kills_at_random_times(make_toy, finished):
     rng, kills = random.Random(7), 0
-    while kills < 50:
+    while kills < scaled(50):
         toy = make_toy(DEFAULT)
         kills += toy.end_with_kills(rng)
         assert_counted_once(toy, finished(DEFAULT))

@@ -8,6 +8,7 @@ from reinforge.crash import SITES
 from tests.fault import mutations
 from tests.fault.conftest import METHODS
 from tests.fault.kit import KILLED, differences, facts, killed_at
+from tests.fault.sizes import scaled
 
 CHAINS = {
     "lora": ("rollout.after_journal:70", "step.after_optim:3", "ckpt.after_rename:1"),
@@ -50,7 +51,7 @@ def test_a_run_killed_at_one_crash_point_ends_as_if_undisturbed(make_toy, finish
 @pytest.mark.parametrize("method", METHODS)
 def test_kills_at_random_times(make_toy, finished, method):
     rng, kills, whole = random.Random(method), 0, finished(METHODS[method])
-    while kills < 50:
+    while kills < scaled(50):
         toy = make_toy(METHODS[method])
         kills += toy.end_with_kills(rng)
         assert differences(toy.run, whole.run) == []

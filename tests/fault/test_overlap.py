@@ -11,6 +11,7 @@ import pytest
 from reinforge.crash import SITES
 from tests.fault import mutations
 from tests.fault.kit import KILLED, damaged
+from tests.fault.sizes import scaled
 from tests.fault.test_kill_anywhere import assert_counted_once, read_metrics
 
 AHEAD = {
@@ -69,7 +70,7 @@ def test_a_run_killed_at_one_crash_point_trains_nothing_twice(make_toy, finished
 @pytest.mark.fault
 def test_kills_at_random_times_train_nothing_twice(make_toy, finished):
     rng, kills = random.Random(3), 0
-    while kills < 50:
+    while kills < scaled(50):
         toy = make_toy(AHEAD)
         kills += toy.end_with_kills(rng)
         assert_sound(toy, finished(AHEAD))

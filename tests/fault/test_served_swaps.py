@@ -15,6 +15,7 @@ from reinforge.engine import Engine
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec
+from tests.fault.sizes import scaled
 from tests.fault.test_swaps import TOLERANCE, assert_named_weights, differences, weights_of
 from tests.samples import random_samples
 from tests.serving.serving import async_openai, says, serve
@@ -93,7 +94,9 @@ def train(engine, version):
     return copy
 
 
-@pytest.mark.parametrize("num_swaps", [8, pytest.param(200, marks=[pytest.mark.fault, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "num_swaps", [8, pytest.param(scaled(200), marks=[pytest.mark.fault, pytest.mark.timeout(1200)])]
+)
 async def test_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_swaps, tmp_path):
     replies, copies = await hammer(tiny_model_dir, num_swaps, tmp_path)
     assert {tokens.policy_version for _, tokens in replies} == set(range(num_swaps + 1)), "every version answers"

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from reinforge.trainer.context import RunContext
+from tests.fault.sizes import scaled
 
 INTERVAL_S = 0.5
 MAX_GROWTH, MAX_WAL_BYTES = 0.05, 64 << 20
@@ -64,7 +65,7 @@ def measure(toy, num_epochs, watched):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("num_steps", [200, 2000])
+@pytest.mark.parametrize("num_steps", [scaled(2000)])
 def test_a_long_run_does_not_grow(toy, num_steps):
     growth, files, wal = measure(toy, num_steps // STEPS_PER_EPOCH, watch_resources)
     assert growth < MAX_GROWTH, f"the memory grew by {growth:.1%}"

@@ -18,6 +18,7 @@ from reinforge.engine import Engine
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.types.sample import LossSpec
+from tests.fault.sizes import scaled
 from tests.samples import random_samples, request
 
 TOLERANCE = 1e-4
@@ -179,7 +180,7 @@ def check_swaps(folder, num_swaps, patience_s=60):
         assert min(waited) >= version, "and they waited for the weights that it made, or the next ones"
 
 
-@pytest.mark.parametrize("num_swaps", [20, pytest.param(200, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("num_swaps", [20, pytest.param(scaled(400), marks=pytest.mark.fault)])
 def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_swaps):
     check_swaps(tiny_model_dir, num_swaps)
 
@@ -217,7 +218,7 @@ def check_copies(folder, num_swaps):
     check_versions(folder, replies, copies)
 
 
-@pytest.mark.parametrize("num_swaps", [20, pytest.param(200, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("num_swaps", [20, pytest.param(scaled(400), marks=pytest.mark.fault)])
 def test_a_copy_serves_during_jobs_and_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_swaps):
     check_copies(tiny_model_dir, num_swaps)
 

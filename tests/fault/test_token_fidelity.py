@@ -31,6 +31,7 @@ from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajec
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.doubles import Scored
+from tests.fault.sizes import scaled
 from tests.models import make_tiny_model
 from tests.tokenizer_kinds import TOKENIZERS, make_tool_tokenizer
 
@@ -226,7 +227,7 @@ class Dialogs:
         return Counter(went_on=2 - breaks, began_anew=breaks)
 
 
-COUNTS = [40, pytest.param(200, marks=pytest.mark.fault)]
+COUNTS = [40, pytest.param(scaled(1000), marks=pytest.mark.fault)]
 
 
 @pytest.fixture(scope="module")

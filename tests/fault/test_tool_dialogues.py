@@ -23,6 +23,7 @@ from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.types.request import ModelReply, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory
 from tests.families import SPECS, DialogueMaker
+from tests.fault.sizes import scaled
 from tests.fault.test_token_fidelity import Dialogs
 from tests.models import make_tiny_model
 from tests.tokenizer_kinds import TOKENIZERS
@@ -36,7 +37,7 @@ MARKERS = (
     "<|end|>",
     "<|call|>",
 )  # fmt: skip
-NUM_DIALOGUES = 10_000
+NUM_DIALOGUES = scaled(10_000)
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"text": {"type": "string"}}}}}
     for name in ("left", "right")

@@ -1,6 +1,5 @@
 """The record of fine-tuning jobs: which state may follow which, what survives a restart, and requests sent twice."""
 
-import os
 import threading
 from dataclasses import replace
 
@@ -24,8 +23,9 @@ from reinforge.protocols.openai.server.records import (
 )
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused, make_event
 from reinforge.serving.routes import make_id
+from tests.fault.sizes import scaled
 
-NUM_SEQUENCES = int(os.environ.get("REINFORGE_SEQUENCES", "2000"))
+NUM_SEQUENCES = scaled(2000)
 METHOD = {"type": "supervised", "supervised": {}}
 
 

@@ -9,8 +9,9 @@ from reinforge.dialects.tool_calls import detect_tool_format, parse_reply, prepa
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from tests.families import SPECS, DialogueMaker, TemplateTokenizer
+from tests.fault.sizes import scaled
 
-COUNTS = [40, pytest.param(10_000, marks=pytest.mark.fault)]
+COUNTS = [40, pytest.param(scaled(10_000), marks=pytest.mark.fault)]
 
 
 def render(renderer, request, messages, *, prompt):
