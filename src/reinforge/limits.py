@@ -22,9 +22,10 @@ def _limit(default: int, meaning: str) -> int:
 class Limits:
     json_depth: int = _limit(250, "levels of JSON from outside; an output or a message has at most 50 less")
     file_bytes: int = _limit(1 << 28, "bytes of a JSON or YAML file of a run, a model or an export")
-    request_bytes: int = _limit(1 << 25, "bytes of a request to the gateway or to `reinforge serve`")
+    request_bytes: int = _limit(1 << 23, "bytes of a request to the gateway or to `reinforge serve`")
     request_values: int = _limit(1 << 18, "values in its JSON: numbers, strings, lists and objects")
-    training_values: int = _limit(1 << 24, "the same, of requests with tokens or trajectories to train on")
+    training_bytes: int = _limit(1 << 25, "bytes of a request with tokens or trajectories to train on")
+    training_values: int = _limit(1 << 24, "values in its JSON")
     request_items: int = _limit(4096, "messages, parts of a message, tool calls or other entries of its lists")
     tools: int = _limit(512, "tools of a request")
     tool_chars: int = _limit(1 << 18, "characters of them as JSON")

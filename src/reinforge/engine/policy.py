@@ -286,7 +286,8 @@ class EmbeddedPolicy(PolicyServer):
     def _has_stop(self, texts: Sequence[str], ends: Container[int], token_ids: list[int]) -> bool:
         if token_ids[-1] in ends:
             return True
-        return bool(texts) and any(text in self.renderer.decode(token_ids) for text in texts)
+        end = self.renderer.decode(token_ids) if texts else ""
+        return any(text in end for text in texts)
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         """Refuses token ids that a client made up."""

@@ -30,8 +30,10 @@ from reinforge.serving.access import RequestGuard
 from reinforge.serving.chat import ChatApi
 from reinforge.serving.metrics import MetricsApi
 from reinforge.serving.models import ServedModels
+from reinforge.serving.reader import BodyReader
 from reinforge.serving.routes import (
     LIMITS,
+    READER,
     ApiError,
     Feature,
     Handler,
@@ -107,6 +109,7 @@ class ServeApp:
         self.models, self.host, self.port = models, host, port
         self.limits = limits or ServerLimits()
         self._metrics = MetricsApi(models)
+        self._reader = BodyReader()
         self._features: list[Feature] = [
             ChatApi(models, self.limits),
             Pages(),
@@ -140,7 +143,7 @@ class ServeApp:
             self._started.append(feature)
             await feature.start()
         app = web.Application(middlewares=[self._handle])
-        app[LIMITS] = self.limits
+        app[LIMITS], app[READER] = self.limits, self._reader
         for feature in self._features:
             app.add_routes(feature.routes())
         app.on_response_prepare.append(_add_headers)
@@ -159,7 +162,7 @@ class ServeApp:
         assert self._listener is not None
         self._guard.open(self.port)
         await web.SockSite(self._runner, self._listener, backlog=1024).start()
-        self._trimming = asyncio.create_task(_return_memory())
+        self._trimming = asyncio.create_task(self._return_memory())
 
     def listen(self) -> None:
         """Takes the port; entering the context does so as well. Clients that connect wait until the server starts."""
@@ -185,7 +188,8 @@ class ServeApp:
         if self._running:
             await asyncio.wait(self._running)
         started, self._started = self._started, []
-        closed = await asyncio.gather(*(feature.close() for feature in started), return_exceptions=True)
+        closing = [self._reader.close(), *(feature.close() for feature in started)]
+        closed = await asyncio.gather(*closing, return_exceptions=True)
         for error in closed:
             if isinstance(error, BaseException):
                 raise error
@@ -246,18 +250,19 @@ class ServeApp:
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
+    async def _return_memory(self) -> None:
+        """Returns memory to the system: replies of many lengths leave holes in glibc's heap, which else grows."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        while True:
+            await asyncio.sleep(TRIM_S)
+            await self._reader.rest()
+            if trim is not None:
+                await asyncio.to_thread(trim, 0)
+
     def _forget(self, task: asyncio.Task[web.StreamResponse]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # its client may have disconnected, so nothing else retrieves its exception
-
-
-async def _return_memory() -> None:
-    """Returns freed memory to the system: replies of many lengths leave holes in glibc's heap, which else grows."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    while trim is not None:
-        await asyncio.sleep(TRIM_S)
-        await asyncio.to_thread(trim, 0)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

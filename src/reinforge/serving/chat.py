@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
+from pydantic import TypeAdapter
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead, encode_event
 from reinforge.errors import ReinforgeError
@@ -28,10 +29,10 @@ from reinforge.rollout.http.exchange import (
     Dialect,
     describe_failure,
     find_dialect,
-    read_beside,
 )
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import (
+    READER,
     ApiError,
     Feature,
     ServerLimits,
@@ -39,12 +40,14 @@ from reinforge.serving.routes import (
     build_client_error,
     decode_object,
     read_bytes,
-    read_json,
     write_json,
     write_page,
 )
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
+
+COMPLETIONS, MESSAGES, COUNT = "/v1/completions", "/v1/messages", "/count_tokens"
+_PREFIXES = {"/v1/chat/completions": "chatcmpl-", COMPLETIONS: "cmpl-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +70,50 @@ class PreparedCall:
         return len(self.requests) * self.num_choices
 
 
+def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) -> tuple[ChatCall, PreparedCall]:
+    """Returns the call that a body asks for, without its arguments, and what is sampled for it."""
+    asked = decode_object(body)
+    if path.endswith(COUNT):
+        path, asked = path.removesuffix(COUNT), {**asked, "max_tokens": 1}
+    prompts = asked.get("prompt") if path == COMPLETIONS else None  # a list of token ids is one prompt
+    if not isinstance(prompts, list) or not all(isinstance(each, str | list) for each in prompts):
+        prompts = []
+    bodies = [{**asked, "prompt": each} for each in prompts[: max_choices + 1]] or [asked]
+    calls = [_find_dialect(path).read_request(each) for each in bodies]
+    read = [(call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls]
+    requests = tuple(_build(*each, max_choices, max_tokens) for each in read)
+    call_id = f"{_PREFIXES.get(path, '')}{secrets.token_hex(12)}"
+    prepared = PreparedCall(call_id, requests, read_num_choices(read[0][1]), time.time())
+    if prepared.num_replies > max_choices:
+        raise ApiError(400, f"more than {max_choices} replies to the prompts of one call", param="prompt")
+    return replace(calls[0], arguments={}), prepared
+
+
+READ_CALL = TypeAdapter(tuple[ChatCall, PreparedCall])
+
+
+def _build(
+    messages: Sequence[Any] | None, arguments: CallArguments, max_choices: int, max_tokens: int | None
+) -> ModelRequest:
+    n = read_num_choices(arguments)
+    if n > max_choices:
+        raise arguments.bad("n", f"must be at most {max_choices} on this server, found {n}")
+    seed = arguments.get("seed")
+    request = build_request(messages, arguments, sampling=None, seed=secrets.randbits(63) if seed is None else seed)
+    asked = request.sampling.max_tokens
+    if max_tokens is not None and asked is None:
+        request = replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
+    elif max_tokens is not None and asked is not None and asked > max_tokens:
+        name = "max_completion_tokens" if "max_completion_tokens" in arguments.given else "max_tokens"
+        raise arguments.bad(name, f"must be at most {max_tokens} on this server, found {asked}")
+    return request
+
+
 class ModelCaller:
     """Makes the calls of one request."""
 
-    def __init__(self, models: ServedModels, model: ServedModel, limits: ServerLimits, prefix: str = ""):
-        self._models, self._model, self._limits, self._prefix = models, model, limits, prefix
-
-    def prepare(self, calls: Sequence[ChatCall]) -> PreparedCall:
-        """Returns what is sampled for calls that differ in their prompts only."""
-        read = [
-            (call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls
-        ]
-        requests = tuple(self._build(*each) for each in read)
-        n = read_num_choices(read[0][1])
-        return PreparedCall(f"{self._prefix}{secrets.token_hex(12)}", requests, n, time.time())
-
-    def _build(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
-        n, limits = read_num_choices(arguments), self._limits
-        if n > limits.max_choices:
-            raise arguments.bad("n", f"must be at most {limits.max_choices} on this server, found {n}")
-        seed = arguments.get("seed")
-        request = build_request(messages, arguments, sampling=None, seed=secrets.randbits(63) if seed is None else seed)
-        asked = request.sampling.max_tokens
-        if limits.max_tokens is not None and asked is None:
-            request = replace(request, sampling=replace(request.sampling, max_tokens=limits.max_tokens))
-        elif limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
-            name = "max_completion_tokens" if "max_completion_tokens" in arguments.given else "max_tokens"
-            raise arguments.bad(name, f"must be at most {limits.max_tokens} on this server, found {asked}")
-        return request
+    def __init__(self, models: ServedModels, model: ServedModel):
+        self._models, self._model = models, model
 
     async def complete(self, call: PreparedCall) -> ChatCompletion:
         with self._model.use():
@@ -253,8 +272,6 @@ def _build_head(prepared: PreparedCall, delta: ReplyDelta, model: str) -> ReplyH
     )
 
 
-COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
-_PREFIXES = {"/v1/chat/completions": "chatcmpl-", COMPLETIONS: "cmpl-"}
 _NO_EMBEDDINGS = "the models here write text and have no embeddings; use a server with an embedding model"
 
 
@@ -272,7 +289,7 @@ class ChatApi(Feature):
     def routes(self) -> list[web.RouteDef]:
         return [
             *(web.post(f"/v1/{path}", self.answer) for path in ROUTES),
-            web.post(f"{MESSAGES}/count_tokens", self.count_tokens),
+            web.post(f"{MESSAGES}{COUNT}", self.answer),
             web.post("/v1/embeddings", self.refuse),
             web.get("/v1/models", self.list_models),
             web.get("/v1/models/{name:.+}", self.show_model),
@@ -280,41 +297,21 @@ class ChatApi(Feature):
 
     @abortable
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answers one call; sampling stops if the client disconnects."""
-        dialect = _find_dialect(request.path)
+        """Answers one call, or counts its tokens for Anthropic's clients; sampling stops if the client disconnects."""
         body = await read_bytes(request)
-
-        def read(text: bytes) -> list[ChatCall]:
-            return [dialect.read_request(each) for each in self._split(request.path, decode_object(text))]
-
         with self._admit():
-            calls = await read_beside(read, body)
-            call, model = calls[0], self._models.find(calls[0].model)
-            caller = ModelCaller(self._models, model, self._limits, _PREFIXES.get(request.path, ""))
-            prepared = await read_beside(lambda _: caller.prepare(calls), body)
-            if prepared.num_replies > (most := self._limits.max_choices):
-                raise ApiError(400, f"more than {most} replies to the prompts of one call", param="prompt")
+            arguments = request.path, self._limits.max_choices, self._limits.max_tokens
+            call, prepared = await request.config_dict[READER].read(read_call, body, *arguments, kind=READ_CALL)
+            model = self._models.find(call.model)
+            if request.path.endswith(COUNT):  # it is computed, and one token is sampled and dropped
+                with model.use():
+                    return write_json(
+                        {"input_tokens": (await model.llm.sample(prepared.requests[0])).num_prompt_tokens}
+                    )
+            dialect, caller = _find_dialect(request.path), ModelCaller(self._models, model)
             if call.stream:
                 return await ReplyStream(request, dialect, call, self._limits).send(caller, prepared, model)
             return write_json(dialect.write_answer(await caller.complete(prepared), call))
-
-    def _split(self, path: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Returns a body for each prompt of a text completion; a list of token ids is one prompt."""
-        prompts = body.get("prompt") if path == COMPLETIONS else None
-        if not isinstance(prompts, list) or not prompts or not all(isinstance(each, str | list) for each in prompts):
-            return [body]
-        return [{**body, "prompt": each} for each in prompts[: self._limits.max_choices + 1]]
-
-    @abortable
-    async def count_tokens(self, request: web.Request) -> web.Response:
-        """Answers Anthropic's count of a prompt's tokens: it is computed, and one token is sampled and dropped."""
-        body = {**await read_json(request), "max_tokens": 1}
-        with self._admit():
-            call = _find_dialect(MESSAGES).read_request(body)
-            model = self._models.find(call.model)
-            with model.use():
-                [asked] = ModelCaller(self._models, model, self._limits).prepare([call]).requests
-                return write_json({"input_tokens": (await model.llm.sample(asked)).num_prompt_tokens})
 
     @contextmanager
     def _admit(self) -> Iterator[None]:

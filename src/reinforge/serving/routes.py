@@ -16,6 +16,7 @@ from reinforge.dialects.chat_call import BadRequest
 from reinforge.limits import get_limits
 from reinforge.rollout.http.access import read_body
 from reinforge.rollout.http.exchange import build_error_body, decode_body, encode_body, read_beside
+from reinforge.serving.reader import BodyReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class ServerLimits:
     """
 
     max_body_bytes: int = field(default_factory=lambda: get_limits().request_bytes)
+    max_training_bytes: int = field(default_factory=lambda: get_limits().training_bytes)
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 60.0
@@ -62,6 +64,7 @@ class ApiError(BadRequest):
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T", bound=Callable[..., Any])
 LIMITS = web.AppKey("limits", ServerLimits)
+READER = web.AppKey("reader", BodyReader)
 RETRY_COUNT = "x-stainless-retry-count"
 """The header with which the official clients, and those made from them, say that they send a request again."""
 _ABORTABLE = "is_abortable"
@@ -101,14 +104,17 @@ def count_retries(request: web.Request) -> int:
     return int(text) if re.fullmatch(r"\d{1,6}", text) else 0
 
 
-async def read_bytes(request: web.Request) -> bytes:
+async def read_bytes(request: web.Request, *, trains: bool = False) -> bytes:
+    """Returns a request's body; `trains`: it has tokens or trajectories to train on, and may be longer."""
     limits = request.config_dict[LIMITS]
-    return await read_body(request, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
+    most = limits.max_training_bytes if trains else limits.max_body_bytes
+    return await read_body(request, max_bytes=most, timeout_s=limits.body_timeout_s)
 
 
-async def read_json(request: web.Request, most: int | None = None) -> dict[str, Any]:
+async def read_json(request: web.Request, *, trains: bool = False) -> dict[str, Any]:
     """Returns the object in a request's JSON body, within the server's limits; no body is an empty object."""
-    return await read_beside(lambda text: decode_object(text, most), await read_bytes(request))
+    most = get_limits().training_values if trains else None
+    return await read_beside(lambda text: decode_object(text, most), await read_bytes(request, trains=trains))
 
 
 def decode_object(body: bytes, most: int | None = None) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
     return _UNTIL.sub(lambda found: bind(found, "/(?s:.*)/ "), text)
 
 
-LONG_TEXT = 1 << 16
+LONG_TEXT = 1 << 14
 """Characters; longer prompts are compared with the context limit before they are tokenized, which takes seconds."""
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
@@ -192,10 +192,15 @@ class PromptRenderer:
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is None or len(text) <= LONG_TEXT:
             return
-        longest = max(map(len, self.tokenizer.get_vocab()))
-        if len(text) > 2 * longest * max_tokens:  # twice: a tokenizer may join two characters into one first
+        if (
+            len(text) > 2 * self._longest_token * max_tokens
+        ):  # twice: a tokenizer may join two characters into one first
             message = f"the prompt has {len(text):,} characters, but the limit is {max_tokens} tokens"
-            raise ContextOverflow(f"{message} (max_model_len) of at most {longest} characters")
+            raise ContextOverflow(f"{message} (max_model_len) of at most {self._longest_token} characters")
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def _continue(self, request: ModelRequest, continued: ContinuedTurn) -> tuple[int, ...] | None:
         """Returns the earlier call's tokens and those of the new messages; None: the template must render it all."""
@@ -353,6 +358,8 @@ class PromptRenderer:
         # The template has written the special tokens; calling the backend saves three times what the work itself takes.
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
+            if len(text) > LONG_TEXT:  # only a batch lets other threads of Python run meanwhile
+                return backend.encode_batch([text], add_special_tokens=False)[0].ids
             return backend.encode(text, add_special_tokens=False).ids
         return self.tokenizer.encode(text, add_special_tokens=False)
 

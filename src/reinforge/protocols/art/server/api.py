@@ -28,7 +28,6 @@ from aiohttp import web
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.files import remove_leftovers
-from reinforge.limits import get_limits
 from reinforge.protocols.art.server.earlier_steps import EarlierSteps, ModelStep
 from reinforge.protocols.art.server.model import ARTJob, ARTModel
 from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
@@ -177,7 +176,7 @@ class ARTApi(Feature):
 
     async def create_job(self, request: web.Request) -> web.Response:
         """Starts a job, once: the same request sent again gets the same job."""
-        body = await read_json(request, get_limits().training_values)
+        body = await read_json(request, trains=True)
         id_ = body.get("model_id")
         model = self._trained.get(id_) if isinstance(id_, str) else None
         if model is None:
@@ -220,7 +219,7 @@ class ARTApi(Feature):
 
     @abortable  # the job runs to its end, even if no client waits for it
     async def train(self, request: web.Request) -> web.StreamResponse:
-        body = await read_json(request, get_limits().training_values)
+        body = await read_json(request, trains=True)
         model = await self._find_described(body.get("model"))
         given = read_object(body, "config") | read_object(body, "dev_config")
         settings = given | read_trainer_args(body["model"])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
 from aiohttp import web
+from pydantic import TypeAdapter
 
 from reinforge.interfaces import ChatModel
 from reinforge.limits import get_limits
 from reinforge.protocols.openai.graders.grading import Grade, Grading
 from reinforge.protocols.openai.graders.python_grader import PythonGraders, open_python_graders
-from reinforge.protocols.openai.graders.schema import Grader, LabelModel, ScoreModel
+from reinforge.protocols.openai.graders.schema import Grader, LabelModel, Multi, ScoreModel, StringCheck, TextSimilarity
 from reinforge.protocols.openai.graders.templates import GradedSample
 from reinforge.protocols.openai.server.request import check_grader
 from reinforge.rollout.http.exchange import read_beside
 from reinforge.serving.models import ServedModels
-from reinforge.serving.routes import ApiError, Feature, decode_object, read_bytes, write_json
+from reinforge.serving.routes import READER, ApiError, Feature, decode_object, read_bytes, write_json
 
 FLAGS = (
     "formula_parse_error",
@@ -32,6 +34,7 @@ FLAGS = (
     "model_grader_parse_error",
 )
 """OpenAI's names of the kinds of errors."""
+SHORT_GRADER = 2048  # bytes of a request whose templates take no time, however often they repeat its answer
 
 
 class GradersApi(Feature):
@@ -54,12 +57,12 @@ class GradersApi(Feature):
         await self._stack.aclose()
 
     async def validate(self, request: web.Request) -> web.Response:
-        grader, _ = await self._read(request)
+        grader, _, _ = await self._read(request)
         return write_json({"grader": grader.model_dump(mode="json", exclude_unset=True)})
 
     async def run(self, request: web.Request) -> web.Response:
         """Grades one answer; a grader that fails has no reward, and the errors say why."""
-        grader, body = await self._read(request)
+        grader, body, sent = await self._read(request)
         text, item = body.get("model_sample"), body.get("item")
         most = get_limits().reply_chars
         if not isinstance(text, str) or len(text) > most:
@@ -71,17 +74,29 @@ class GradersApi(Feature):
         async def find_model(name: str) -> ChatModel:
             return self.served.find(name).llm
 
-        grade = await Grading(grader, find_model, self._python).grade(item or {}, GradedSample(text))
+        parts = grader.graders.values() if isinstance(grader, Multi) else [grader]
+        if len(sent) > SHORT_GRADER and all(isinstance(each, StringCheck | TextSimilarity) for each in parts):
+            grade = await request.config_dict[READER].read(grade_text, sent, kind=TypeAdapter(Grade), short=0)
+        else:
+            grade = await Grading(grader, find_model, self._python).grade(item or {}, GradedSample(text))
         if grade.is_too_long:
             raise ApiError(400, grade.error, param="grader")
         return write_json(describe_grade(grader, grade))
 
-    async def _read(self, request: web.Request) -> tuple[Grader, dict[str, Any]]:
-        def read(text: bytes) -> tuple[Grader, dict[str, Any]]:
+    async def _read(self, request: web.Request) -> tuple[Grader, dict[str, Any], bytes]:
+        def read(text: bytes) -> tuple[Grader, dict[str, Any], bytes]:
             body = decode_object(text)
-            return check_grader(body.get("grader"), allow_python=self.allow_python), body
+            return check_grader(body.get("grader"), allow_python=self.allow_python), body, text
 
         return await read_beside(read, await read_bytes(request))
+
+
+def grade_text(sent: bytes) -> Grade:
+    """Returns the grade of a request whose grader compares strings, in the process that reads long bodies."""
+    body = decode_object(sent)
+    grading = Grading(check_grader(body["grader"], allow_python=False))
+    with asyncio.Runner() as runner:
+        return runner.run(grading.grade(body.get("item") or {}, GradedSample(body["model_sample"])))
 
 
 def describe_grade(grader: Grader, grade: Grade) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import BackendError, ContextOverflow, InvalidCall, ReinforgeError
 from reinforge.files import make_private_folder
 from reinforge.limits import get_limits
+from reinforge.protocols.sessions import wire
 from reinforge.protocols.sessions.server.session import TrainingSession, read_settings
 from reinforge.protocols.sessions.wire import (
     KEY_PATTERN,
@@ -48,6 +49,7 @@ from reinforge.rollout.isolation.worker_protocol import dump_error
 from reinforge.serving.loading import BaseModels, TrainingHost, find_bases
 from reinforge.serving.routes import (
     LIMITS,
+    READER,
     ApiError,
     Feature,
     abortable,
@@ -230,7 +232,7 @@ class SessionsApi(Feature):
     @abortable
     @_answering
     async def score(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(ScoreCall, request)
+        session, call = self._find(request), await _read(ScoreCall, request, trains=True)
         rows = await session.policy.score(call.token_ids)
         return ScoreAnswer(logprobs=[[float(value) for value in row] for row in rows])
 
@@ -289,9 +291,19 @@ async def _describe_weights(session: TrainingSession) -> WeightsAnswer:
     return WeightsAnswer(version=session.policy.version, fingerprint=await session.policy.fingerprint())
 
 
-async def _read(kind: type[B], request: web.Request) -> B:
-    most = get_limits().training_values
-    return await read_beside(lambda body: kind.model_validate_json(check_body(body, most)), await read_bytes(request))
+async def _read(kind: type[B], request: web.Request, *, trains: bool = False) -> B:
+    most = get_limits().training_values if trains else get_limits().request_values
+    body = await read_bytes(request, trains=trains)
+    await request.config_dict[READER].read(check_call, body, kind.__name__, most, kind=TypeAdapter[None](None))
+    return await read_beside(kind.model_validate_json, body)
+
+
+def check_call(body: bytes, kind: str, most: int) -> None:
+    """Raises the refusal of a body; there may be a problem with each of its values."""
+    try:
+        getattr(wire, kind).model_validate_json(check_body(body, most))
+    except ValidationError as error:
+        raise refuse_invalid(error) from None
 
 
 async def make_sessions(host: TrainingHost) -> SessionsApi:

@@ -188,7 +188,7 @@ class TinkerApi(Feature):
         return write_json({"status": "ok"})
 
     async def _client_config(self, request: web.Request) -> web.Response:
-        limit = min(MAX_CHUNK_BYTES, request.config_dict[LIMITS].max_body_bytes // 2)
+        limit = min(MAX_CHUNK_BYTES, request.config_dict[LIMITS].max_training_bytes // 2)
         return write_json(
             {
                 "pjwt_auth_enabled": False,

@@ -150,7 +150,7 @@ class TinkerTraining(TinkerParts):
     async def forward_backward(self, request: web.Request) -> web.Response:
         if request.content_type != CONTENT_TYPE:
             raise ApiError(415, f"forward_backward takes {CONTENT_TYPE}, as the SDK 0.38 sends it")
-        message = parse_request(await read_bytes(request))
+        message = parse_request(await read_bytes(request, trains=True))
         model_id = message.model_id
 
         async def compute() -> TinkerResult:
