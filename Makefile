@@ -60,9 +60,10 @@ fault: $(STAMP)
 	$(COMPILE)
 	$(BIN)/python -m pytest $(FAULTS) --timeout 3000
 
-# looks for inputs that break a promise: MINUTES in all, each test in turn
+# looks for inputs that break a promise: MINUTES in all, divided among the tests
 fuzz: $(STAMP)
-	REINFORGE_FUZZ_SECONDS=$$(($(MINUTES) * 60 / 8)) $(BIN)/python -m pytest tests/fuzz --timeout 0
+	count=$$($(BIN)/python -m pytest tests/fuzz --collect-only | grep -c ::) && \
+	REINFORGE_FUZZ_SECONDS=$$(($(MINUTES) * 60 / count)) $(BIN)/python -m pytest tests/fuzz --timeout 0
 
 # for each guarantee a small change of the source, which its test must notice
 mutants: $(STAMP)

@@ -1,6 +1,7 @@
 """A request that the sampler cannot follow fails alone: the other replies of its batch are sampled as without it."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,13 @@ def test_an_impossible_request_fails_alone(engine, settings, message):
     first, bad, last = outcomes(engine, request(seed=1), request(**settings), request(seed=2))
     assert isinstance(bad, ValueError)  # the agent's own failure; an EngineError would be the machine's
     assert message in str(bad)
+    assert [first, last] == outcomes(engine, request(seed=1), request(seed=2))
+
+
+@pytest.mark.parametrize("count", [-1, 21, 10**30])
+def test_an_impossible_number_of_likely_tokens_fails_alone(engine, count):
+    first, bad, last = outcomes(engine, request(seed=1), replace(request(), num_top_logprobs=count), request(seed=2))
+    assert "num_top_logprobs is " in str(bad)
     assert [first, last] == outcomes(engine, request(seed=1), request(seed=2))
 
 

@@ -16,12 +16,16 @@ MIN_TOP_P = 1e-30
 """A smaller one may be 0 as a 32-bit float, and keep no token."""
 
 
-def check_params(params: SamplingParams, vocab_size: int) -> None:
+MAX_TOP_LOGPROBS = 20
+
+
+def check_params(params: SamplingParams, vocab_size: int, num_top_logprobs: int = 0) -> None:
     """Checks the settings of one reply.
 
     Args:
         params: The settings.
         vocab_size: Number of tokens that the model knows, for `logit_bias`.
+        num_top_logprobs: How many of the most likely tokens the reply names at each position.
 
     Raises:
         ValueError: The sampler cannot follow one of them; the message names it.
@@ -36,6 +40,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             f"top_p is {params.top_p:g}, which keeps no token; for the most likely token set temperature to 0"
         )
     _check_number("min_p", params.min_p, 0, 1)
+    _check_number("num_top_logprobs", num_top_logprobs, 0, MAX_TOP_LOGPROBS)
     for name, least in (("top_k", 0), ("max_tokens", None), ("seed", None)):
         value = getattr(params, name)
         if value is None and name != "top_k":
