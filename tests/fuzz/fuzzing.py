@@ -70,26 +70,21 @@ def nest(value, depth):
     return value
 
 
-ODD = st.one_of(
-    VALUES,
-    SCALARS,
-    st.sampled_from([0, -1, 1e-40, 1e6, 2**31, 2**53, [], {}, [[]], "/etc/passwd", "../" * 9 + "etc/passwd"]),
-    st.sampled_from([("x" * 200_000), ["a"] * 5000, {"a" * 5000: "a"}, [0] * 5000, [{}] * 500]),
-)
+ODD = VALUES | SCALARS | st.sampled_from(
+    [0, -1, 1e-40, 2**31, [], {}, "/etc/passwd", "x" * 200_000, {"a" * 5000: "a"}, [0] * 5000]
+)  # fmt: skip
 
 
 @st.composite
 def damage(draw, value, most=2):
-    """Draws a copy of a value with up to `most` of its parts replaced, removed, repeated, renamed or nested."""
+    """Draws a copy of a value with up to `most` of its parts replaced, removed, repeated or nested."""
     whole = {"": copy.deepcopy(value)}
     for _ in range(draw(st.integers(1, most))):
         places = list(_list_places(whole))
         inside, name = places[draw(st.integers(0, len(places) - 1))]
-        how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "repeat", "rename", "nest"]))
+        how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "repeat", "nest"]))
         if how == "remove" and inside is not whole:
             del inside[name]
-        elif how == "rename" and isinstance(inside, dict) and inside is not whole:
-            inside[draw(TEXTS)] = inside[name]
         elif how == "repeat":
             inside[name] = [inside[name]] * draw(st.sampled_from([2, 20]))
         elif how == "nest":
