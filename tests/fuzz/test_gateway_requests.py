@@ -70,6 +70,8 @@ BASES = {
     "/completions": {"prompt": "a"},
     "/responses": {"input": "a"},
     "/messages": {"max_tokens": 9, "messages": USER},
+    "/messages/count_tokens": {"messages": USER},
+    "/embeddings": {"input": "a"},
 }
 
 

@@ -32,10 +32,6 @@ SAMPLE = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_params": {"max_t
 WAIT, JOBS = ("retrieve_future", {"request_id": "<future>"}), "/v1/fine_tuning/jobs"
 ONE, ART = "/reinforge/v1/sessions/<session>", "/v1/preview/models"
 REQUESTS = {
-    "models": [
-        ("POST /v1/messages/count_tokens", {"model": "tiny", "messages": USER, "tools": TOOLS[2:3], "system": "a"}),
-        ("POST /v1/embeddings", {"model": "tiny", "input": "a"}), "GET /v1/models/tiny", "GET /v1/models", "GET /",
-    ],
     "files": [
         ("POST /v1/files", ROWS), "GET /v1/files", "GET /v1/files/<file>", "GET /v1/files/<file>/content",
         ("POST /v1/uploads", {"bytes": 4, "filename": "a", "purpose": "fine-tune", "expires_after": {}}),
@@ -48,7 +44,7 @@ REQUESTS = {
             ("supervised", {}), ("dpo", {}), ("reinforcement", {"grader": string_check()}))),
         *((f"POST {JOBS}/<ftjob>/{verb}", {}) for verb in ("cancel", "pause", "resume")), f"GET {JOBS}/<ftjob>",
         f"GET {JOBS}/<ftjob>/checkpoints", f"GET {JOBS}/<ftjob>/events",
-        "DELETE /v1/models/ft:tiny", "GET /v1/fine_tuning/checkpoints/a/permissions",
+        "GET /v1/models", "DELETE /v1/models/ft:tiny", "GET /v1/fine_tuning/checkpoints/a/permissions",
     ],
     "graders": [
         (f"POST /v1/fine_tuning/alpha/graders/{verb}", {"grader": each, "model_sample": "a b", "item": {"answer": "a"}})
@@ -65,12 +61,13 @@ REQUESTS = {
         (f"POST {ONE}/restore", {"session": "<session>", "save": KEY, "version": 1}),
     ],
     "art": [
-        (f"POST {ART}", {**DESCRIBED, "return_existing": True}), ("POST /register", DESCRIBED), f"DELETE {ART}/<model>",
-        ("POST /v1/preview/training-jobs", {"model_id": "<model>", **GROUPS}), ("POST /_get_step", DESCRIBED),
+        (f"POST {ART}", {**DESCRIBED, "return_existing": True}), ("POST /register", DESCRIBED),
+        ("POST /v1/preview/training-jobs", {"model_id": "<model>", **GROUPS}), f"DELETE {ART}/<model>",
         "GET /v1/preview/training-jobs/<job>/events", f"GET {ART}/<model>/checkpoints",
         (f"DELETE {ART}/<model>/checkpoints", {"steps": [1]}), ("POST /v1/preview/sft-training-jobs", {}),
         ("POST /_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": [1]}),
-        ("POST /_prepare_backend_for_training", {"model": DESCRIBED}), ("POST /_train_model", build_call(MADE_UP)),
+        ("POST /_prepare_backend_for_training", {"model": DESCRIBED}), ("POST /_get_step", DESCRIBED),
+        ("POST /_train_model", build_call(MADE_UP)),
     ],
     "tinker": [
         ("create_session", {"tags": [], "user_metadata": {"a": "b"}, "sdk_version": "0.38.0"}),
@@ -88,15 +85,15 @@ REQUESTS = {
                      "prompt_logprobs": True, "topk_sample_logprobs": 2}),
         ("cancel_future", WAIT[1]), ("weights_info", {"tinker_path": "<checkpoint>"}),
         ("join_sampling_session", {"sampling_session_id": "<sample>"}),
-        *[(path, OWN) for path in ("session_heartbeat", "telemetry", "sessions/<tinker>/finish")],
+        ("session_heartbeat", OWN), ("telemetry", OWN), ("sessions/<tinker>/finish", {"detail": "a"}),
         *[f"GET /api/v1/{path}" for path in ("get_server_capabilities", "samplers/<sample>", "sessions/<tinker>",
           "training_runs/<train>", "training_runs", "training_runs/<train>/checkpoints", "checkpoints", "sessions")],
         "DELETE /api/v1/training_runs/<train>/checkpoints/weights/a",
     ],
 }  # fmt: skip
 """What the clients of each protocol send; a path alone is one of Tinker's."""
-CLEANUP = {"ftjob": f"POST {JOBS}/<ftjob>/cancel", "model": f"DELETE {ART}/<model>", "session": f"DELETE {ONE}",
-           "tinker": "sessions/<tinker>/finish", "file": "DELETE /v1/files/<file>"}  # fmt: skip
+CLEANUP = {r"ftjob-\w+": f"POST {JOBS}/<ftjob>/cancel", r"model-\w+": f"DELETE {ART}/<model>",
+           r"\w{32}": f"DELETE {ONE}", r"\w{16}": "sessions/<tinker>/finish"}  # fmt: skip
 ID = re.compile(r'"((?:file|upload|part|ftjob|model|job)-\w{24}|[0-9a-f]{32}|[0-9a-f]{16}[\w:]*|tinker://[\w:/.-]+)"')
 KINDS = {"session": r"\w{32}", "tinker": r"\w{16}", "train": r"\w+:train:\d+", "sample": r"\w+:sample:\d+",
          "future": r"\w+:\w+:\d+:\d+", "checkpoint": "tinker:.+"}  # fmt: skip
@@ -113,14 +110,12 @@ class Clients:
     def ask_honestly(self):
         return self.http.post("/v1/chat/completions", json=HONEST).json()["choices"][0]["message"]["content"]
 
-    def list_ids(self, kind):
-        return [each for each in self.ids if re.fullmatch(KINDS.get(kind, rf"{kind}-\w+"), each)] or ["none"]
-
     def fill(self, text, at):
         """Returns a text with ids in place of their names: the newest of each kind, or one `at` before it."""
 
         def find(name):
-            ids = self.list_ids(name[1] or "train")
+            kind = KINDS.get(name[1] or "train", rf"{name[1]}-\w+")
+            ids = [each for each in self.ids if re.fullmatch(kind, each)] or ["none"]
             found = ids[-1 - at % len(ids)]
             return found if name[1] else str(sum(each.startswith(f"{found}:") for each in self.ids))
 
@@ -155,9 +150,9 @@ class Clients:
         assert self.ask_honestly() == self.honest
         log = (self.folder / "serve.log").read_text()
         assert not re.search("Traceback|never retrieved", log), log[-9000:]
-        for kind, place in CLEANUP.items():
-            for at in range(len(self.list_ids(kind))):
-                self.send(place, {}, at)
+        for id_ in list(self.ids):
+            for kind in (kind for kind in CLEANUP if re.fullmatch(kind, id_)):
+                self.send(CLEANUP[kind], {}, odd=id_)
         del self.ids[:-9]  # the next requests may use what is gone
 
 
