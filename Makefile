@@ -61,9 +61,10 @@ fault: $(STAMP)
 	$(COMPILE)
 	REINFORGE_FAULT_SHARE=$(SHARE) $(BIN)/python -m pytest -m fault -n 2 --dist worksteal --timeout 3000
 
-# looks for inputs that break a promise: MINUTES in all, each test in turn
+# looks for inputs that break a promise: MINUTES in all, divided among the tests
 fuzz: $(STAMP)
-	REINFORGE_FUZZ_SECONDS=$$(($(MINUTES) * 60 / 8)) $(BIN)/python -m pytest tests/fuzz --timeout 0
+	count=$$($(BIN)/python -m pytest tests/fuzz --collect-only | grep -c ::) && \
+	REINFORGE_FUZZ_SECONDS=$$(($(MINUTES) * 60 / count)) $(BIN)/python -m pytest tests/fuzz --timeout 0
 
 # for each guarantee a small change of the source, which its test must notice
 mutants: $(STAMP)

@@ -15,8 +15,9 @@ from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
 
-def request(text: str = "hello", **params: Any) -> ModelRequest:
-    return ModelRequest([{"role": "user", "content": text}], SamplingParams(**{"max_tokens": 12, **params}))
+def request(text: str = "hello", num_top_logprobs: int = 0, **params: Any) -> ModelRequest:
+    sampling = SamplingParams(**{"max_tokens": 12, **params})
+    return ModelRequest([{"role": "user", "content": text}], sampling, num_top_logprobs=num_top_logprobs)
 
 
 def ask(policy: Any, requests: Sequence[ModelRequest], *, return_exceptions: bool = False) -> list[ModelReply]:

@@ -155,6 +155,7 @@ class Evaluator(ABC):
     """Scores an answer."""
 
     reads_steps: bool = True  # False: it looks at the answer alone, and gets no `item.trajectory`
+    needs_answer: bool = False  # True: an example without an expected answer gets no score
     is_function: bool = False  # True: a function of the user; without a score, its episode is a `reward_error`
 
     @abstractmethod

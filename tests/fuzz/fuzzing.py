@@ -4,6 +4,7 @@
 def test_a_file_is_read_or_refused(content): ...
 """
 
+import copy
 import json
 import os
 import re
@@ -67,6 +68,36 @@ def nest(value, depth):
     for _ in range(depth):
         value = [value]
     return value
+
+
+ODD = VALUES | SCALARS | st.sampled_from(
+    [0, -1, 1e-40, 2**31, [], {}, "/etc/passwd", "x" * 200_000, {"a" * 5000: "a"}, [0] * 5000]
+)  # fmt: skip
+
+
+@st.composite
+def damage(draw, value, most=2):
+    """Draws a copy of a value with up to `most` of its parts replaced, removed, repeated or nested."""
+    whole = {"": copy.deepcopy(value)}
+    for _ in range(draw(st.integers(1, most))):
+        places = list(_list_places(whole))
+        inside, name = places[draw(st.integers(0, len(places) - 1))]
+        how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "repeat", "nest"]))
+        if how == "remove" and inside is not whole:
+            del inside[name]
+        elif how == "repeat":
+            inside[name] = [inside[name]] * draw(st.sampled_from([2, 20]))
+        elif how == "nest":
+            inside[name] = nest(inside[name], draw(st.sampled_from([1, 100, 400])))
+        else:
+            inside[name] = copy.deepcopy(draw(ODD))
+    return whole[""]
+
+
+def _list_places(value):
+    for name in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, name
+        yield from _list_places(value[name])
 
 
 def make_cycle():

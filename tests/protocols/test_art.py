@@ -162,6 +162,13 @@ async def test_equal_rewards_make_a_step_of_the_same_weights(art, model):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("role", [["user"], {}, None])
+async def test_a_role_that_is_no_text_fails_the_job_with_the_reason(art, model, role):
+    strange = [{**each, "messages_and_choices": [{"role": role, "content": "a"}]} for each in MADE_UP]
+    events = await art.wait(await art.start_job(model, [{"trajectories": strange}]))
+    assert "nothing to train" in events[-1]["data"]["error_message"]
+
+
 async def test_a_job_without_known_tokens_fails_and_says_why(art, model):
     events = await art.wait(await art.start_job(model, [{"trajectories": MADE_UP}]))
     assert events[-1]["type"] == "training_failed"

@@ -115,6 +115,7 @@ def job(**tokens):
         ),
         ({"restricted": True, "supports": {"packed_counts": "", "packed_token_ids": ""}}, "the supports do not fit"),
         ({"logprobs": ["x"]}, "logprobs.0"),
+        ({"policy_version": 10**30}, "there is no policy_version 1"),
     ],
 )
 async def test_tokens_that_the_model_does_not_have_never_reach_it(http, tokens, message):

@@ -483,6 +483,8 @@ async def test_other_bodies_are_refused(client):
     assert (await client.send("optim_step", model_id=model_id, seq_id=1, adam_params={"lr": 1})).status_code == 422
     late = await client.send("save_weights", model_id=model_id, seq_id=1, path="late", ttl_seconds=10**12)
     assert late.status_code == 422
+    many = await client.send("create_model", session_id=client.session_id, model_seq_id=10**9, base_model="tiny")
+    assert many.status_code == 422, "paths of checkpoints have nine digits"
     assert (await client.http.post("optim_step", content=b"[]")).status_code == 400
     assert (await client.send("get_info", model_id=f"{client.session_id}:train:7")).status_code == 404
     dimuon = {"type": "dimuon", "learning_rate": 0.1}

@@ -188,7 +188,9 @@ def test_columns_with_other_names_are_named(read):
         read(table)
     with pytest.raises(ConfigError, match='no column "Fragen", did you mean "Frage"?'):
         read(table, columns={"prompt": "Fragen", "completion": "Antwort"})
-    with pytest.raises(ConfigError, match="no completion, so there is no exchange for rating to rate"):
+    with pytest.raises(
+        ConfigError, match="no completion, so there is no exchange for rating to rate.*train on this file"
+    ):
         read(("rated.jsonl", '{"prompt": "Wann?", "rating": 1}\n'))
     [row], _ = read(table, columns={"prompt": "Frage", "completion": "Antwort"}, reward="Note")
     assert (row["messages"], row["reward"]) == ([user("Wann?"), bot("Morgen.")], 0.5)

@@ -263,7 +263,7 @@ class EmbeddedPolicy(PolicyServer):
             ValueError: The sampler cannot follow the request's settings, or the prompt cannot be tokenized.
             ContextOverflow: The prompt leaves no room for a reply.
         """
-        check_params(request.sampling, self.sampler.model.vocab_size)
+        check_params(request.sampling, self.sampler.model.vocab_size, request.num_top_logprobs)
         prompt, params = self.renderer.render(request, self.max_model_len), request.sampling
         if request.prompt is not None:
             self._check_prompt(prompt)

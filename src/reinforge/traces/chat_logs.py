@@ -175,6 +175,8 @@ class ChatLogs(ExportFormat):
             rated = " or ".join(str(name) for name in record if self._is_rating_name(name))
             what = f"no {missing[0]}" + (f", so there is no exchange for {rated} to rate" if rated else "")
             fix = f"name its column with --column {missing[0]}"
+            if rated and missing == ["completion"]:
+                fix += ", or, if no replies were kept, train on this file itself: its prompts, with a reward or a judge"
             raise UnreadableRecordError(f"{what} (the record has {', '.join(map(str, record))}); {fix}")
         messages = read_messages(record[fields["messages" if is_chat else "prompt"]])
         messages = add_system(messages, _get_cell(record, fields, "system"))

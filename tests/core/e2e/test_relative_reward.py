@@ -161,6 +161,18 @@ async def test_check_says_what_would_have_nothing_to_compare(tmp_path, change, m
     assert [message in str(problem) for problem in problems] == [True], problems
 
 
+@pytest.mark.parametrize("kind", ["exact_match", "numeric", "contains"])
+async def test_a_reward_that_compares_with_answers_is_refused_for_rated_prompts_without_any(tmp_path, kind):
+    settings = judged_settings(LearningRun(tmp_path))
+    settings["eval"]["general"]["dataset"]["rows"] = [{"prompt": f"say {n}", "rating": 1} for n in range(32)]
+    function = {"_type": "python", "function": lambda item: 1.0}
+    for reward, is_refused in (({"_type": "weighted", "weights": {"part": 1.0}}, True), (function, False)):
+        settings["eval"]["evaluators"] = {"better": reward, "part": {"_type": kind}}
+        problems = (await check_config(build_config(settings))).problems
+        message = "13 of 13 held-out examples have no expected answer, so part cannot score them"
+        assert [message in str(problem) for problem in problems] == [True] * is_refused
+
+
 async def test_check_tells_what_the_reward_compares_with_and_tries_it_on_expected_answers(tmp_path):
     async with OpenAIServer(judge_by(lambda answer: len(answer) / 10)) as server:
         settings = judged_settings(LearningRun(tmp_path))

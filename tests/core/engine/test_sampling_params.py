@@ -42,6 +42,7 @@ BAD = [
     ({"stop": ("x",) * 129}, "stop has 129 entries, expected at most 128"),
     ({"stop": ("x" * 4097,)}, "stop has 4,097 bytes, expected at most 4,096"),
     ({"logit_bias": ((1, 1.0),) * 4097}, "logit_bias has 4,097 entries, expected at most 4,096"),
+    *[({"num_top_logprobs": count}, "num_top_logprobs is ") for count in (-1, 21, 10**30)],
     ({"text": "a\ud800"}, "an unpaired surrogate (U+D800)"),
 ]
 

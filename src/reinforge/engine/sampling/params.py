@@ -16,7 +16,10 @@ MIN_TOP_P = 1e-30
 """A smaller one may be 0 as a 32-bit float, and keep no token."""
 
 
-def check_params(params: SamplingParams, vocab_size: int) -> None:
+MAX_TOP_LOGPROBS = 20
+
+
+def check_params(params: SamplingParams, vocab_size: int, num_top_logprobs: int = 0) -> None:
     """Refuses settings of a reply that the sampler cannot follow, by a `ValueError` that names the setting."""
     _check_number("temperature", params.temperature, 0, MAX_TEMPERATURE)
     if 0 < params.temperature < MIN_TEMPERATURE:
@@ -28,6 +31,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             f"top_p is {params.top_p:g}, which keeps no token; for the most likely token set temperature to 0"
         )
     _check_number("min_p", params.min_p, 0, 1)
+    _check_number("num_top_logprobs", num_top_logprobs, 0, MAX_TOP_LOGPROBS)
     for name, least in (("top_k", 0), ("max_tokens", None), ("seed", None)):
         value = getattr(params, name)
         if value is None and name != "top_k":

@@ -45,7 +45,7 @@ class Contains(Evaluator):
     reads_steps = False
 
     def __init__(self, config: ContainsConfig):
-        self.config = config
+        self.config, self.needs_answer = config, config.texts is None
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         texts = self.config.texts

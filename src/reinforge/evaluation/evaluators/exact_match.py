@@ -34,7 +34,7 @@ class ExactMatch(Evaluator):
     An agent that returns None gets 0.0: it ran and gave no answer. An example without an expected output gets no score.
     """
 
-    reads_steps = False
+    reads_steps, needs_answer = False, True
 
     def __init__(self, config: ExactMatchConfig):
         self.config = config

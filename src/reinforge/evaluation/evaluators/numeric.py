@@ -45,7 +45,7 @@ class Numeric(Evaluator):
     number in the expected output there is no score.
     """
 
-    reads_steps = False
+    reads_steps, needs_answer = False, True
 
     def __init__(self, config: NumericConfig):
         self.config = config

@@ -39,6 +39,8 @@ SESSIONS = "/reinforge/v1/sessions"
 KEY_PATTERN = r"^[0-9a-f]{32}$"
 Key = Annotated[str, Field(pattern=KEY_PATTERN)]
 """Names a session or its saved weights; never part of a path unless it matches."""
+Version = Annotated[int, Field(ge=0, lt=1 << 62)]
+"""A version of the weights, which training keeps as a 64-bit integer."""
 SENT_METADATA = (OTHER_CHOICES, "label")
 """What training reads of a trajectory's metadata; the rest stays where the run is."""
 CLIENT_SETTINGS = (
@@ -112,7 +114,7 @@ class EncodeCall(WireModel):
 
 
 class PublishCall(WireModel):
-    version: int = Field(ge=0)
+    version: Version
 
 
 class SaveCall(WireModel):
@@ -123,14 +125,14 @@ class SaveCall(WireModel):
             that it continues are removed. None: remove nothing.
     """
 
-    version: int = Field(ge=0)
+    version: Version
     keep: list[str] | None = None
 
 
 class RestoreCall(WireModel):
     session: Key
     save: Key
-    version: int = Field(ge=0)
+    version: Version
 
 
 class SessionAnswer(BaseModel):

@@ -24,10 +24,11 @@ def find_comparison_problems(
 ) -> list[Problem]:
     """Returns why evaluators that compare answers would have nothing to compare."""
     problems = _find_missing_answers(evaluators, splits.get("train", []), all_of=False)
-    problems += _find_missing_answers(
-        held_out, [item for name in HELD_OUT for item in splits.get(name, [])], all_of=True
-    )
+    held_out_items = [item for name in HELD_OUT for item in splits.get(name, [])]
+    problems += _find_missing_answers(held_out, held_out_items, all_of=True)
     reward = config.finetuning.reward_function
+    if reward is not None:
+        problems += _find_unscorable(config.finetuning, reward.name, held_out, held_out_items)
     if reward is None or not (compared := find_compared_parts(reward.name, evaluators)):
         return list({problem.path: problem for problem in problems}.values())
     names = " and ".join(compared)
@@ -80,6 +81,26 @@ def _find_missing_answers(evaluators: Evaluators, items: Sequence[EvalInputItem]
             fix = "add them, or use `reference: base`" if by_reference else "add them, or use `against: siblings`"
             problems.append(Problem(f"eval.evaluators.{name}.{key}", message, fix))
     return problems
+
+
+def _find_unscorable(
+    config: FinetuneConfig, reward: str, evaluators: Evaluators, items: Sequence[EvalInputItem]
+) -> list[Problem]:
+    """Returns the problem of rows, such as prompts with a rating, to which the reward would give no score."""
+    num_without = sum(item.expected_output_obj is None for item in items)
+    if num_without <= config.outcomes.max_missing * len(items) or not (needing := _find_needing(reward, evaluators)):
+        return []
+    message = f"{num_without} of {len(items)} held-out examples have no expected answer, so {needing} cannot score them"
+    fix = "add answers (answer_key), or use a reward that looks at the output alone: a function of yours or a judge"
+    return [Problem(f"eval.evaluators.{needing}", message, fix)]
+
+
+def _find_needing(name: str, evaluators: Evaluators) -> str | None:
+    """Returns the evaluator that scores nothing without an expected answer: this one, or a part of it."""
+    evaluator = evaluators.get(name)
+    if isinstance(evaluator, Weighted):
+        return next(filter(None, (_find_needing(part, evaluator.parts) for part in evaluator.weights)), None)
+    return name if getattr(evaluator, "needs_answer", False) else None
 
 
 def can_serve_policy(adapter: TrainerAdapter) -> bool:

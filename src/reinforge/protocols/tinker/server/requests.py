@@ -57,7 +57,7 @@ class OptimizerFamily(BaseModel):
 
 
 class CreateModel(OfSession):
-    model_seq_id: int = Field(ge=0)
+    model_seq_id: int = Field(ge=0, lt=10**9)
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraSettings | None = None
@@ -116,7 +116,7 @@ class LoadWeights(TinkerBody):
     model_id: str | None = None
     seq_id: int | None = Field(default=None, ge=1)
     session_id: str | None = None
-    model_seq_id: int | None = Field(default=None, ge=0)
+    model_seq_id: int | None = Field(default=None, ge=0, lt=10**9)
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     path: str
