@@ -49,6 +49,20 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_read():
         assert announced.startswith(b"HTTP/1.1 413")
 
 
+async def test_the_bodies_of_all_clients_together_are_bounded():
+    async with serve({"m": ScriptedPolicy()}, limits=ServerLimits(max_waiting_bytes=300_000)) as app:
+        _, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.write(head(app, "content-length: 250000"))  # and nothing more
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        refused = await ask(app, user="x" * 100_000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_overloaded")
+        assert (await ask(app)).status_code == 200, "a short one harms nobody"
+        writer.close()
+        await asyncio.sleep(0.1)
+        assert (await ask(app, user="x" * 100_000)).status_code == 200
+
+
 async def test_a_body_of_unknown_length_is_read_up_to_the_limit():
     async def endless():
         for _ in range(1000):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -23,9 +25,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from reinforge.dialects.chat_call import BadRequest
+from reinforge.engine.garbage_collection import limit_garbage_collection
 from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.rollout.http.access import HEADERS, LOOPBACK
-from reinforge.rollout.http.exchange import describe_failure
+from reinforge.rollout.http.exchange import SHORT_BODY, describe_failure
 from reinforge.serving.access import RequestGuard
 from reinforge.serving.chat import ChatApi
 from reinforge.serving.metrics import MetricsApi
@@ -109,7 +112,7 @@ class ServeApp:
         self.models, self.host, self.port = models, host, port
         self.limits = limits or ServerLimits()
         self._metrics = MetricsApi(models)
-        self._reader = BodyReader()
+        self._reader, self._waiting_bytes = BodyReader(), 0
         self._features: list[Feature] = [
             ChatApi(models, self.limits),
             Pages(),
@@ -218,15 +221,31 @@ class ServeApp:
             if (traded := self._guard.trade_key(request)) is not None:
                 return traded
             self._guard.check(request)
-            if is_abortable(request.match_info.handler):
-                return await self._run_abortable(request, handler)
-            return await self._run_to_its_end(request, handler)
+            with self._hold_body(request):
+                if is_abortable(request.match_info.handler):
+                    return await self._run_abortable(request, handler)
+                return await self._run_to_its_end(request, handler)
         except web.HTTPException as error:
             return _write_error(request, _describe_status(request, error))
         except Exception as error:
             if isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError):
                 raise  # the client disconnected
             return _write_error(request, describe_failure(error, f"{request.method} {request.path[:200]}"))
+
+    @contextmanager
+    def _hold_body(self, request: web.Request) -> Iterator[None]:
+        """Counts the bytes of a request's body while it is answered; one of unknown length as the longest."""
+        length = request.content_length if request.content_length is not None else self.limits.max_body_bytes
+        length = min(length, self.limits.max_training_bytes) if request.can_read_body else 0
+        if length > SHORT_BODY and self._waiting_bytes + length > self.limits.max_waiting_bytes:
+            message = "the server holds as many bytes of requests as it may; try again later"
+            headers = {"retry-after": str(self.limits.retry_after_s)}
+            raise ApiError(503, message, code="server_overloaded", headers=headers)
+        self._waiting_bytes += length
+        try:
+            yield
+        finally:
+            self._waiting_bytes -= length
 
     async def _run_abortable(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Runs a handler that ends with its client's connection, or soon after the server is stopped."""
@@ -253,11 +272,13 @@ class ServeApp:
     async def _return_memory(self) -> None:
         """Returns memory to the system: replies of many lengths leave holes in glibc's heap, which else grows."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-        while True:
-            await asyncio.sleep(TRIM_S)
-            await self._reader.rest()
-            if trim is not None:
-                await asyncio.to_thread(trim, 0)
+        with limit_garbage_collection():  # models and code are skipped, so that looking for garbage takes milliseconds
+            while True:
+                await asyncio.sleep(TRIM_S)
+                await self._reader.rest()
+                gc.collect()  # the error of a refused request holds its body until then
+                if trim is not None:
+                    await asyncio.to_thread(trim, 0)
 
     def _forget(self, task: asyncio.Task[web.StreamResponse]) -> None:
         self._running.discard(task)

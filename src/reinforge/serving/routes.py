@@ -32,6 +32,8 @@ class ServerLimits:
     """
 
     max_body_bytes: int = field(default_factory=lambda: get_limits().request_bytes)
+    max_waiting_bytes: int = field(default_factory=lambda: get_limits().waiting_bytes)
+    max_settings_bytes: int = field(default_factory=lambda: get_limits().settings_bytes)
     max_training_bytes: int = field(default_factory=lambda: get_limits().training_bytes)
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 75.0
@@ -104,17 +106,23 @@ def count_retries(request: web.Request) -> int:
     return int(text) if re.fullmatch(r"\d{1,6}", text) else 0
 
 
-async def read_bytes(request: web.Request, *, trains: bool = False) -> bytes:
+async def read_bytes(request: web.Request, *, trains: bool = False, only_settings: bool = False) -> bytes:
     """Returns a request's body; `trains`: it has tokens or trajectories to train on, and may be longer."""
     limits = request.config_dict[LIMITS]
     most = limits.max_training_bytes if trains else limits.max_body_bytes
+    most = min(most, limits.max_settings_bytes) if only_settings else most
     return await read_body(request, max_bytes=most, timeout_s=limits.body_timeout_s)
 
 
 async def read_json(request: web.Request, *, trains: bool = False) -> dict[str, Any]:
-    """Returns the object in a request's JSON body, within the server's limits; no body is an empty object."""
+    """Returns the object in a request's JSON body, within the server's limits; no body is an empty object.
+
+    Args:
+        trains: It has trajectories to train on; else it has settings only, since it is read in this process.
+    """
     most = get_limits().training_values if trains else None
-    return await read_beside(lambda text: decode_object(text, most), await read_bytes(request, trains=trains))
+    body = await read_bytes(request, trains=trains, only_settings=not trains)
+    return await read_beside(lambda text: decode_object(text, most), body)
 
 
 def decode_object(body: bytes, most: int | None = None) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class GradersApi(Feature):
             body = decode_object(text)
             return check_grader(body.get("grader"), allow_python=self.allow_python), body, text
 
-        return await read_beside(read, await read_bytes(request))
+        return await read_beside(read, await read_bytes(request, only_settings=True))
 
 
 def grade_text(sent: bytes) -> Grade:
