@@ -61,17 +61,17 @@ failed = wait(jobs.create(model=base, training_file=bad.id))
 assert (failed.status, failed.error.code) == ("failed", "invalid_training_file"), failed.error
 assert "line 25" in failed.error.message, failed.error.message
 
-long = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 500}}}
+long = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 5000}}}
 doomed = jobs.create(model=base, training_file=uploaded.id, method=long, metadata={"kind": "doomed"})
 hyperparameters = {"n_epochs": 12, "batch_size": 4, "learning_rate_multiplier": 4}
 method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
 job = jobs.create(model=base, training_file=file.id, method=method, suffix="x", seed=1, metadata={"kind": "kept"})
-assert [each.id for each in jobs.list(limit=1)] == [job.id, doomed.id, failed.id], "page by page, newest first"
-assert [each.id for each in jobs.list(extra_query={"metadata[kind]": "doomed"})] == [doomed.id]
-assert wait(doomed, "running").status == "running"
 if hasattr(jobs, "pause"):  # the job waits for the other one
     assert jobs.pause(job.id).status == "paused"
     assert jobs.resume(job.id).status in ("queued", "validating_files")
+assert [each.id for each in jobs.list(limit=1)] == [job.id, doomed.id, failed.id], "page by page, newest first"
+assert [each.id for each in jobs.list(extra_query={"metadata[kind]": "doomed"})] == [doomed.id]
+assert wait(doomed, "running").status == "running"
 assert jobs.cancel(doomed.id).status == "cancelled"
 refuse(lambda: jobs.cancel(doomed.id), openai.BadRequestError, "is cancelled")
 job = wait(jobs.retrieve(job.id))
