@@ -26,12 +26,16 @@ class ChatCall:
     Attributes:
         arguments: Arguments of `llm.chat.completions.create`, without `model` and `stream`.
         options: What only the dialect needs to write the response, such as `include_usage`.
+        ignored: Fields of the request that change no token, or that nothing here can use.
+        dropped: Types of tools that only a vendor's server could run.
     """
 
     arguments: dict[str, Any]
     model: str
     stream: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class Capture:
             a reply fails because of the policy.
         lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A
             client shows the agent an error of its own kind, so only this tells whose failure it is.
+        refused_call: Why the first model call that was refused was, even if the agent continued; None: none was.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class Capture:
     overflow: str | None = None
     bad_call: str | None = None
     lost_call: str | None = None
+    refused_call: str | None = None
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -84,6 +86,9 @@ class Capture:
         if call_id is not None and all(call.call_id != call_id for call in self.calls):
             raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
         self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
+
+    def refuse(self, reason: str) -> None:
+        self.refused_call = self.refused_call or reason
 
     def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
         self._check_open()

@@ -65,6 +65,8 @@ def _record_ending(
         output = refuse_coroutine(get_output(), workflow)
         capture.match_output(output)
         record.item = item.copy_with_updates(output_obj=output)
+        if capture.refused_call is not None:  # the agent continued without the model's answer
+            record.outcome, record.reason = Outcome.TOOL_ERROR, f"a model call was refused: {capture.refused_call}"
     except TimeoutError as error:
         record.outcome, record.reason = _classify_timeout(capture, timeout_s)
         if isinstance(error, Blocked):

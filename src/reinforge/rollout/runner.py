@@ -176,6 +176,8 @@ class EpisodeRunner:
             loop=loop,
             is_closed=lambda: capture.closed,
             warned=self._warned,
+            refuse=capture.refuse if self.outcomes.refused_calls == "fail" else None,
+            omits_content=self.outcomes.unsupported_content == "omit",
         )
 
 

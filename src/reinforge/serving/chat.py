@@ -29,6 +29,7 @@ from reinforge.rollout.http.exchange import (
     describe_failure,
     find_dialect,
     read_beside,
+    read_call,
 )
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import (
@@ -285,7 +286,7 @@ class ChatApi(Feature):
         body = await read_bytes(request)
 
         def read(text: bytes) -> list[ChatCall]:
-            return [dialect.read_request(each) for each in self._split(request.path, decode_object(text))]
+            return [read_call(dialect, each) for each in self._split(request.path, decode_object(text))]
 
         with self._admit():
             calls = await read_beside(read, body)
@@ -310,7 +311,7 @@ class ChatApi(Feature):
         """Answers Anthropic's count of a prompt's tokens: it is computed, and one token is sampled and dropped."""
         body = {**await read_json(request), "max_tokens": 1}
         with self._admit():
-            call = _find_dialect(MESSAGES).read_request(body)
+            call = read_call(_find_dialect(MESSAGES), body)
             model = self._models.find(call.model)
             with model.use():
                 [asked] = ModelCaller(self._models, model, self._limits).prepare([call]).requests

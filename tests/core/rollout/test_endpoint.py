@@ -64,8 +64,6 @@ BAD_BODIES = {
     ),
     "tools are an object": ({**QUESTION, "tools": {}}, "tools"),
     "a tool choice is a number": ({**QUESTION, "tool_choice": 1}, "tool_choice"),
-    "an unknown argument": ({**QUESTION, "self": 1}, "self"),
-    "a misspelt argument": ({**QUESTION, "temprature": 1}, "temprature"),
     "a model is a list": ({**QUESTION, "model": ["agent"]}, "model"),
     "a response format is a text": ({**QUESTION, "response_format": "json"}, "response_format"),
     "a logit bias is a list": ({**QUESTION, "logit_bias": [1]}, "logit_bias"),
@@ -82,6 +80,56 @@ async def test_a_bad_body_is_refused_with_the_field_and_the_reason(name):
     assert set(error["error"]) == {"message", "type", "param", "code"}
     assert response.headers["x-should-retry"] == "false"
     assert policy.requests == []
+
+
+async def test_what_changes_no_token_is_accepted_and_told_once_in_a_run(caplog):
+    told = set[str]()
+    body = {**QUESTION, "provider": {"order": ["a"]}, "temprature": 1, "user": "u", "usage": {"include": True}}
+    for _ in range(2):
+        response, _, capture = await ask(body, warned=told)
+        assert response.status == 200
+    assert capture.refused_call is None
+    (message,) = caplog.messages
+    assert message == (
+        'ignored in the agent\'s requests: provider, temprature (did you mean "temperature"?), user, usage'
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("/v1/messages", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ("/v1/responses", [{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]),
+    ],
+)
+async def test_tools_that_a_vendor_runs_are_dropped_and_named(path, tools, caplog):
+    body = {"model": "agent", "max_tokens": 5, "tools": tools, "input": "hi", "messages": QUESTION["messages"]}
+    body.pop("input" if "messages" in path else "messages")
+    body.pop("max_tokens" if "responses" in path else "input", None)
+    policy = ScriptedPolicy()
+    response, _, _ = await ask(body, path, policy=policy)
+    assert (response.status, policy.requests[0].tools) == (200, None)
+    assert all(f"the tool {tool['type']}, which its vendor runs" in caplog.text for tool in tools)
+
+
+IMAGE = [{"type": "text", "text": "what is it? "}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+
+
+async def test_a_note_stands_for_an_image_where_the_user_allows_it():
+    policy = ScriptedPolicy()
+    body = {"messages": [{"role": "user", "content": IMAGE}]}
+    response, _, _ = await ask(body, policy=policy, omits_content=True)
+    assert response.status == 200
+    (message,) = policy.requests[0].messages
+    assert message["content"] == "what is it? [image omitted]"
+
+
+async def test_a_refused_call_is_told_to_the_episode_but_a_prompt_that_is_too_long_is_not():
+    refused = []
+    await ask({**QUESTION, "n": 0}, refuse=refused.append)
+    await ask({}, "/v1/embeddings", refuse=refused.append)  # no model call
+    await ask(b"", "/v1/models", "GET", refuse=refused.append)
+    assert refused == ["/v1/chat/completions 400: n: expected at least 1, found 0"]
 
 
 @pytest.mark.parametrize(

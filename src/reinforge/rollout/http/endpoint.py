@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from typing import Any
 
-from reinforge.dialects.chat_call import BadRequest
+from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import CaptureError, did_you_mean
 from reinforge.rollout.http.exchange import (
     EVENT_STREAM,
@@ -28,6 +28,7 @@ from reinforge.rollout.http.exchange import (
     describe_model,
     find_dialect,
     read_beside,
+    read_call,
     respond,
 )
 
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Maximum names of models in a message."""
+CLIENT_CHARS = 40
+REFUSED = (400, 404, 413, 422)
+"""Statuses of a call that is the client's fault."""
 
 
 BLOCKING = (
@@ -48,7 +52,9 @@ class EpisodeEndpoint:
     """The models of one episode behind HTTP.
 
     Args:
-        warned: Names of models of which the user was told that there is none; endpoints of one run share it.
+        warned: What the user was already told; endpoints of one run share it.
+        refuse: Called with the reason for each model call that is refused.
+        omits_content: Images and files of requests become notes in brackets; without it they are refused.
 
     Attributes:
         loop: The event loop in which `handle` must be called; `answer` and `answer_blocking` work elsewhere too.
@@ -63,11 +69,14 @@ class EpisodeEndpoint:
         loop: asyncio.AbstractEventLoop | None = None,
         is_closed: Callable[[], bool] | None = None,
         warned: set[str] | None = None,
+        refuse: Callable[[str], None] | None = None,
+        omits_content: bool = False,
     ):
         self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
         self.loop = asyncio.get_running_loop() if loop is None else loop
         self._is_closed = is_closed or (lambda: False)
         self._warned = set() if warned is None else warned
+        self._refuse, self._omits_content = refuse or (lambda reason: None), omits_content
 
     @property
     def is_closed(self) -> bool:
@@ -79,7 +88,11 @@ class EpisodeEndpoint:
             return await self._route(request)
         except Exception as error:  # noqa: BLE001  whatever fails is told to the client
             has_ended = isinstance(error, CaptureError) and self.is_closed
-            return build_error_response(request, build_ended() if has_ended else describe_failure(error))
+            described = build_ended() if has_ended else describe_failure(error)
+            is_call = request.method.upper() == "POST" and find_dialect(request.path.rstrip("/")) is not None
+            if is_call and described.status in REFUSED and described.code != "context_length_exceeded":
+                self._refuse(f"{request.path} {described.status}: {described.message}")
+            return build_error_response(request, described)
 
     async def answer(self, request: EndpointRequest) -> EndpointResponse:
         if asyncio.get_running_loop() is self.loop:
@@ -133,12 +146,24 @@ class EpisodeEndpoint:
         check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
-        call = await read_beside(lambda body: dialect.read_request(decode_body(body)), request.body)
+        call = await read_beside(
+            lambda body: read_call(dialect, decode_body(body), omits_content=self._omits_content), request.body
+        )
+        self._tell_ignored(call, request.headers.get("user-agent", ""))
         llm = self._find_llm(self._choose_entry(call.model))
         completion = await llm.chat.completions.create(**call.arguments)
         if call.stream:
             return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
+
+    def _tell_ignored(self, call: ChatCall, client: str) -> None:
+        """Says once in a run of each field that is not used."""
+        named = [*call.ignored, *(f"the tool {kind}, which its vendor runs" for kind in call.dropped)]
+        new = [name for name in named if f"ignored {name}" not in self._warned]
+        if new:
+            self._warned.update(f"ignored {name}" for name in new)
+            by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
+            logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
     def _choose_entry(self, model: str) -> str:
         """Returns the entry of `llms` for the name that a client wrote.
