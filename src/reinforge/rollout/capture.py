@@ -52,6 +52,7 @@ class Capture:
             a reply fails because of the policy.
         lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A
             client shows the agent an error of its own kind, so only this tells whose failure it is.
+        omits_content: Whether notes in brackets stand for images and files, which are refused otherwise.
         refused_call: Why the first model call that was refused was, even if the agent continued; None: none was.
     """
 
@@ -63,6 +64,7 @@ class Capture:
     bad_call: str | None = None
     lost_call: str | None = None
     refused_call: str | None = None
+    omits_content: bool = False
     pending: int = 0
     num_started: int = 0
     closed: bool = False

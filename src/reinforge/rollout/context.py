@@ -75,6 +75,11 @@ class EpisodeContext:
         """The episode's finished model calls, in the order they ended."""
         return tuple(self._capture.calls)
 
+    @property
+    def refused_call(self) -> str | None:
+        """Why the first refused model call was, such as one with an image; None: none was refused."""
+        return self._capture.refused_call
+
     def random(self, *names: str | int) -> Random:
         """Returns a `random.Random` derived from the environment's seed, one stream per name."""
         return stable_random(self.seed, *names)

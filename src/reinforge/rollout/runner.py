@@ -176,8 +176,8 @@ class EpisodeRunner:
             loop=loop,
             is_closed=lambda: capture.closed,
             warned=self._warned,
-            refuse=capture.refuse if self.outcomes.refused_calls == "fail" else None,
-            omits_content=self.outcomes.unsupported_content == "omit",
+            refuse=capture.refuse,
+            omits_content=capture.omits_content,
         )
 
 
@@ -320,7 +320,11 @@ class Attempt(ContainedTask[Any]):
         self._reset()
 
     def _reset(self) -> None:
-        self.capture = Capture(seed=stable_seed(self.batch.runner.run_seed, "draws", str(self.key), self.number))
+        runner = self.batch.runner
+        self.capture = Capture(
+            stable_seed(runner.run_seed, "draws", str(self.key), self.number),
+            omits_content=runner.outcomes.unsupported_content == "omit",
+        )
         self.started_s = time.monotonic()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attempt:
@@ -380,6 +384,8 @@ class Attempt(ContainedTask[Any]):
                 runner.status.num_abandoned += 1
                 raise
 
+        if runner.outcomes.refused_calls == "ignore":
+            capture.refused_call = None
         within = SCOPE.set(self)  # an output that blocks where it is read can be interrupted as the agent can
         record_ending(record, capture, get_output, runner.workflow, runner.limits.episode_timeout_s)
         capture.closed = True

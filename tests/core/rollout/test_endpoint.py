@@ -140,7 +140,6 @@ async def test_a_refused_call_is_told_to_the_episode_but_a_prompt_that_is_too_lo
         ("POST", "/v1/embeddings", 404),
         ("GET", "/v1/fine_tuning/jobs", 404),
         ("GET", "/", 404),
-        ("GET", "/v1/models/gpt-4o", 404),
         ("GET", "/v1/chat/completionsx", 404),
     ],
 )
@@ -175,3 +174,27 @@ async def test_null_fields_are_absent_ones_and_an_absent_model_is_the_workflows(
     response, answer, _ = await ask(body)
     assert response.status == 200, answer
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "yes", "refusal": None}
+
+
+async def test_a_response_continues_an_earlier_one_of_its_episode_by_its_id():
+    policy = ScriptedPolicy(lambda request: f"reply {len(request.messages)}")
+    endpoint, _ = endpoint_of(policy)
+
+    async def respond(**body):
+        content = json.dumps({"model": "gpt-5", **body}).encode()
+        return json.loads((await endpoint.handle(EndpointRequest("POST", "/v1/responses", {}, content))).body)
+
+    first = await respond(input="2 + 2?", instructions="Be brief.")
+    second = await respond(input="and 3?", previous_response_id=first["id"])
+    assert (first["model"], second["output"][0]["content"][0]["text"]) == ("gpt-5", "reply 3")
+    assert [message["content"] for message in policy.requests[1].messages] == ["2 + 2?", "reply 2", "and 3?"]
+    third = await respond(input="and 4?", previous_response_id=second["id"], store=False)
+    assert len(policy.requests[2].messages) == 5
+    for unknown in (third["id"], "resp_other"):
+        failed = await respond(input="and 5?", previous_response_id=unknown)
+        assert "this episode has no response" in failed["error"]["message"]
+
+
+async def test_each_name_that_calls_accept_is_a_model():
+    response, model, _ = await ask(b"", "/v1/models/gpt-5", "GET")
+    assert (response.status, model["id"]) == (200, "gpt-5")

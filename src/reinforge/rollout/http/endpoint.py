@@ -16,9 +16,11 @@ from typing import Any
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import CaptureError, did_you_mean
+from reinforge.limits import get_limits
 from reinforge.rollout.http.exchange import (
     EVENT_STREAM,
     ROUTES,
+    Dialect,
     EndpointRequest,
     EndpointResponse,
     build_error_response,
@@ -76,6 +78,7 @@ class EpisodeEndpoint:
         self.loop = asyncio.get_running_loop() if loop is None else loop
         self._is_closed = is_closed or (lambda: False)
         self._warned = set() if warned is None else warned
+        self._responses: dict[str, list[Any]] = {}
         self._refuse, self._omits_content = refuse or (lambda reason: None), omits_content
 
     @property
@@ -146,15 +149,34 @@ class EpisodeEndpoint:
         check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
-        call = await read_beside(
-            lambda body: read_call(dialect, decode_body(body), omits_content=self._omits_content), request.body
-        )
+        call = await read_beside(lambda body: self._read(dialect, body), request.body)
         self._tell_ignored(call, request.headers.get("user-agent", ""))
         llm = self._find_llm(self._choose_entry(call.model))
         completion = await llm.chat.completions.create(**call.arguments)
+        if call.model:  # clients compare it with what they asked for
+            completion = {**completion, "model": call.model}
+        if dialect is find_dialect("responses"):
+            self._store(call, dialect.write_answer(completion, call))
         if call.stream:
             return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
+
+    def _read(self, dialect: Dialect, content: bytes) -> ChatCall:
+        body = decode_body(content)
+        if isinstance(body, dict) and (previous := body.get("previous_response_id")):
+            if previous not in self._responses:
+                message = f"this episode has no response {str(previous)[:60]!r}; send the whole conversation in input"
+                raise BadRequest(f"previous_response_id: {message}", "previous_response_id")
+            body = {**body, "previous_response_id": None, "input": [*self._responses[previous], *list_items(body)]}
+        return read_call(dialect, body, omits_content=self._omits_content)
+
+    def _store(self, call: ChatCall, answer: Mapping[str, Any]) -> None:
+        """Keeps a response with its conversation, which later requests may name instead of sending it."""
+        body = call.options["body"]
+        if body.get("store") is not False:
+            self._responses[answer["id"]] = [*list_items(body), *answer["output"]]
+            while len(self._responses) > get_limits().kept_replies:
+                del self._responses[next(iter(self._responses))]
 
     def _tell_ignored(self, call: ChatCall, client: str) -> None:
         """Says once in a run of each field that is not used."""
@@ -193,16 +215,17 @@ class EpisodeEndpoint:
         return self.default
 
     def _describe_models(self, name: str) -> dict[str, Any]:
-        names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
-        models = [describe_model(each) for each in names]
-        if not name:
-            return {"object": "list", "data": models}
-        if name not in names:
-            listed = ", ".join(names[:NAMES_SHOWN])
-            raise BadRequest(
-                f"the model {name!r} does not exist; llms has: {listed}", "model", status=404, code="model_not_found"
-            )
-        return models[names.index(name)]
+        if name:
+            self._choose_entry(name)  # every name that calls accept is a model
+            return describe_model(name)
+        names = dict.fromkeys([*self.entries, *self.entries.values()])
+        return {"object": "list", "data": [describe_model(each) for each in names]}
+
+
+def list_items(body: Mapping[str, Any]) -> list[Any]:
+    """Returns the input of a request of the Responses API as items."""
+    found = body.get("input") or []
+    return [{"role": "user", "content": found}] if isinstance(found, str) else list(found)
 
 
 def build_ended() -> BadRequest:

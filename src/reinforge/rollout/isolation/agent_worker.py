@@ -37,8 +37,8 @@ def serve_agent(workflow: BoundWorkflow) -> tuple[Perform, Message]:
 class RemoteCapture(Capture):
     """Sends marks to the run, and keeps the calls that it has made as far as the agent may see them."""
 
-    def __init__(self, link: JobLink):
-        super().__init__(seed=0)
+    def __init__(self, link: JobLink, *, omits_content: bool):
+        super().__init__(seed=0, omits_content=omits_content)
         self.link = link
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
@@ -49,6 +49,9 @@ class RemoteCapture(Capture):
             kind = TTCEventData if isinstance(data, TTCEventData) else StreamEventData
             mark |= {"data": data.model_dump(mode="json", exclude_unset=True), "kind": kind.__name__}
         self.link.send({**mark, "type": "mark"})
+
+    def refuse(self, reason: str) -> None:
+        self.link.send({"type": "refused", "reason": reason})
 
     async def ask(self, llm: str, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         self._check_open()
@@ -86,7 +89,7 @@ class RemoteLLM:
 
 class RemoteModels:
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
-        self.capture = RemoteCapture(link)
+        self.capture = RemoteCapture(link, omits_content=job["omits_content"])
         self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
 
     def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
@@ -98,7 +101,15 @@ class RemoteModels:
     def open_endpoint(self) -> EpisodeEndpoint:
         find, capture = partial(self.create_handle, is_async=True), self.capture
         loop = capture.link.loop
-        return EpisodeEndpoint(find, self._default, self._names, loop=loop, is_closed=lambda: capture.closed)
+        return EpisodeEndpoint(
+            find,
+            self._default,
+            self._names,
+            loop=loop,
+            is_closed=lambda: capture.closed,
+            refuse=capture.refuse,
+            omits_content=capture.omits_content,
+        )
 
 
 async def _run_episode(workflow: BoundWorkflow, job: Message, link: JobLink) -> Any:

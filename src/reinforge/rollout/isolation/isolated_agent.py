@@ -129,6 +129,7 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
             "llm": episode.llm.name,
             "llms": episode.names,
             "timeout_s": timeout_s,
+            "omits_content": episode.capture.omits_content,
         }
     )
     try:
@@ -140,6 +141,8 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
                 call.add_done_callback(calls.discard)
             elif message["type"] == "mark":
                 _mark(episode, message)
+            elif message["type"] == "refused":
+                episode.capture.refuse(str(message["reason"]))
             elif message["type"] == "blame":
                 episode.context.llm(message["llm"]).blame_reply(str(message["reason"]))
             elif message["type"] in ("done", "failed"):
