@@ -478,3 +478,22 @@ async def test_an_episode_with_a_refused_call_is_no_success(outcomes, outcome, n
     if not outcomes:
         assert record.reason.startswith("a model call was refused: /v1/chat/completions 400: ")
         assert "messages[0].content[0] is a block of the type" in record.reason
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+async def test_clients_that_a_framework_closes_after_each_call_answer_the_next_one(library):
+    body = {"model": "agent", "messages": QUESTION}
+
+    async def agent(item, llm, context):
+        client, said = context.async_http_client(library), []
+        for _ in range(2):
+            async with client:
+                said.append((await client.post("http://any/v1/chat/completions", json=body)).status_code)
+            await client.aclose()
+        with context.http_client(library) as blocking:
+            blocking.close()
+            said.append((await asyncio.to_thread(blocking.post, "http://any/chat/completions", json=body)).status_code)
+        return said
+
+    [record] = await run(agent, ScriptedPolicy())
+    assert record.item.output_obj == [200, 200, 200]
