@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from reinforge.config.blocks import Block as Block
@@ -46,8 +46,45 @@ class TrainerAdapterConfig(TypedConfig):
         return ()
 
 
+class CallMatch(Block):
+    """Requests of an agent that an entry of `llms` answers, whatever model they name: all that is set must hold."""
+
+    model: str | None = Field(
+        default=None, description="Pattern of the requested model's name, such as `claude-haiku-*`."
+    )
+    tools: bool | None = Field(default=None, description="Whether the request offers tools.")
+    system: str | None = Field(
+        default=None, description="Text in the first line of the system prompt, or of one of its blocks."
+    )
+    prompt: str | None = Field(default=None, description="Text in the first line of the last message.")
+    properties: list[str] | None = Field(
+        default=None, description="Properties of the JSON schema that the reply must match, such as `[title]`."
+    )
+    program: Literal["claude_code", "codex", "opencode", "qwen_code"] | None = Field(
+        default=None, description="The calls that this program makes beside its work: titles, summaries, classifiers."
+    )
+
+    @model_validator(mode="after")
+    def _check_any(self) -> CallMatch:
+        if not self.model_fields_set:
+            raise ValueError("set at least one of its fields, such as model: claude-haiku-*")
+        return self
+
+
 class LLMConfig(TypedConfig):
     """Base of every entry of `llms`."""
+
+    match: list[CallMatch] = Field(
+        default=[], description="Requests that this entry answers: one description, or a list of them."
+    )
+    train: bool = Field(
+        default=True, description="False: what the trained model replies through this entry is not trained."
+    )
+
+    @field_validator("match", mode="before", json_schema_input_type=list[CallMatch] | CallMatch)
+    @classmethod
+    def _list_matches(cls, match: Any) -> Any:
+        return match if isinstance(match, list) else [match]
 
 
 class WorkflowConfig(TypedConfig):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.config.schema import Config
+from reinforge.config.schema import CallMatch, Config, LLMConfig
 from reinforge.errors import ConfigError, Problem, RecordError
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
@@ -38,9 +38,12 @@ from reinforge.types.workflow import BoundWorkflow
 
 if TYPE_CHECKING:
     from reinforge.rollout.http.endpoint import EpisodeEndpoint
+    from reinforge.rollout.http.routes import LLMRoutes
 
 logger = logging.getLogger(__name__)
 
+AUXILIARY = "auxiliary"
+"""The entry of `llms` that answers what a program calls beside its work; it is the agent's model, and never trained."""
 Score = Callable[[EpisodeRecord], Awaitable[None]]
 
 
@@ -63,7 +66,9 @@ class RunnerStatus:
     last_progress_s: float = 0.0
 
 
-def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> str:
+def choose_llm(
+    workflow: BoundWorkflow, llms: Mapping[str, ChatModel], entries: Mapping[str, LLMConfig] | None = None
+) -> str:
     """Returns the entry of `llms` to pass to the workflow: the one it names, the only one, or the only trained one.
 
     Example: no name, {"agent": a policy, "judge": a hosted model} -> "agent".
@@ -75,7 +80,8 @@ def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> str:
             message = f'llms has no entry "{name}"; it has {listed}'
             raise ConfigError(Problem("workflow.llm", message, "name one of these, or add the entry"))
         return name
-    policies = [entry for entry, llm in llms.items() if llm.is_policy]
+    untrained = {entry for entry, llm in (entries or {}).items() if not llm.train}
+    policies = [entry for entry, llm in llms.items() if llm.is_policy and entry not in untrained]
     choices = policies if len(llms) > 1 else list(llms)
     if len(choices) != 1:
         trained = f"{len(policies)} of them trained" if policies else "none of them `_type: policy`"
@@ -92,6 +98,7 @@ class EpisodeRunner:
 
     Args:
         max_concurrency: Maximum number of episodes in flight, over all calls of `run`.
+        entries: The configuration of the entries of `llms`.
 
     Attributes:
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
@@ -108,15 +115,18 @@ class EpisodeRunner:
         outcomes: OutcomesConfig,
         run_seed: int,
         max_concurrency: int,
+        entries: Mapping[str, LLMConfig] | None = None,
     ):
-        self.workflow, self.llms = workflow, dict(llms)
+        self.workflow, self.llms, self._entries = workflow, dict(llms), entries or {}
         self.limits, self.outcomes, self.run_seed = limits, outcomes, run_seed
         self.limit: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         self._warned: set[str] = set()
         self.slots = EpisodeSlots(max_concurrency)
-        self.main_llm = choose_llm(workflow, self.llms)
+        self.main_llm, self._num_llms = choose_llm(workflow, self.llms, self._entries), len(llms)
+        if workflow.known_program is not None:
+            self.llms.setdefault(AUXILIARY, self.llms[self.main_llm])
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
@@ -129,6 +139,7 @@ class EpisodeRunner:
             outcomes=finetuning.outcomes,
             run_seed=finetuning.seed,
             max_concurrency=config.eval.general.max_concurrency,
+            entries=config.llms,
         )
 
     async def run(
@@ -178,7 +189,18 @@ class EpisodeRunner:
             warned=self._warned,
             refuse=capture.refuse,
             omits_content=capture.omits_content,
+            routes=self.build_routes(),
         )
+
+    def build_routes(self) -> LLMRoutes:
+        """Returns which entry of `llms` answers which request of an HTTP client."""
+        from reinforge.rollout.http.routes import LLMRoutes
+
+        matches = {entry: each.match for entry, each in self._entries.items() if each.match}
+        if self.workflow.known_program is not None:
+            matches.setdefault(AUXILIARY, [CallMatch.model_validate({"program": self.workflow.known_program})])
+        embedders = [entry for entry, llm in self.llms.items() if hasattr(llm, "embed")]
+        return LLMRoutes(matches, embedders, answers_any=self.workflow.llm is not None or self._num_llms < 2)
 
 
 class EpisodeBatch:
@@ -369,7 +391,7 @@ class Attempt(ContainedTask[Any]):
             from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow
 
             names = {name: each.model_name for name, each in runner.llms.items()}
-            episode = Episode(self.item, llm, names, context, self.capture)
+            episode = Episode(self.item, llm, names, context, self.capture, runner.build_routes())
             return await cast(IsolatedWorkflow, workflow).run_episode(episode, timeout_s, self.num_ends)
         return await call_agent(workflow, self.item, llm, context, timeout_s)
 

@@ -398,6 +398,8 @@ class EpochTrainer(Trainer):
         if rewards:
             average, low, high = compute_mean_interval([reward for _, reward in rewards], names=clusters)
         filtered = [reward for _, reward in builder.example_rewards(kept)]
+        turns = (turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns)
+        num_untrained = sum(turn.trained is False for turn in turns)
         return EpochMetrics(
             epoch,
             stage=self._name_stage(epoch),
@@ -418,7 +420,10 @@ class EpochTrainer(Trainer):
             curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
-            job={"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {},
+            job={
+                **({"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {}),
+                **({"num_untrained_turns": num_untrained} if num_untrained else {}),
+            },
             **self.context.tally.summarize(),
         )
 

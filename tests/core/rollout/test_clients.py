@@ -352,7 +352,7 @@ async def test_a_client_reaches_every_entry_by_its_name_or_its_models():
         names = ("agent", "scripted", "judge", "gpt-judge")
         said = [client.chat.completions.create(model=name, messages=QUESTION).choices[0].message for name in names]
         with pytest.raises(openai.NotFoundError, match="llms has: agent, judge, scripted, gpt-judge") as failure:
-            client.chat.completions.create(model="gpt-4o", messages=QUESTION)
+            client.chat.completions.create(model="judgee", messages=QUESTION)
         assert failure.value.code == "model_not_found"
         return [each.content for each in said]
 

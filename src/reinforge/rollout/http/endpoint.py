@@ -33,6 +33,7 @@ from reinforge.rollout.http.exchange import (
     read_call,
     respond,
 )
+from reinforge.rollout.http.routes import LLMRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class EpisodeEndpoint:
         warned: What the user was already told; endpoints of one run share it.
         refuse: Called with the reason for each model call that is refused.
         omits_content: Images and files of requests become notes in brackets; without it they are refused.
+        routes: Which entry answers which request; None: requests name it.
 
     Attributes:
         loop: The event loop in which `handle` must be called; `answer` and `answer_blocking` work elsewhere too.
@@ -73,12 +75,14 @@ class EpisodeEndpoint:
         warned: set[str] | None = None,
         refuse: Callable[[str], None] | None = None,
         omits_content: bool = False,
+        routes: LLMRoutes | None = None,
     ):
         self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
         self.loop = asyncio.get_running_loop() if loop is None else loop
         self._is_closed = is_closed or (lambda: False)
         self._warned = set() if warned is None else warned
         self._responses: dict[str, list[Any]] = {}
+        self._routes = routes or LLMRoutes(answers_any=len(self.entries) < 2)
         self._refuse, self._omits_content = refuse or (lambda reason: None), omits_content
 
     @property
@@ -151,7 +155,7 @@ class EpisodeEndpoint:
             raise build_ended()
         call = await read_beside(lambda body: self._read(dialect, body), request.body)
         self._tell_ignored(call, request.headers.get("user-agent", ""))
-        llm = self._find_llm(self._choose_entry(call.model))
+        llm = self._find_llm(self._choose_entry(call))
         completion = await llm.chat.completions.create(**call.arguments)
         if call.model:  # clients compare it with what they asked for
             completion = {**completion, "model": call.model}
@@ -187,21 +191,26 @@ class EpisodeEndpoint:
             by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
             logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
-    def _choose_entry(self, model: str) -> str:
-        """Returns the entry of `llms` for the name that a client wrote.
+    def _choose_entry(self, call: ChatCall) -> str:
+        """Returns the entry of `llms` that answers: the first whose `match` holds, or else by the requested name.
 
         Example: entries {"agent": "tiny"}: "agent", "tiny" and (with a warning) "gpt-4o" -> "agent".
         """
+        model = call.model
+        if (matched := self._routes.find(call)) is not None:
+            return matched
         if not model or model in self.entries:
             return model or self.default
         named = [entry for entry, name in self.entries.items() if name == model]
         if named:
             return self.default if self.default in named else named[0]
-        if len(self.entries) > 1:
-            names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
+        names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
+        is_misspelled = len(self.entries) > 1 and did_you_mean(model, list(self.entries))
+        if is_misspelled or not self._routes.answers_any:
             listed = ", ".join(names[:NAMES_SHOWN])
+            fix = "" if is_misspelled else "; `workflow.llm` names the entry that answers any other name"
             raise BadRequest(
-                f"the model {model!r} does not exist{did_you_mean(model, names)}; llms has: {listed}",
+                f"the model {model!r} does not exist{did_you_mean(model, names)}; llms has: {listed}{fix}",
                 "model",
                 status=404,
                 code="model_not_found",
@@ -209,14 +218,14 @@ class EpisodeEndpoint:
         if model not in self._warned:
             self._warned.add(model)
             logger.warning(
-                "the agent's client asks for the model %r; the only entry of llms, %s (%s), answers instead",
+                "the agent's client asks for the model %r, which llms does not have; %s (%s) answers instead",
                 model, self.default, self.entries.get(self.default),
             )  # fmt: skip
         return self.default
 
     def _describe_models(self, name: str) -> dict[str, Any]:
         if name:
-            self._choose_entry(name)  # every name that calls accept is a model
+            self._choose_entry(ChatCall({}, name))  # every name that calls accept is a model
             return describe_model(name)
         names = dict.fromkeys([*self.entries, *self.entries.values()])
         return {"object": "list", "data": [describe_model(each) for each in names]}

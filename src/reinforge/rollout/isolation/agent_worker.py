@@ -16,6 +16,7 @@ from reinforge.rollout.handle.chat import send_messages
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion, to_plain_data
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.worker import JobLink, Perform
 from reinforge.rollout.isolation.worker_protocol import Message, load_call, load_item
 from reinforge.rollout.workflow import bind_workflow, call_agent, refuse_coroutine
@@ -91,6 +92,7 @@ class RemoteModels:
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
         self.capture = RemoteCapture(link, omits_content=job["omits_content"])
         self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
+        self._routes = LLMRoutes.load(job["routes"])
 
     def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
         if name not in self._names:
@@ -109,6 +111,7 @@ class RemoteModels:
             is_closed=lambda: capture.closed,
             refuse=capture.refuse,
             omits_content=capture.omits_content,
+            routes=self._routes,
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from reinforge.errors import Problem
 from reinforge.rollout.capture import AsyncLLM, Capture
@@ -27,6 +27,9 @@ from reinforge.rollout.isolation.worker_protocol import Message, dump_call, dump
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.steps import StreamEventData, TTCEventData
 from reinforge.types.workflow import BoundWorkflow
+
+if TYPE_CHECKING:
+    from reinforge.rollout.http.routes import LLMRoutes
 
 LOADER = "reinforge.rollout.isolation.agent_worker:load_agent"
 REPLY_S = 2.0
@@ -44,6 +47,7 @@ class Episode:
     names: dict[str, str]
     context: EpisodeContext
     capture: Capture
+    routes: LLMRoutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,7 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
             "llms": episode.names,
             "timeout_s": timeout_s,
             "omits_content": episode.capture.omits_content,
+            "routes": episode.routes.dump(),
         }
     )
     try:

@@ -243,6 +243,7 @@ def find_policy_entries(builder: Builder) -> dict[str, str | None]:
     llms, named = builder.config.llms, find_adapters(builder.config.llms)
     policies = {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}
     policies |= dict.fromkeys(find_served_entries(builder.config))
+    policies = {entry: adapter for entry, adapter in policies.items() if llms[entry].train}
     return policies or dict.fromkeys(find_remote_entries(builder.config))
 
 
@@ -260,7 +261,11 @@ def find_remote_entries(config: Config) -> list[str]:
     wanted = config.finetuning.target_model or find_named_llm(config.workflow, config.llms)
     if wanted is None:
         return list(models) if len(models) == 1 else []
-    return [entry for entry, model in models.items() if wanted in (entry, model) or model == models.get(wanted)]
+    return [
+        entry
+        for entry, model in models.items()
+        if config.llms[entry].train and (wanted in (entry, model) or model == models.get(wanted))
+    ]
 
 
 logger = logging.getLogger(__name__)
