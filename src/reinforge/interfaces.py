@@ -255,6 +255,20 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
+class CountsPrompts(Protocol):
+    """A model of `llms` that knows how its prompts are tokenized."""
+
+    async def count_prompt(self, request: ModelRequest) -> int | None: ...
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A model of `llms` behind an endpoint that may have embeddings."""
+
+    async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+@runtime_checkable
 class Teacher(Protocol):
     """A model that scores what the policy sampled; it has the policy's tokens."""
 

@@ -109,7 +109,8 @@ def _read_thinking(fields: Fields) -> bool | None:
     thinking = fields.nested("thinking")
     if thinking is None:
         return None
-    return thinking.require("type", thinking.choice("type", ("enabled", "disabled", "adaptive"))) != "disabled"
+    kind = thinking.require("type", thinking.choice("type", ("enabled", "disabled", "adaptive")))
+    return None if kind == "adaptive" else kind == "enabled"
 
 
 def _read_format(fields: Fields | None, name: str) -> dict[str, Any] | None:

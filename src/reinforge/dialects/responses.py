@@ -73,12 +73,21 @@ def _read_tool_choice(fields: Fields) -> str | dict[str, Any] | None:
     if found is None or isinstance(found, str):
         return fields.choice("tool_choice", ("auto", "none", "required"))
     choice = Fields(found, fields.at("tool_choice"))
+    if choice.value.get("type") == "allowed_tools":
+        allowed = [name for tool in choice.objects("tools") if (name := _read_tool_name(tool)) is not None]
+        return {**choice.value, "tools": [{"name": name} for name in allowed]}
+    if (name := _read_tool_name(choice)) is None:
+        message = '{"type": "function", "name": ...}, allowed_tools, "auto", "none" and "required"'
+        raise choice.bad("type", f"only {message} are supported")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _read_tool_name(choice: Fields) -> str | None:
+    """Returns the name of the function that stands for a tool; None: its vendor would run it."""
     kind = choice.value.get("type")
     if kind in ITEM_TOOLS and kind != "custom":
-        return {"type": "function", "function": {"name": kind}}
-    if kind not in ("function", "custom"):
-        raise choice.bad("type", 'only {"type": "function", "name": ...}, "auto", "none" and "required" are supported')
-    return {"type": "function", "function": {"name": choice.require("name", choice.text("name"))}}
+        return str(kind)
+    return choice.require("name", choice.text("name")) if kind in ("function", "custom") else None
 
 
 def _read_format(fields: Fields) -> dict[str, Any] | None:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from reinforge.dialects.tool_calls import find_bad_call
 from reinforge.errors import BackendError, CaptureError, ContextOverflow, EngineError, MessagesRejected
-from reinforge.interfaces import ChatModel
-from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.interfaces import ChatModel, CountsPrompts, Embedder
+from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
@@ -240,6 +240,16 @@ class AsyncLLM:
             self._capture.record_error(error)
             raise
         return self._record(call, replies)
+
+    async def answer_beside(self, kind: Literal["embed", "count"], given: Mapping[str, Any]) -> Any:
+        """Answers what is no model call: an embedding, or a prompt's number of tokens; None: the model cannot."""
+        if kind == "embed":
+            return await self.model.embed(given) if isinstance(self.model, Embedder) else None
+        if not isinstance(self.model, CountsPrompts):
+            return None
+        arguments = {name: value for name, value in given.items() if name != "messages"}
+        request = self._build_request(given["messages"], read_arguments(arguments))
+        return await self.model.count_prompt(self._continue(request))
 
     def _continue(self, request: ModelRequest) -> ModelRequest:
         return add_continued_turn(self.model, self.name, request, self._capture.calls)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import CallMatch, Config, LLMConfig
 from reinforge.errors import ConfigError, Problem, RecordError
-from reinforge.interfaces import ChatModel
+from reinforge.interfaces import ChatModel, Embedder
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.ending import drop_unrecordable, fail_unrecordable, record_ending
@@ -199,7 +199,7 @@ class EpisodeRunner:
         matches = {entry: each.match for entry, each in self._entries.items() if each.match}
         if self.workflow.known_program is not None:
             matches.setdefault(AUXILIARY, [CallMatch.model_validate({"program": self.workflow.known_program})])
-        embedders = [entry for entry, llm in self.llms.items() if hasattr(llm, "embed")]
+        embedders = [entry for entry, llm in self.llms.items() if isinstance(llm, Embedder)]
         return LLMRoutes(matches, embedders, answers_any=self.workflow.llm is not None or self._num_llms < 2)
 
 

@@ -32,6 +32,13 @@ def test_system_and_messages_become_messages():
     }
 
 
+def test_a_prefill_is_a_message_as_in_chat():
+    prefill = {"role": "assistant", "content": "The sum is"}
+    assert read(messages=[ASK, prefill], thinking={"type": "adaptive"}).arguments == {
+        "messages": [ASK, prefill], "max_tokens": 9,
+    }  # fmt: skip
+
+
 def test_blocks_of_a_reply_are_one_message_and_results_are_tool_messages():
     blocks = anthropic.write_answer(CALLING, read())["content"]
     results = [

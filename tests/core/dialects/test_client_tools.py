@@ -8,6 +8,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from reinforge.dialects import anthropic, openai_chat, responses
+from reinforge.dialects.chat_call import BadRequest
+from reinforge.rollout.handle.arguments import read_arguments
+from reinforge.rollout.handle.tool_arguments import read_tools
 from tests.replies import completes, read_events
 
 REQUESTS = Path(__file__).parents[2] / "data" / "requests"
@@ -51,6 +54,15 @@ def test_each_kind_of_tool_is_a_function():
         "name": "note", "description": "Notes.",
         "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
     }  # fmt: skip
+
+
+def test_allowed_tools_are_those_that_the_model_is_offered():
+    chosen = [{"type": "custom", "name": "note"}, {"type": "apply_patch"}, {"type": "web_search"}]
+    call = read(tool_choice={"type": "allowed_tools", "mode": "required", "tools": chosen})
+    tools, mode = read_tools(read_arguments(call.arguments))
+    assert ([tool["function"]["name"] for tool in tools], mode) == (["note", "apply_patch"], "required")
+    with pytest.raises(BadRequest, match="tool_choice.type: only .* allowed_tools"):
+        read(tool_choice={"type": "web_search"})
 
 
 CALLS = [

@@ -8,6 +8,7 @@ from reinforge.errors import BackendError, ConfigError, EngineError
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
 from reinforge.rollout.http.exchange import EndpointRequest
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.types.request import SamplingParams
 from tests.doubles import PolicyModel, ScriptedPolicy
 
@@ -137,7 +138,7 @@ async def test_a_refused_call_is_told_to_the_episode_but_a_prompt_that_is_too_lo
     [
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models/agent", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/moderations", 404),
         ("GET", "/v1/fine_tuning/jobs", 404),
         ("GET", "/", 404),
         ("GET", "/v1/chat/completionsx", 404),
@@ -198,3 +199,53 @@ async def test_a_response_continues_an_earlier_one_of_its_episode_by_its_id():
 async def test_each_name_that_calls_accept_is_a_model():
     response, model, _ = await ask(b"", "/v1/models/gpt-5", "GET")
     assert (response.status, model["id"]) == (200, "gpt-5")
+
+
+MESSAGES = "/v1/messages/count_tokens"
+
+
+class CountingModel(PolicyModel):
+    async def count_prompt(self, request):
+        return sum(len(message["content"]) for message in request.messages) + len(request.tools or ())
+
+
+class Embeddings(PolicyModel):
+    is_policy = False
+    model_name = "text-embedding"
+
+    async def embed(self, body):
+        return {"data": [{"embedding": [float(len(body["input"]))]}], "model": body["model"]}
+
+
+async def ask_beside(body, path, *models):
+    named = {"agent": PolicyModel(ScriptedPolicy())} | {f"vectors{number or ''}": m for number, m in enumerate(models)}
+    capture = Capture(seed=1)
+    endpoint = EpisodeEndpoint(
+        lambda name: AsyncLLM(name, named[name], capture, SamplingParams()),
+        "agent",
+        {name: model.model_name for name, model in named.items()},
+        routes=LLMRoutes(embedders=[name for name in named if name != "agent"]),
+        refuse=capture.refuse,
+    )
+    response = await endpoint.handle(EndpointRequest("POST", path, {}, json.dumps(body).encode()))
+    assert (capture.calls, capture.num_started, capture.refused_call) == ([], 0, None)
+    return response.status, json.loads(response.body)
+
+
+async def test_tokens_of_a_prompt_are_counted_without_a_call():
+    body = {"model": "vectors", "system": "Be brief.", "messages": QUESTION["messages"]}
+    assert await ask_beside(body, MESSAGES, CountingModel(ScriptedPolicy())) == (200, {"input_tokens": 15})
+    status, answer = await ask_beside({**body, "model": "agent"}, MESSAGES)
+    assert (status, answer["error"]["type"]) == (404, "not_found_error")
+    assert "its tokens cannot be counted" in answer["error"]["message"]
+
+
+async def test_embeddings_come_from_an_entry_that_has_them():
+    body, own = {"model": "text-embedding", "input": "abc"}, Embeddings(ScriptedPolicy())
+    for name in ("vectors", "text-embedding", "another"):
+        status, answer = await ask_beside({**body, "model": name}, "/v1/embeddings", own)
+        assert (status, answer["data"][0]["embedding"]) == (200, [3.0])
+    status, answer = await ask_beside({**body, "model": "another"}, "/v1/embeddings", own, own)
+    assert (status, "name one of vectors, vectors1 as the model" in answer["error"]["message"]) == (404, True)
+    status, answer = await ask_beside(body, "/v1/embeddings")
+    assert (status, "`_type: openai`: add one" in answer["error"]["message"]) == (404, True)

@@ -82,7 +82,7 @@ ENTRIES = {"agent": LLMConfig(), "titles": LLMConfig(train=False, match={"progra
 
 def run_two(workflow, entries=ENTRIES, **others):
     policy = ScriptedPolicy(lambda request: "Sums" if len(request.messages) > 1 else "5")
-    llms = {name: PolicyModel(policy) for name in entries} | others
+    llms = {name: CountingModel(policy) for name in entries} | others
     return make_runner(workflow, llms=llms, entries=entries)
 
 
@@ -113,6 +113,7 @@ async def test_an_agent_in_a_worker_reaches_the_same_entries(tmp_path):
     async with open_isolated("agents:agent", tmp_path, "agent", share_environment_seed=True) as workflow:
         (record,) = await collect(make_evaluation(run_two(workflow)))
     assert [call.llm for call in record.calls] == ["agent", "titles"], record.reason
+    assert record.item.output_obj == [{"input_tokens": 1}, 404]
 
 
 AGENT = """
@@ -120,7 +121,16 @@ def agent(item, llm, context):
     client = context.openai()
     client.chat.completions.create(model="gpt-4o", messages=WORK)
     client.chat.completions.create(model="gpt-4o", **TITLE)
+    http = context.http_client()
+    counted = http.post("http://any/v1/messages/count_tokens", json={"model": "agent", "messages": WORK})
+    embedded = http.post("http://any/v1/embeddings", json={"model": "agent", "input": "a"})
+    return [counted.json(), embedded.status_code]
 """
+
+
+class CountingModel(PolicyModel):
+    async def count_prompt(self, request):
+        return len(request.messages)
 
 
 async def test_what_a_program_calls_beside_its_work_is_not_trained():

@@ -24,7 +24,7 @@ HONORED = frozenset(
         "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
         "frequency_penalty", "presence_penalty", "logit_bias", "tools", "tool_choice", "parallel_tool_calls",
         "reasoning_effort", "verbosity", "chat_template_kwargs", "enable_thinking", "prompt", "return_token_ids",
-        "top_logprobs", *FORMATS,
+        "top_logprobs", "thinking", "reasoning", *FORMATS,
     }
 )  # fmt: skip
 IGNORED = frozenset(

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
-from typing import Any
+from typing import Any, cast
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import CaptureError, did_you_mean
@@ -142,6 +142,9 @@ class EpisodeEndpoint:
         if path.endswith("/models") or "/models/" in path:
             check_method(request, "GET")
             return respond(self._describe_models(path.partition("/models/")[2]))
+        if path.endswith("/embeddings") or path.endswith("/messages/count_tokens"):
+            check_method(request, "POST")
+            return respond(await self._answer_beside(path, request.body))
         dialect = find_dialect(path)
         if dialect is None:
             raise BadRequest(
@@ -165,8 +168,32 @@ class EpisodeEndpoint:
             return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
 
-    def _read(self, dialect: Dialect, content: bytes) -> ChatCall:
+    async def _answer_beside(self, path: str, content: bytes) -> dict[str, Any]:
+        """Answers what is no model call, and is not recorded: embeddings, or how many tokens a prompt has."""
+        if self.is_closed:
+            raise build_ended()
+        if path.endswith("/count_tokens"):
+            dialect = cast(Dialect, find_dialect("messages"))
+            call = await read_beside(lambda content: self._read(dialect, content, {"max_tokens": 1}), content)
+            llm = self._find_llm(self._choose_entry(call))
+            if (count := await llm.answer_beside("count", call.arguments)) is None:
+                message = f"{llm.model_name} is not in this process, so its tokens cannot be counted"
+                raise BadRequest(f"{message}; the usage of its replies has them", status=404, code="not_found")
+            return {"input_tokens": count}
+        body = await read_beside(decode_body, content)
+        name = body.get("model") if isinstance(body, dict) else None
+        named = [entry for entry in self._routes.embedders if name in (entry, self.entries[entry])]
+        if len(found := named[:1] or list(self._routes.embedders)) != 1:
+            message = "embeddings come from an entry of llms of `_type: openai`: "
+            message += f"name one of {', '.join(found)} as the model" if found else "add one for this model"
+            raise BadRequest(message, "model", status=404, code="model_not_found")
+        answer: dict[str, Any] = await self._find_llm(found[0]).answer_beside("embed", body)
+        return answer
+
+    def _read(self, dialect: Dialect, content: bytes, defaults: Mapping[str, Any] | None = None) -> ChatCall:
         body = decode_body(content)
+        if isinstance(body, dict) and defaults:
+            body = {**defaults, **body}
         if isinstance(body, dict) and (previous := body.get("previous_response_id")):
             if previous not in self._responses:
                 message = f"this episode has no response {str(previous)[:60]!r}; send the whole conversation in input"

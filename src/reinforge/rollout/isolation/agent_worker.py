@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -83,6 +83,10 @@ class RemoteLLM:
 
     async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         return await self._capture.ask(self.name, messages, arguments)
+
+    async def answer_beside(self, kind: str, given: Mapping[str, Any]) -> Any:
+        message = {"type": "beside", "llm": self.name, "kind": kind, "given": given}
+        return (await self._capture.link.request(message))["answer"]
 
     def blame_reply(self, reason: str) -> None:
         self._capture.link.send({"type": "blame", "llm": self.name, "reason": reason})

@@ -140,7 +140,7 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
     try:
         while True:
             message = await job.receive()
-            if message["type"] == "call":
+            if message["type"] in ("call", "beside"):
                 call = asyncio.create_task(_answer(job, episode, message))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
@@ -168,11 +168,13 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
 async def _answer(job: WorkerJob, episode: Episode, message: Message) -> None:
     """Makes a model call of the agent and sends back the reply, or the error that the agent then sees."""
     try:
-        llm = episode.context.llm(message["llm"])
-        episode.capture.functions = tuple(message["functions"])  # read before the first await
-        completion = await llm.chat.completions.create(**message["arguments"])
-        call = next(each for each in episode.capture.calls if each.call_id == completion.id)
-        reply: Message = {"call": dump_call(call)}
+        llm, reply = episode.context.llm(message["llm"]), Message()
+        if message["type"] == "beside":
+            reply["answer"] = await llm.answer_beside(message["kind"], message["given"])
+        else:
+            episode.capture.functions = tuple(message["functions"])  # read before the first await
+            completion = await llm.chat.completions.create(**message["arguments"])
+            reply["call"] = dump_call(next(each for each in episode.capture.calls if each.call_id == completion.id))
     except Exception as error:  # noqa: BLE001  the agent decides
         reply = {"error": dump_error(error)}
     await job.send({**reply, "type": "reply", "id": message["id"]})
