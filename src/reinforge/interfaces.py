@@ -243,7 +243,10 @@ class Algorithm(ABC):
 
 
 class ChatModel(Protocol):
-    """A model behind an entry of `llms`; one with `sample_choices(request, n)` samples `n` replies in one call."""
+    """A model behind an entry of `llms`; one with `sample_choices(request, n)` samples `n` replies in one call.
+
+    It may also have `embed(body)`, which answers OpenAI's requests for embeddings, or `count_prompt(request)`.
+    """
 
     @property
     def model_name(self) -> str: ...
@@ -252,20 +255,6 @@ class ChatModel(Protocol):
         """True if its replies are sampled from the weights being trained."""
 
     async def sample(self, request: ModelRequest) -> ModelReply: ...
-
-
-@runtime_checkable
-class CountsPrompts(Protocol):
-    """A model of `llms` that knows how its prompts are tokenized."""
-
-    async def count_prompt(self, request: ModelRequest) -> int | None: ...
-
-
-@runtime_checkable
-class Embedder(Protocol):
-    """A model of `llms` behind an endpoint that may have embeddings."""
-
-    async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 @runtime_checkable

@@ -64,12 +64,6 @@ class CallMatch(Block):
         default=None, description="The calls that this program makes beside its work: titles, summaries, classifiers."
     )
 
-    @model_validator(mode="after")
-    def _check_any(self) -> CallMatch:
-        if not self.model_fields_set:
-            raise ValueError("set at least one of its fields, such as model: claude-haiku-*")
-        return self
-
 
 class LLMConfig(TypedConfig):
     """Base of every entry of `llms`."""

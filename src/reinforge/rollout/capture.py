@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 
 from reinforge.dialects.tool_calls import find_bad_call
 from reinforge.errors import BackendError, CaptureError, ContextOverflow, EngineError, MessagesRejected
-from reinforge.interfaces import ChatModel, CountsPrompts, Embedder
+from reinforge.interfaces import ChatModel
 from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
@@ -30,6 +30,10 @@ from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
+
+IGNORED = "ignored "
+"""Begins what was told of a field that is not used."""
+CLIENT_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ class Capture:
         lost_call: Why the latest model call got no reply, if the model's service is to blame; None: it got one. A
             client shows the agent an error of its own kind, so only this tells whose failure it is.
         omits_content: Whether notes in brackets stand for images and files, which are refused otherwise.
+        waiting: What the agent waited for when its time was up, such as a tool; None: not known.
         refused_call: Why the first model call that was refused was, even if the agent continued; None: none was.
+        told: What the user was already told about the agent's requests; episodes of one run share it.
     """
 
     seed: int
@@ -64,7 +70,9 @@ class Capture:
     bad_call: str | None = None
     lost_call: str | None = None
     refused_call: str | None = None
+    waiting: str | None = None
     omits_content: bool = False
+    told: set[str] = field(default_factory=set)
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -91,6 +99,13 @@ class Capture:
 
     def refuse(self, reason: str) -> None:
         self.refused_call = self.refused_call or reason
+
+    def ignore(self, names: Sequence[str], client: str) -> None:
+        """Says once in a run of each field of a request that is not used."""
+        if new := [name for name in names if f"{IGNORED}{name}" not in self.told]:
+            self.told.update(f"{IGNORED}{name}" for name in new)
+            by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
+            logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
     def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
         self._check_open()
@@ -199,22 +214,13 @@ class AsyncLLM:
 
     Args:
         sampling: The run's sampling settings for a trained policy; None: use the agent's.
-        warned: What the user was already told about the agent's arguments; handles of one run share it.
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_capture", "_forwards_arguments", "_sampling", "_warned", "chat", "model", "name",
+        "__dict__", "__weakref__", "_capture", "_forwards_arguments", "_sampling", "chat", "model", "name",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        name: str,
-        model: ChatModel,
-        capture: Capture,
-        sampling: SamplingParams | None,
-        warned: set[str] | None = None,
-    ):
-        self._warned = set() if warned is None else warned
+    def __init__(self, name: str, model: ChatModel, capture: Capture, sampling: SamplingParams | None):
         self.name, self.model, self._capture = name, model, capture
         self._sampling = sampling if model.is_policy else None
         self._forwards_arguments: bool = getattr(model, "forwards_arguments", False)
@@ -243,13 +249,11 @@ class AsyncLLM:
 
     async def answer_beside(self, kind: Literal["embed", "count"], given: Mapping[str, Any]) -> Any:
         """Answers what is no model call: an embedding, or a prompt's number of tokens; None: the model cannot."""
-        if kind == "embed":
-            return await self.model.embed(given) if isinstance(self.model, Embedder) else None
-        if not isinstance(self.model, CountsPrompts):
-            return None
+        answer = getattr(self.model, "embed" if kind == "embed" else "count_prompt", None)
+        if answer is None or kind == "embed":
+            return None if answer is None else await answer(given)
         arguments = {name: value for name, value in given.items() if name != "messages"}
-        request = self._build_request(given["messages"], read_arguments(arguments))
-        return await self.model.count_prompt(self._continue(request))
+        return await answer(self._continue(self._build_request(given["messages"], read_arguments(arguments))))
 
     def _continue(self, request: ModelRequest) -> ModelRequest:
         return add_continued_turn(self.model, self.name, request, self._capture.calls)
@@ -278,8 +282,8 @@ class AsyncLLM:
 
     def _warn_of_unused(self, arguments: CallArguments) -> None:
         overridden = find_overridden(arguments, self._sampling) if self._sampling is not None else {}
-        for name in sorted(set(overridden) - self._warned):
-            self._warned.add(name)
+        for name in sorted(set(overridden) - self._capture.told):
+            self._capture.told.add(name)
             asked, own = overridden[name]
             logger.warning(
                 "the agent asks the policy for %s=%r, but the run samples it with %r; set finetuning.sampling.%s to "
@@ -288,8 +292,8 @@ class AsyncLLM:
 
     def _warn_of_missing(self, completion: ChatCompletion) -> None:
         found = completion.choices[0].logprobs
-        if "top_logprobs" not in self._warned and not (isinstance(found, TokenLogprobs) and found.top_logprobs):
-            self._warned.add("top_logprobs")
+        if "top_logprobs" not in self._capture.told and not (isinstance(found, TokenLogprobs) and found.top_logprobs):
+            self._capture.told.add("top_logprobs")
             logger.warning(
                 "the agent asks for top_logprobs, but %s returns log-probs of the sampled tokens only: each "
                 "logprobs.content[i].top_logprobs is empty", self.model_name,
@@ -304,9 +308,8 @@ class BlockingLLM(AsyncLLM):
         capture: Capture,
         sampling: SamplingParams | None,
         loop: asyncio.AbstractEventLoop,
-        warned: set[str] | None = None,
     ):
-        super().__init__(name, model, capture, sampling, warned)
+        super().__init__(name, model, capture, sampling)
         self.chat = ChatNamespace(BlockingCompletions(self, loop))
 
 

@@ -98,6 +98,10 @@ class EpisodeContext:
         """
         self._capture.mark(data, step_reward=step_reward, call_id=call_id)
 
+    def note_waiting(self, reason: str) -> None:
+        """Notes what the agent waits for, in case that its time is up."""
+        self._capture.waiting = reason
+
     def reward(self, value: float, **metrics: float) -> None:
         """Reports how good the episode was, and other numbers; the evaluator `reported_reward` scores the last report.
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.blocks import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.config.schema import CallMatch, Config, LLMConfig
+from reinforge.config.schema import Config, LLMConfig
 from reinforge.errors import ConfigError, Problem, RecordError
-from reinforge.interfaces import ChatModel, Embedder
+from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.ending import drop_unrecordable, fail_unrecordable, record_ending
@@ -101,6 +101,7 @@ class EpisodeRunner:
         entries: The configuration of the entries of `llms`.
 
     Attributes:
+        told: What the user was already told, also of fields that are ignored.
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
         main_llm: The entry of `llms` that the workflow gets.
     """
@@ -122,11 +123,14 @@ class EpisodeRunner:
         self.limit: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        self._warned: set[str] = set()
+        self.told: set[str] = set()
         self.slots = EpisodeSlots(max_concurrency)
-        self.main_llm, self._num_llms = choose_llm(workflow, self.llms, self._entries), len(llms)
+        self.main_llm = choose_llm(workflow, self.llms, self._entries)
+        self._answers_any = workflow.llm is not None or len(llms) < 2
         if workflow.known_program is not None:
+            beside = LLMConfig.model_validate({"match": {"program": workflow.known_program}, "train": False})
             self.llms.setdefault(AUXILIARY, self.llms[self.main_llm])
+            self._entries = {AUXILIARY: beside, **self._entries}
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
@@ -174,8 +178,8 @@ class EpisodeRunner:
         if name not in self.llms:
             raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
         if blocks is None:
-            return AsyncLLM(name, self.llms[name], capture, self._sampling, self._warned)
-        return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks, self._warned)
+            return AsyncLLM(name, self.llms[name], capture, self._sampling)
+        return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks)
 
     def open_endpoint(self, capture: Capture, loop: asyncio.AbstractEventLoop) -> EpisodeEndpoint:
         from reinforge.rollout.http.endpoint import EpisodeEndpoint  # most agents need none
@@ -184,11 +188,8 @@ class EpisodeRunner:
             lambda name: self.create_handle(name, capture, None),
             self.main_llm,
             {name: llm.model_name for name, llm in self.llms.items()},
+            capture,
             loop=loop,
-            is_closed=lambda: capture.closed,
-            warned=self._warned,
-            refuse=capture.refuse,
-            omits_content=capture.omits_content,
             routes=self.build_routes(),
         )
 
@@ -197,10 +198,8 @@ class EpisodeRunner:
         from reinforge.rollout.http.routes import LLMRoutes
 
         matches = {entry: each.match for entry, each in self._entries.items() if each.match}
-        if self.workflow.known_program is not None:
-            matches.setdefault(AUXILIARY, [CallMatch.model_validate({"program": self.workflow.known_program})])
-        embedders = [entry for entry, llm in self.llms.items() if isinstance(llm, Embedder)]
-        return LLMRoutes(matches, embedders, answers_any=self.workflow.llm is not None or self._num_llms < 2)
+        embedders = [entry for entry, llm in self.llms.items() if hasattr(llm, "embed")]
+        return LLMRoutes(matches=matches, embedders=embedders, answers_any=self._answers_any)
 
 
 class EpisodeBatch:
@@ -346,6 +345,7 @@ class Attempt(ContainedTask[Any]):
         self.capture = Capture(
             stable_seed(runner.run_seed, "draws", str(self.key), self.number),
             omits_content=runner.outcomes.unsupported_content == "omit",
+            told=runner.told,
         )
         self.started_s = time.monotonic()
 

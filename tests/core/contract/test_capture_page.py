@@ -129,7 +129,10 @@ def test_the_snippet_of_entries_routes_a_title(tmp_path):
     (tmp_path / "run.yml").write_text(read_snippets("yaml")["entries"])
     llms = load_config(tmp_path / "run.yml").config.llms
     title = json.loads((Path(__file__).parents[2] / "data" / "requests" / "claude_code.json").read_text())[0]
-    assert LLMRoutes({name: llm.match for name, llm in llms.items()}).find(anthropic.read_request(title)) == "titles"
+    assert (
+        LLMRoutes(matches={name: llm.match for name, llm in llms.items()}).find(anthropic.read_request(title))
+        == "titles"
+    )
     assert [name for name, llm in llms.items() if llm.train] == ["agent"]
 
 

@@ -17,12 +17,12 @@ QUESTION = {"model": "agent", "messages": [{"role": "user", "content": "2 + 3?"}
 
 
 def endpoint_of(policy, **options):
-    capture = Capture(seed=1)
+    capture = Capture(seed=1, **options)
 
     def find(name):
         return AsyncLLM(name, PolicyModel(policy), capture, SamplingParams())
 
-    return EpisodeEndpoint(find, "agent", {"agent": "scripted"}, **options), capture
+    return EpisodeEndpoint(find, "agent", {"agent": "scripted"}, capture), capture
 
 
 async def ask(body, path=CHAT, method="POST", policy=None, **options):
@@ -87,7 +87,7 @@ async def test_what_changes_no_token_is_accepted_and_told_once_in_a_run(caplog):
     told = set[str]()
     body = {**QUESTION, "provider": {"order": ["a"]}, "temprature": 1, "user": "u", "usage": {"include": True}}
     for _ in range(2):
-        response, _, capture = await ask(body, warned=told)
+        response, _, capture = await ask(body, told=told)
         assert response.status == 200
     assert capture.refused_call is None
     (message,) = caplog.messages
@@ -126,11 +126,10 @@ async def test_a_note_stands_for_an_image_where_the_user_allows_it():
 
 
 async def test_a_refused_call_is_told_to_the_episode_but_a_prompt_that_is_too_long_is_not():
-    refused = []
-    await ask({**QUESTION, "n": 0}, refuse=refused.append)
-    await ask({}, "/v1/embeddings", refuse=refused.append)  # no model call
-    await ask(b"", "/v1/models", "GET", refuse=refused.append)
-    assert refused == ["/v1/chat/completions 400: n: expected at least 1, found 0"]
+    others = ({}, "/v1/embeddings"), (b"", "/v1/models", "GET")  # no model calls
+    captures = [(await ask(*given))[2] for given in (({**QUESTION, "n": 0},), *others)]
+    first = "/v1/chat/completions 400: n: expected at least 1, found 0"
+    assert [capture.refused_call for capture in captures] == [first, None, None]
 
 
 @pytest.mark.parametrize(
@@ -224,8 +223,8 @@ async def ask_beside(body, path, *models):
         lambda name: AsyncLLM(name, named[name], capture, SamplingParams()),
         "agent",
         {name: model.model_name for name, model in named.items()},
+        capture,
         routes=LLMRoutes(embedders=[name for name in named if name != "agent"]),
-        refuse=capture.refuse,
     )
     response = await endpoint.handle(EndpointRequest("POST", path, {}, json.dumps(body).encode()))
     assert (capture.calls, capture.num_started, capture.refused_call) == ([], 0, None)

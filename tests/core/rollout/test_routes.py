@@ -5,16 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pydantic import ValidationError
 
 from reinforge.config.loader import load_config
-from reinforge.config.schema import CallMatch, LLMConfig
+from reinforge.config.schema import LLMConfig
 from reinforge.dialects import anthropic, openai_chat, responses
-from reinforge.rollout.http.routes import AUXILIARY_CALLS, LLMRoutes, holds
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.trainer.builders.group import find_policy_entries
-from reinforge.trainer.setup.compatibility import require_policy_llm
+from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig, find_policy_entries
 from tests.doubles import PolicyModel, ScriptedPolicy
 from tests.episodes import collect, make_evaluation, make_runner
 
@@ -33,7 +31,7 @@ def read_chat(model="gpt", **body):
 
 
 @pytest.mark.parametrize(
-    ("match", "call", "expected"),
+    ("match", "call", "holds"),
     [
         ({"model": "claude-haiku-*"}, read_chat("Claude-Haiku-4-5"), True),
         ({"model": "claude-haiku-*"}, read_chat("claude-opus-4-8"), False),
@@ -49,49 +47,64 @@ def read_chat(model="gpt", **body):
         ({"properties": ["title", "branch"]}, read("claude_code"), False),
         ({"program": "opencode"}, read_chat(**TITLE), True),
         ({"program": "claude_code"}, read("claude_code"), True),
-        ({"program": "claude_code"}, read("claude_code", 1), False),
-        ({"program": "claude_code"}, read("claude_code", 2), False),
+        *[({"program": "claude_code"}, read("claude_code", number), False) for number in (1, 2)],
         *[({"program": program}, read(program), False) for program in ("codex", "opencode", "qwen_code")],
     ],
 )
-def test_a_match_holds_if_all_that_it_says_is_true(match, call, expected):
-    assert holds(CallMatch(**match), call) is expected
-    routes = LLMRoutes.load(json.loads(json.dumps(LLMRoutes({"other": [CallMatch(**match)]}).dump())))
-    assert routes.find(call) == ("other" if expected else None)
+def test_a_match_holds_if_all_that_it_says_is_true(match, call, holds):
+    assert LLMRoutes(matches={"other": [match]}).find(call) == ("other" if holds else None)
 
 
-def test_each_program_of_a_match_has_its_calls():
-    schema = CallMatch.model_json_schema()["properties"]["program"]["anyOf"][0]
-    assert schema["enum"] == list(AUXILIARY_CALLS)
+class CountingModel(PolicyModel):
+    async def count_prompt(self, request):
+        return len(request.messages)
 
 
-def test_a_match_says_something():
-    with pytest.raises(ValidationError, match="set at least one of its fields"):
-        LLMConfig(match={})
+def run(workflow, entries, **others):
+    llms = {name: CountingModel(ScriptedPolicy()) for name in entries} | others
+    return collect(make_evaluation(make_runner(workflow, llms=llms, entries=entries)))
 
 
-def work_and_title(item, llm, context):
-    client = context.openai()
-    answer = client.chat.completions.create(model="gpt-4o", messages=WORK)
+AGENT = (
+    f"WORK, TITLE = {WORK!r}, {TITLE!r}\n"
+    + """
+def agent(item, llm, context):
+    client, http = context.openai(), context.http_client()
+    client.chat.completions.create(model="gpt-4o", messages=WORK)
     client.chat.completions.create(model="gpt-4o", **TITLE)
-    return answer.choices[0].message.content
-
-
+    counted = http.post("http://any/v1/messages/count_tokens", json={"model": "agent", "messages": WORK})
+    embedded = http.post("http://any/v1/embeddings", json={"model": "agent", "input": "a"})
+    return [counted.json(), embedded.status_code]
+"""
+)
 ENTRIES = {"agent": LLMConfig(), "titles": LLMConfig(train=False, match={"program": "opencode"})}
 
 
-def run_two(workflow, entries=ENTRIES, **others):
-    policy = ScriptedPolicy(lambda request: "Sums" if len(request.messages) > 1 else "5")
-    llms = {name: CountingModel(policy) for name in entries} | others
-    return make_runner(workflow, llms=llms, entries=entries)
+async def test_an_entry_answers_what_it_matches_also_for_an_agent_in_a_worker(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENT)
+    async with open_isolated("agents:agent", tmp_path, "agent", share_environment_seed=True) as isolated:
+        exec(AGENT, namespace := {})
+        for workflow in (isolated, bind_workflow(namespace["agent"], "agent")):
+            (record,) = await run(workflow, ENTRIES)
+            assert [call.llm for call in record.calls] == ["agent", "titles"], record.reason
+            assert record.item.output_obj == [{"input_tokens": 1}, 404]
 
 
-@pytest.mark.parametrize("llm", ["agent", None])
-async def test_an_entry_answers_what_it_matches_whatever_model_is_named(llm):
-    runner = run_two(bind_workflow(work_and_title, llm))
-    (record,) = await collect(make_evaluation(runner))
-    assert runner.main_llm == "agent"
-    assert [call.llm for call in record.calls] == (["agent", "titles"] if llm else [])  # no default is named
+async def test_what_a_program_calls_beside_its_work_is_not_trained():
+    exec(AGENT, namespace := {})
+    namespace["agent"].known_program = "opencode"
+    (record,) = await run(bind_workflow(namespace["agent"]), {"agent": LLMConfig()})
+    assert [call.llm for call in record.calls] == ["agent", "auxiliary"]
+
+
+@pytest.mark.parametrize(("llm", "called"), [("agent", ["agent"]), (None, [])])
+async def test_a_misspelled_entry_is_not_the_default(llm, called):
+    def agent(item, llm, context):
+        for name in ("gpt-4o", "titels"):
+            context.openai(max_retries=0).chat.completions.create(model=name, messages=WORK)
+
+    (record,) = await run(bind_workflow(agent, llm), ENTRIES)  # without a name, the entry that is trained
+    assert ([call.llm for call in record.calls], "does not exist" in record.reason) == (called, True)
 
 
 CONFIG = """
@@ -105,55 +118,6 @@ def test_an_entry_that_is_not_trained_is_no_policy_of_the_builder(tmp_path):
     config = load_config(tmp_path / "run.yml").config
     assert find_policy_entries(SimpleNamespace(config=config)) == {"agent": None}
     config.llms["agent"].train = False
-    assert "nothing would be trained" in require_policy_llm(config)[0].message
-
-
-async def test_an_agent_in_a_worker_reaches_the_same_entries(tmp_path):
-    (tmp_path / "agents.py").write_text(f"WORK, TITLE = {WORK!r}, {TITLE!r}\n" + AGENT)
-    async with open_isolated("agents:agent", tmp_path, "agent", share_environment_seed=True) as workflow:
-        (record,) = await collect(make_evaluation(run_two(workflow)))
-    assert [call.llm for call in record.calls] == ["agent", "titles"], record.reason
-    assert record.item.output_obj == [{"input_tokens": 1}, 404]
-
-
-AGENT = """
-def agent(item, llm, context):
-    client = context.openai()
-    client.chat.completions.create(model="gpt-4o", messages=WORK)
-    client.chat.completions.create(model="gpt-4o", **TITLE)
-    http = context.http_client()
-    counted = http.post("http://any/v1/messages/count_tokens", json={"model": "agent", "messages": WORK})
-    embedded = http.post("http://any/v1/embeddings", json={"model": "agent", "input": "a"})
-    return [counted.json(), embedded.status_code]
-"""
-
-
-class CountingModel(PolicyModel):
-    async def count_prompt(self, request):
-        return len(request.messages)
-
-
-async def test_what_a_program_calls_beside_its_work_is_not_trained():
-    class Program:
-        known_program = "opencode"
-
-        def __call__(self, item, llm, context):
-            return work_and_title(item, llm, context)
-
-    (record,) = await collect(make_evaluation(run_two(bind_workflow(Program()), {"agent": LLMConfig()})))
-    assert [call.llm for call in record.calls] == ["agent", "auxiliary"]
-
-
-async def test_a_misspelled_entry_is_not_the_default():
-    def agent(item, llm, context):
-        client = context.openai(max_retries=0)
-        for name in ("gpt-4o", "judgee"):
-            client.chat.completions.create(model=name, messages=WORK)
-
-    for llm, called in (("agent", ["agent"]), (None, [])):
-        workflow = bind_workflow(agent, llm)
-        judge = {"judge": PolicyModel(ScriptedPolicy())}
-        judge["judge"].is_policy = False
-        (record,) = await collect(make_evaluation(run_two(workflow, {"agent": LLMConfig()}, **judge)))
-        assert [call.llm for call in record.calls] == called
-        assert "does not exist" in record.reason
+    assert find_policy_entries(SimpleNamespace(config=config)) == {}
+    builder = GroupTrajectoryBuilder(GroupTrajectoryBuilderConfig())
+    assert "nothing is trained" in builder._validate_target(config)[0].message

@@ -12,11 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
-from typing import Any, cast
+from typing import Any
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import CaptureError, did_you_mean
 from reinforge.limits import get_limits
+from reinforge.rollout.capture import Capture
 from reinforge.rollout.http.exchange import (
     EVENT_STREAM,
     ROUTES,
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Maximum names of models in a message."""
-CLIENT_CHARS = 40
 REFUSED = (400, 404, 413, 422)
 """Statuses of a call that is the client's fault."""
 
@@ -55,9 +55,7 @@ class EpisodeEndpoint:
     """The models of one episode behind HTTP.
 
     Args:
-        warned: What the user was already told; endpoints of one run share it.
-        refuse: Called with the reason for each model call that is refused.
-        omits_content: Images and files of requests become notes in brackets; without it they are refused.
+        capture: What the episode has recorded, which also notes refused calls and ignored fields.
         routes: Which entry answers which request; None: requests name it.
 
     Attributes:
@@ -69,25 +67,20 @@ class EpisodeEndpoint:
         find_llm: Callable[[str], Any],
         default: str,
         entries: Mapping[str, str],
+        capture: Capture,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
-        is_closed: Callable[[], bool] | None = None,
-        warned: set[str] | None = None,
-        refuse: Callable[[str], None] | None = None,
-        omits_content: bool = False,
         routes: LLMRoutes | None = None,
     ):
         self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
         self.loop = asyncio.get_running_loop() if loop is None else loop
-        self._is_closed = is_closed or (lambda: False)
-        self._warned = set() if warned is None else warned
+        self._capture = capture
         self._responses: dict[str, list[Any]] = {}
         self._routes = routes or LLMRoutes(answers_any=len(self.entries) < 2)
-        self._refuse, self._omits_content = refuse or (lambda reason: None), omits_content
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed()
+        return self._capture.closed
 
     async def handle(self, request: EndpointRequest) -> EndpointResponse:
         """Answers a request, in the event loop of the handles."""
@@ -98,7 +91,7 @@ class EpisodeEndpoint:
             described = build_ended() if has_ended else describe_failure(error)
             is_call = request.method.upper() == "POST" and find_dialect(request.path.rstrip("/")) is not None
             if is_call and described.status in REFUSED and described.code != "context_length_exceeded":
-                self._refuse(f"{request.path} {described.status}: {described.message}")
+                self._capture.refuse(f"{request.path} {described.status}: {described.message}")
             return build_error_response(request, described)
 
     async def answer(self, request: EndpointRequest) -> EndpointResponse:
@@ -142,11 +135,9 @@ class EpisodeEndpoint:
         if path.endswith("/models") or "/models/" in path:
             check_method(request, "GET")
             return respond(self._describe_models(path.partition("/models/")[2]))
-        if path.endswith("/embeddings") or path.endswith("/messages/count_tokens"):
-            check_method(request, "POST")
-            return respond(await self._answer_beside(path, request.body))
-        dialect = find_dialect(path)
-        if dialect is None:
+        counts, embeds = path.endswith("/messages/count_tokens"), path.endswith("/embeddings")
+        dialect = find_dialect(path.removesuffix("/count_tokens") if counts else path)
+        if dialect is None and not embeds:
             raise BadRequest(
                 f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
                 f"it answers POST .../{', .../'.join(ROUTES)} and GET .../models",
@@ -156,9 +147,18 @@ class EpisodeEndpoint:
         check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
-        call = await read_beside(lambda body: self._read(dialect, body), request.body)
-        self._tell_ignored(call, request.headers.get("user-agent", ""))
+        if dialect is None:
+            return respond(await self._embed(await read_beside(decode_body, request.body)))
+        call = await read_beside(lambda body: self._read(dialect, body, counts=counts), request.body)
+        named = [*call.ignored, *(f"the tool {kind}, which its vendor runs" for kind in call.dropped)]
+        if named:
+            self._capture.ignore(named, request.headers.get("user-agent", ""))
         llm = self._find_llm(self._choose_entry(call))
+        if counts:
+            if (count := await llm.answer_beside("count", call.arguments)) is not None:
+                return respond({"input_tokens": count})
+            message = f"{llm.model_name} is not in this process, so its tokens cannot be counted"
+            raise BadRequest(f"{message}; the usage of its replies has them", status=404, code="not_found")
         completion = await llm.chat.completions.create(**call.arguments)
         if call.model:  # clients compare it with what they asked for
             completion = {**completion, "model": call.model}
@@ -168,38 +168,27 @@ class EpisodeEndpoint:
             return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
 
-    async def _answer_beside(self, path: str, content: bytes) -> dict[str, Any]:
-        """Answers what is no model call, and is not recorded: embeddings, or how many tokens a prompt has."""
-        if self.is_closed:
-            raise build_ended()
-        if path.endswith("/count_tokens"):
-            dialect = cast(Dialect, find_dialect("messages"))
-            call = await read_beside(lambda content: self._read(dialect, content, {"max_tokens": 1}), content)
-            llm = self._find_llm(self._choose_entry(call))
-            if (count := await llm.answer_beside("count", call.arguments)) is None:
-                message = f"{llm.model_name} is not in this process, so its tokens cannot be counted"
-                raise BadRequest(f"{message}; the usage of its replies has them", status=404, code="not_found")
-            return {"input_tokens": count}
-        body = await read_beside(decode_body, content)
+    async def _embed(self, body: Any) -> dict[str, Any]:
+        """Returns the answer of an entry that has embeddings; this is no model call, and is not recorded."""
         name = body.get("model") if isinstance(body, dict) else None
         named = [entry for entry in self._routes.embedders if name in (entry, self.entries[entry])]
-        if len(found := named[:1] or list(self._routes.embedders)) != 1:
+        if len(found := named[:1] or self._routes.embedders) != 1:
             message = "embeddings come from an entry of llms of `_type: openai`: "
             message += f"name one of {', '.join(found)} as the model" if found else "add one for this model"
             raise BadRequest(message, "model", status=404, code="model_not_found")
         answer: dict[str, Any] = await self._find_llm(found[0]).answer_beside("embed", body)
         return answer
 
-    def _read(self, dialect: Dialect, content: bytes, defaults: Mapping[str, Any] | None = None) -> ChatCall:
+    def _read(self, dialect: Dialect, content: bytes, *, counts: bool) -> ChatCall:
         body = decode_body(content)
-        if isinstance(body, dict) and defaults:
-            body = {**defaults, **body}
+        if isinstance(body, dict) and counts:
+            body = {"max_tokens": 1, **body}
         if isinstance(body, dict) and (previous := body.get("previous_response_id")):
             if previous not in self._responses:
                 message = f"this episode has no response {str(previous)[:60]!r}; send the whole conversation in input"
                 raise BadRequest(f"previous_response_id: {message}", "previous_response_id")
             body = {**body, "previous_response_id": None, "input": [*self._responses[previous], *list_items(body)]}
-        return read_call(dialect, body, omits_content=self._omits_content)
+        return read_call(dialect, body, omits_content=self._capture.omits_content)
 
     def _store(self, call: ChatCall, answer: Mapping[str, Any]) -> None:
         """Keeps a response with its conversation, which later requests may name instead of sending it."""
@@ -208,15 +197,6 @@ class EpisodeEndpoint:
             self._responses[answer["id"]] = [*list_items(body), *answer["output"]]
             while len(self._responses) > get_limits().kept_replies:
                 del self._responses[next(iter(self._responses))]
-
-    def _tell_ignored(self, call: ChatCall, client: str) -> None:
-        """Says once in a run of each field that is not used."""
-        named = [*call.ignored, *(f"the tool {kind}, which its vendor runs" for kind in call.dropped)]
-        new = [name for name in named if f"ignored {name}" not in self._warned]
-        if new:
-            self._warned.update(f"ignored {name}" for name in new)
-            by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
-            logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
     def _choose_entry(self, call: ChatCall) -> str:
         """Returns the entry of `llms` that answers: the first whose `match` holds, or else by the requested name.
@@ -242,8 +222,8 @@ class EpisodeEndpoint:
                 status=404,
                 code="model_not_found",
             )
-        if model not in self._warned:
-            self._warned.add(model)
+        if model not in self._capture.told:
+            self._capture.told.add(model)
             logger.warning(
                 "the agent's client asks for the model %r, which llms does not have; %s (%s) answers instead",
                 model, self.default, self.entries.get(self.default),

@@ -8,9 +8,10 @@ any other request                                             -> agent
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import Any
+
+from pydantic import BaseModel
 
 from reinforge.config.schema import CallMatch
 from reinforge.dialects.chat_call import ChatCall
@@ -37,8 +38,7 @@ AUXILIARY_CALLS = {
 """Program -> its calls beside its work, as its current version makes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class LLMRoutes:
+class LLMRoutes(BaseModel):
     """Which entry of `llms` answers which request.
 
     Attributes:
@@ -47,49 +47,32 @@ class LLMRoutes:
         answers_any: Whether the default entry answers requests for models that no entry has.
     """
 
-    matches: Mapping[str, Sequence[CallMatch]] = field(default_factory=dict)
-    embedders: Sequence[str] = ()
+    matches: dict[str, list[CallMatch]] = {}
+    embedders: list[str] = []
     answers_any: bool = True
 
     def find(self, call: ChatCall) -> str | None:
         return next((entry for entry, found in self.matches.items() if any(holds(each, call) for each in found)), None)
 
-    def dump(self) -> dict[str, Any]:
-        """Returns the routes as a message to a worker."""
-        matches = {
-            entry: [each.model_dump(exclude_none=True) for each in found] for entry, found in self.matches.items()
-        }
-        return {"matches": matches, "embedders": list(self.embedders), "answers_any": self.answers_any}
-
-    @classmethod
-    def load(cls, message: Mapping[str, Any]) -> Self:
-        matches = {entry: [CallMatch(**each) for each in found] for entry, found in message["matches"].items()}
-        return cls(matches, message["embedders"], message["answers_any"])
-
 
 def holds(match: CallMatch, call: ChatCall) -> bool:
-    given = call.arguments
-    messages = given.get("messages") or ()
-    if match.program is not None and not any(holds(each, call) for each in AUXILIARY_CALLS[match.program]):
-        return False
-    if match.model is not None and not fnmatchcase(call.model.lower(), match.model.lower()):
-        return False
-    if match.tools is not None and match.tools != bool(given.get("tools")):
-        return False
+    given, messages = call.arguments, call.arguments.get("messages") or []
     systems = [each for each in messages if each.get("role") in ("system", "developer")]
-    if match.system is not None and not any(match.system in line for line in _read_first_lines(systems)):
-        return False
-    if match.prompt is not None and not any(match.prompt in line for line in _read_first_lines(messages[-1:])):
-        return False
     schema = ((given.get("response_format") or {}).get("json_schema") or {}).get("schema") or {}
-    return match.properties is None or sorted(match.properties) == sorted(schema.get("properties") or ())
+    auxiliary = AUXILIARY_CALLS[match.program] if match.program is not None else ()
+    return (
+        (match.program is None or any(holds(each, call) for each in auxiliary))
+        and (match.model is None or fnmatchcase(call.model.lower(), match.model.lower()))
+        and (match.tools is None or match.tools == bool(given.get("tools")))
+        and (match.system is None or any(match.system in line for line in _read_first_lines(systems)))
+        and (match.prompt is None or any(match.prompt in line for line in _read_first_lines(messages[-1:])))
+        and (match.properties is None or sorted(match.properties) == sorted(schema.get("properties") or ()))
+    )
 
 
 def _read_first_lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yields the first line of each message, and of each block of text in it."""
     for message in messages:
         content = message.get("content")
-        for block in content if isinstance(content, list) else [{"text": content}]:
-            text = block.get("text") if isinstance(block, dict) else None
-            if isinstance(text, str):
-                yield text.lstrip().partition("\n")[0]
+        texts = [each.get("text") for each in content] if isinstance(content, list) else [content]
+        yield from (text.lstrip().partition("\n")[0] for text in texts if isinstance(text, str))

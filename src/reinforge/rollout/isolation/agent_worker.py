@@ -54,6 +54,9 @@ class RemoteCapture(Capture):
     def refuse(self, reason: str) -> None:
         self.link.send({"type": "refused", "reason": reason})
 
+    def ignore(self, names: Sequence[str], client: str) -> None:
+        self.link.send({"type": "ignored", "names": names, "client": client})
+
     async def ask(self, llm: str, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         self._check_open()
         given = {name: to_plain_data(value) for name, value in arguments.given.items() if name != "timeout"}
@@ -96,7 +99,7 @@ class RemoteModels:
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
         self.capture = RemoteCapture(link, omits_content=job["omits_content"])
         self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
-        self._routes = LLMRoutes.load(job["routes"])
+        self._routes = LLMRoutes(**job["routes"])
 
     def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
         if name not in self._names:
@@ -106,15 +109,12 @@ class RemoteModels:
 
     def open_endpoint(self) -> EpisodeEndpoint:
         find, capture = partial(self.create_handle, is_async=True), self.capture
-        loop = capture.link.loop
         return EpisodeEndpoint(
             find,
             self._default,
             self._names,
-            loop=loop,
-            is_closed=lambda: capture.closed,
-            refuse=capture.refuse,
-            omits_content=capture.omits_content,
+            capture,
+            loop=capture.link.loop,
             routes=self._routes,
         )
 

@@ -134,7 +134,7 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
             "llms": episode.names,
             "timeout_s": timeout_s,
             "omits_content": episode.capture.omits_content,
-            "routes": episode.routes.dump(),
+            "routes": episode.routes.model_dump(exclude_none=True),
         }
     )
     try:
@@ -148,6 +148,8 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
                 _mark(episode, message)
             elif message["type"] == "refused":
                 episode.capture.refuse(str(message["reason"]))
+            elif message["type"] == "ignored":
+                episode.capture.ignore(list(map(str, message["names"])), str(message["client"]))
             elif message["type"] == "blame":
                 episode.context.llm(message["llm"]).blame_reply(str(message["reason"]))
             elif message["type"] in ("done", "failed"):

@@ -146,6 +146,8 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         target = config.finetuning.target_model
         if config.llms and not self.policies:
             message = f"not set, and nothing says which of {', '.join(config.llms)} the trainer adapter trains"
+            if not any(llm.train for llm in config.llms.values()):
+                return [Problem("llms", "all have `train: false`, so nothing is trained", "leave it out of one")]
             return [Problem("finetuning.target_model", message, "set it to that entry of llms")]
         if target is None or target not in config.llms or target in self.policies:
             return []
@@ -243,8 +245,8 @@ def find_policy_entries(builder: Builder) -> dict[str, str | None]:
     llms, named = builder.config.llms, find_adapters(builder.config.llms)
     policies = {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}
     policies |= dict.fromkeys(find_served_entries(builder.config))
-    policies = {entry: adapter for entry, adapter in policies.items() if llms[entry].train}
-    return policies or dict.fromkeys(find_remote_entries(builder.config))
+    policies = policies or dict.fromkeys(find_remote_entries(builder.config))
+    return {entry: adapter for entry, adapter in policies.items() if llms[entry].train}
 
 
 def find_remote_entries(config: Config) -> list[str]:
@@ -261,11 +263,7 @@ def find_remote_entries(config: Config) -> list[str]:
     wanted = config.finetuning.target_model or find_named_llm(config.workflow, config.llms)
     if wanted is None:
         return list(models) if len(models) == 1 else []
-    return [
-        entry
-        for entry, model in models.items()
-        if config.llms[entry].train and (wanted in (entry, model) or model == models.get(wanted))
-    ]
+    return [entry for entry, model in models.items() if wanted in (entry, model) or model == models.get(wanted)]
 
 
 logger = logging.getLogger(__name__)

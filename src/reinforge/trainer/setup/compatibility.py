@@ -109,14 +109,8 @@ def refuse_sampling(config: FinetuneConfig) -> list[Problem]:
 
 
 def require_policy_llm(config: Config) -> list[Problem]:
-    trained = [llm for llm in config.llms.values() if llm.static_type == "policy"] or [
-        config.llms[entry] for entry in find_served_entries(config)
-    ]
-    if any(llm.train for llm in trained):
+    if any(llm.static_type == "policy" for llm in config.llms.values()) or find_served_entries(config):
         return []
-    if trained:
-        message = "every entry that calls the trained model has `train: false`, so nothing would be trained"
-        return [Problem("llms", message, "leave it out of the entry that the agent calls")]
     names = ", ".join(f"{name} is {llm.static_type}" for name, llm in config.llms.items())
     message = f"no entry is `_type: policy`, so the agent never calls the model that is trained ({names})"
     adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
