@@ -243,10 +243,7 @@ class Algorithm(ABC):
 
 
 class ChatModel(Protocol):
-    """A model behind an entry of `llms`; one with `sample_choices(request, n)` samples `n` replies in one call.
-
-    It may also have `embed(body)`, which answers OpenAI's requests for embeddings, or `count_prompt(request)`.
-    """
+    """A model behind an entry of `llms`; one with `sample_choices(request, n)` samples `n` replies in one call."""
 
     @property
     def model_name(self) -> str: ...

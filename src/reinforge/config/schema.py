@@ -49,17 +49,11 @@ class TrainerAdapterConfig(TypedConfig):
 class CallMatch(Block):
     """Requests of an agent that an entry of `llms` answers, whatever model they name: all that is set must hold."""
 
-    model: str | None = Field(
-        default=None, description="Pattern of the requested model's name, such as `claude-haiku-*`."
-    )
+    model: str | None = Field(default=None, description="Pattern of the requested name, such as `claude-haiku-*`.")
     tools: bool | None = Field(default=None, description="Whether the request offers tools.")
-    system: str | None = Field(
-        default=None, description="Text in the first line of the system prompt, or of one of its blocks."
-    )
-    prompt: str | None = Field(default=None, description="Text in the first line of the last message.")
-    properties: list[str] | None = Field(
-        default=None, description="Properties of the JSON schema that the reply must match, such as `[title]`."
-    )
+    system: str | None = Field(default=None, description="In the first line of the system prompt, or of its blocks.")
+    prompt: str | None = Field(default=None, description="In the first line of the last message.")
+    properties: list[str] | None = Field(default=None, description="Properties of the JSON schema of the reply.")
     program: Literal["claude_code", "codex", "opencode", "qwen_code"] | None = Field(
         default=None, description="The calls that this program makes beside its work: titles, summaries, classifiers."
     )
@@ -68,12 +62,8 @@ class CallMatch(Block):
 class LLMConfig(TypedConfig):
     """Base of every entry of `llms`."""
 
-    match: list[CallMatch] = Field(
-        default=[], description="Requests that this entry answers: one description, or a list of them."
-    )
-    train: bool = Field(
-        default=True, description="False: what the trained model replies through this entry is not trained."
-    )
+    match: list[CallMatch] = Field(default=[], description="Requests that this entry answers: a block, or a list.")
+    train: bool = Field(default=True, description="False: what the policy replies through this entry is not trained.")
 
     @field_validator("match", mode="before", json_schema_input_type=list[CallMatch] | CallMatch)
     @classmethod

@@ -60,9 +60,6 @@ class NamedPolicies(PolicyServer):
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         return await self._first.encode(request, reply)
 
-    async def count_prompt(self, request: ModelRequest) -> int | None:
-        return await self._first.count_prompt(request)
-
     async def publish(self, version: int) -> None:
         """Opens admission on all of them."""
         for policy in self._policies.values():

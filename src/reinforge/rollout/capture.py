@@ -31,8 +31,6 @@ from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingP
 
 logger = logging.getLogger(__name__)
 
-IGNORED = "ignored "
-"""Begins what was told of a field that is not used."""
 CLIENT_CHARS = 40
 
 
@@ -60,6 +58,7 @@ class Capture:
         waiting: What the agent waited for when its time was up, such as a tool; None: not known.
         refused_call: Why the first model call that was refused was, even if the agent continued; None: none was.
         told: What the user was already told about the agent's requests; episodes of one run share it.
+        ignored: Fields of its requests that are not used, also shared.
     """
 
     seed: int
@@ -73,6 +72,7 @@ class Capture:
     waiting: str | None = None
     omits_content: bool = False
     told: set[str] = field(default_factory=set)
+    ignored: list[str] = field(default_factory=list)
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -102,8 +102,8 @@ class Capture:
 
     def ignore(self, names: Sequence[str], client: str) -> None:
         """Says once in a run of each field of a request that is not used."""
-        if new := [name for name in names if f"{IGNORED}{name}" not in self.told]:
-            self.told.update(f"{IGNORED}{name}" for name in new)
+        if new := [name for name in names if name not in self.ignored]:
+            self.ignored += new
             by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
             logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AUXILIARY = "auxiliary"
-"""The entry of `llms` that answers what a program calls beside its work; it is the agent's model, and never trained."""
 Score = Callable[[EpisodeRecord], Awaitable[None]]
 
 
@@ -66,9 +64,7 @@ class RunnerStatus:
     last_progress_s: float = 0.0
 
 
-def choose_llm(
-    workflow: BoundWorkflow, llms: Mapping[str, ChatModel], entries: Mapping[str, LLMConfig] | None = None
-) -> str:
+def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel], untrained: Collection[str] = ()) -> str:
     """Returns the entry of `llms` to pass to the workflow: the one it names, the only one, or the only trained one.
 
     Example: no name, {"agent": a policy, "judge": a hosted model} -> "agent".
@@ -80,7 +76,6 @@ def choose_llm(
             message = f'llms has no entry "{name}"; it has {listed}'
             raise ConfigError(Problem("workflow.llm", message, "name one of these, or add the entry"))
         return name
-    untrained = {entry for entry, llm in (entries or {}).items() if not llm.train}
     policies = [entry for entry, llm in llms.items() if llm.is_policy and entry not in untrained]
     choices = policies if len(llms) > 1 else list(llms)
     if len(choices) != 1:
@@ -101,7 +96,7 @@ class EpisodeRunner:
         entries: The configuration of the entries of `llms`.
 
     Attributes:
-        told: What the user was already told, also of fields that are ignored.
+        ignored: Fields of the agent's requests that nothing has used so far.
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
         main_llm: The entry of `llms` that the workflow gets.
     """
@@ -123,14 +118,10 @@ class EpisodeRunner:
         self.limit: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        self.told: set[str] = set()
+        self._told, self.ignored = set[str](), list[str]()
         self.slots = EpisodeSlots(max_concurrency)
-        self.main_llm = choose_llm(workflow, self.llms, self._entries)
+        self.main_llm = choose_llm(workflow, llms, {name for name, each in self._entries.items() if not each.train})
         self._answers_any = workflow.llm is not None or len(llms) < 2
-        if workflow.known_program is not None:
-            beside = LLMConfig.model_validate({"match": {"program": workflow.known_program}, "train": False})
-            self.llms.setdefault(AUXILIARY, self.llms[self.main_llm])
-            self._entries = {AUXILIARY: beside, **self._entries}
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
@@ -345,7 +336,8 @@ class Attempt(ContainedTask[Any]):
         self.capture = Capture(
             stable_seed(runner.run_seed, "draws", str(self.key), self.number),
             omits_content=runner.outcomes.unsupported_content == "omit",
-            told=runner.told,
+            told=runner._told,
+            ignored=runner.ignored,
         )
         self.started_s = time.monotonic()
 

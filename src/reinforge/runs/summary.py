@@ -62,6 +62,7 @@ class RunSummary:
         stages: Stages of the pipeline with their epochs, in order; empty: the run has no pipeline.
         evaluators_sha256: Evaluator -> hash of its code, its settings and its judge's model.
         predictions: What a preflight of the same configuration and data predicted, and what the run measured.
+        ignored: Fields of the agent's requests that nothing used.
     """
 
     run_id: str
@@ -92,6 +93,7 @@ class RunSummary:
     stages: dict[str, int] = field(default_factory=dict)
     evaluators_sha256: dict[str, str] = field(default_factory=dict)
     predictions: list[Prediction] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -193,6 +195,7 @@ class RunSummary:
         pairs += [("evaluator", str(change)) for change in others]
         pairs += [("warning", text) for text in self.warnings]
         pairs += [("guard", str(event)) for event in self.guards]
+        pairs += [("ignored", ", ".join(self.ignored))] if self.ignored else []
         undecided = self.is_incomplete and self.promoted is None
         pairs.append(("reason", reason) if undecided else ("promoted", f"{verdict}: {reason}"))
         pairs.append(("best", self.describe_best()))

@@ -32,11 +32,6 @@ class BoundWorkflow:
         code = getattr(call if inspect.isroutine(call) else type(call).__call__, "__code__", None)
         return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else name
 
-    @property
-    def known_program(self) -> str | None:
-        """Name of the program that it runs, whose auxiliary calls are not trained; None: no known one."""
-        return getattr(self.function, "known_program", None)
-
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
         find = getattr(self.function, "example_problems", None)
         return list(find(items)) if callable(find) else []

@@ -84,12 +84,12 @@ async def test_a_bad_body_is_refused_with_the_field_and_the_reason(name):
 
 
 async def test_what_changes_no_token_is_accepted_and_told_once_in_a_run(caplog):
-    told = set[str]()
+    ignored = list[str]()
     body = {**QUESTION, "provider": {"order": ["a"]}, "temprature": 1, "user": "u", "usage": {"include": True}}
     for _ in range(2):
-        response, _, capture = await ask(body, told=told)
+        response, _, capture = await ask(body, ignored=ignored)
         assert response.status == 200
-    assert capture.refused_call is None
+    assert (capture.refused_call, capture.ignored[-2:]) == (None, ["user", "usage"])
     (message,) = caplog.messages
     assert message == (
         'ignored in the agent\'s requests: provider, temprature (did you mean "temperature"?), user, usage'

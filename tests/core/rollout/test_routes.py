@@ -90,13 +90,6 @@ async def test_an_entry_answers_what_it_matches_also_for_an_agent_in_a_worker(tm
             assert record.item.output_obj == [{"input_tokens": 1}, 404]
 
 
-async def test_what_a_program_calls_beside_its_work_is_not_trained():
-    exec(AGENT, namespace := {})
-    namespace["agent"].known_program = "opencode"
-    (record,) = await run(bind_workflow(namespace["agent"]), {"agent": LLMConfig()})
-    assert [call.llm for call in record.calls] == ["agent", "auxiliary"]
-
-
 @pytest.mark.parametrize(("llm", "called"), [("agent", ["agent"]), (None, [])])
 async def test_a_misspelled_entry_is_not_the_default(llm, called):
     def agent(item, llm, context):
@@ -120,4 +113,4 @@ def test_an_entry_that_is_not_trained_is_no_policy_of_the_builder(tmp_path):
     config.llms["agent"].train = False
     assert find_policy_entries(SimpleNamespace(config=config)) == {}
     builder = GroupTrajectoryBuilder(GroupTrajectoryBuilderConfig())
-    assert "nothing is trained" in builder._validate_target(config)[0].message
+    assert "leave `train: false` out" in builder._validate_target(config)[0].fix

@@ -373,7 +373,7 @@ async def test_a_server_that_dies_costs_its_episode_and_is_started_again(served,
 @pytest.mark.parametrize("per_episode", [False, True])
 async def test_a_server_that_hangs_costs_its_episode_and_is_started_again(served, tmp_path, caplog, per_episode):
     started, server = time.monotonic(), {"per_episode": per_episode}
-    (record,) = await served([call("fail", how="hang")], "x", server=server, timeout_s=3.0, retries=1)
+    (record,) = await served([call("fail", how="hang")], "x", server=server, timeout_s=8.0, retries=1)
     assert (record.outcome, record.attempt) == (Outcome.TIMEOUT, 1)
     assert "has not answered a call of fail:\nthe server starts" in record.reason
     assert ("hangs, so it is started again" in caplog.text) is not per_episode

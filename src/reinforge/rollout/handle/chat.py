@@ -146,11 +146,8 @@ def _read_logit_bias(arguments: CallArguments) -> tuple[tuple[int, float], ...]:
 def _read_template_arguments(arguments: CallArguments) -> dict[str, Any]:
     """Returns what the chat template gets besides the messages and tools.
 
-    `thinking` and `reasoning` are other APIs' objects. An effort of "none" also turns thinking off, for templates that
-    read only `enable_thinking`.
-
-    Example: `thinking={"type": "disabled"}` -> {"enable_thinking": False}; `reasoning={"effort": "low"}` ->
-    {"reasoning_effort": "low"}.
+    `thinking: {type: disabled}` and `reasoning: {effort: low}` are other APIs' forms. An effort of "none" also turns
+    thinking off, for templates that read only `enable_thinking`.
     """
     read = {name: arguments.given[name] for name in _TEMPLATE_ARGUMENTS if name in arguments.given}
     for name in ("thinking", "reasoning"):

@@ -168,7 +168,7 @@ class EpisodeEndpoint:
             return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
 
-    async def _embed(self, body: Any) -> dict[str, Any]:
+    async def _embed(self, body: Any) -> Any:
         """Returns the answer of an entry that has embeddings; this is no model call, and is not recorded."""
         name = body.get("model") if isinstance(body, dict) else None
         named = [entry for entry in self._routes.embedders if name in (entry, self.entries[entry])]
@@ -176,8 +176,7 @@ class EpisodeEndpoint:
             message = "embeddings come from an entry of llms of `_type: openai`: "
             message += f"name one of {', '.join(found)} as the model" if found else "add one for this model"
             raise BadRequest(message, "model", status=404, code="model_not_found")
-        answer: dict[str, Any] = await self._find_llm(found[0]).answer_beside("embed", body)
-        return answer
+        return await self._find_llm(found[0]).answer_beside("embed", body)
 
     def _read(self, dialect: Dialect, content: bytes, *, counts: bool) -> ChatCall:
         body = decode_body(content)
@@ -208,8 +207,7 @@ class EpisodeEndpoint:
             return matched
         if not model or model in self.entries:
             return model or self.default
-        named = [entry for entry, name in self.entries.items() if name == model]
-        if named:
+        if named := [entry for entry, name in self.entries.items() if name == model]:
             return self.default if self.default in named else named[0]
         names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
         is_misspelled = len(self.entries) > 1 and did_you_mean(model, list(self.entries))

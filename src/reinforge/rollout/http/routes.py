@@ -23,16 +23,11 @@ AUXILIARY_CALLS = {
         CallMatch(system="tasked with summarizing conversations"),
     ],
     "codex": [CallMatch(prompt="You are performing a CONTEXT CHECKPOINT COMPACTION")],
-    "opencode": [
-        CallMatch(system="You are a title generator"),
-        CallMatch(system="Summarize what was done in this conversation"),
-    ],
+    "opencode": [CallMatch(system="You are a title generator"), CallMatch(system="Summarize what was done")],
     "qwen_code": [
         CallMatch(system="Generate a concise, sentence-case title"),
         CallMatch(system="You are the component that summarizes internal chat history"),
-        CallMatch(system="You generate session recaps"),
         CallMatch(system="You are selecting memories"),
-        CallMatch(system="Write a short summary label"),
     ],
 }
 """Program -> its calls beside its work, as its current version makes them."""

@@ -98,8 +98,8 @@ class RemoteLLM:
 class RemoteModels:
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
         self.capture = RemoteCapture(link, omits_content=job["omits_content"])
-        self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
-        self._routes = LLMRoutes(**job["routes"])
+        self._names, self._default, self._routes = job["llms"], job["llm"], LLMRoutes(**job["routes"])
+        self._is_async = is_async
 
     def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
         if name not in self._names:
@@ -109,14 +109,7 @@ class RemoteModels:
 
     def open_endpoint(self) -> EpisodeEndpoint:
         find, capture = partial(self.create_handle, is_async=True), self.capture
-        return EpisodeEndpoint(
-            find,
-            self._default,
-            self._names,
-            capture,
-            loop=capture.link.loop,
-            routes=self._routes,
-        )
+        return EpisodeEndpoint(find, self._default, self._names, capture, loop=capture.link.loop, routes=self._routes)
 
 
 async def _run_episode(workflow: BoundWorkflow, job: Message, link: JobLink) -> Any:

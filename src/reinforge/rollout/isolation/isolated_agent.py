@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from reinforge.errors import Problem
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.context import EpisodeContext
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.containment import GRACE_S, SharedWorkerEnded, WorkerEnded
 from reinforge.rollout.isolation.worker_pool import (
     WorkerJob,
@@ -27,9 +28,6 @@ from reinforge.rollout.isolation.worker_protocol import Message, dump_call, dump
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.steps import StreamEventData, TTCEventData
 from reinforge.types.workflow import BoundWorkflow
-
-if TYPE_CHECKING:
-    from reinforge.rollout.http.routes import LLMRoutes
 
 LOADER = "reinforge.rollout.isolation.agent_worker:load_agent"
 REPLY_S = 2.0

@@ -117,9 +117,8 @@ class OpenAIChat:
         """Returns the endpoint's answer to a request for embeddings, by the model of this entry."""
         text = await self._endpoint.call("POST", "/embeddings", body={**body, "model": self.model_name})
         answer = load_json(text)
-        if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
-            message = self._endpoint.redact(extract_error_message(text))
-            raise UnexpectedAnswer(f"{self.url}/embeddings: the response has no embeddings: {message}")
+        if not isinstance(answer, dict):
+            raise UnexpectedAnswer(f"{self.url}/embeddings: the response is {describe_json(answer)}")
         return answer
 
     async def prepare(self, tokenizer: Any) -> None:

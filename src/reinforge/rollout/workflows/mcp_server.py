@@ -40,7 +40,7 @@ START_S = 60.0
 """Seconds that a server may take to start and to list its tools."""
 CLOSE_S = 10.0
 """Seconds that it may take to end; the SDK itself waits two before it kills."""
-PING_S = 5.0
+PING_S = 2.0
 """Seconds in which a server must answer a ping after a call that did not end."""
 CONNECT_S = 30.0
 """Seconds that connecting to a server, or sending it a request, may take."""
@@ -106,9 +106,12 @@ class MCPServer:
     async def start(self) -> None:
         """Starts the server unless it runs; one whose last call did not end must answer a ping, or is started again."""
         async with self._lock:
-            if self._is_suspect and self._client is not None and not await self._answers(self._client):
-                logger.warning("%s", self._describe("hangs, so it is started again"))
-                await self.close(at_once=True)
+            if self._is_suspect and self._client is not None:
+                try:
+                    await asyncio.wait_for(self._client.send_ping(), PING_S)
+                except Exception:  # noqa: BLE001  of the SDK, of the server, or of the network
+                    logger.warning("%s", self._describe("hangs, so it is started again"))
+                    await self.close(at_once=True)
             self._is_suspect = False
             if self._task is not None and not self._task.done():
                 return
@@ -122,13 +125,6 @@ class MCPServer:
                 failure = self._describe(f"did not answer within {START_S:g} s")
                 await self.close()
                 raise failure from None
-
-    async def _answers(self, client: Client) -> bool:
-        try:
-            await asyncio.wait_for(client.send_ping(), PING_S)
-        except Exception:  # noqa: BLE001  of the SDK, of the server, or of the network
-            return False
-        return True
 
     def _describe(self, what: str) -> BackendUnavailable:
         """Returns the failure of the server, with the end of what it has written to its standard error."""

@@ -146,9 +146,8 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         target = config.finetuning.target_model
         if config.llms and not self.policies:
             message = f"not set, and nothing says which of {', '.join(config.llms)} the trainer adapter trains"
-            if not any(llm.train for llm in config.llms.values()):
-                return [Problem("llms", "all have `train: false`, so nothing is trained", "leave it out of one")]
-            return [Problem("finetuning.target_model", message, "set it to that entry of llms")]
+            fix = "set it to that entry of llms, and leave `train: false` out of that"
+            return [Problem("finetuning.target_model", message, fix)]
         if target is None or target not in config.llms or target in self.policies:
             return []
         trained = ", ".join(self.policies) or "none"
