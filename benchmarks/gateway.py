@@ -119,7 +119,7 @@ async def measure(upstream_s: float, seconds: float, client: str, spread_s: floa
         accesses, captures = [], [Capture(seed=number) for number in range(EPISODES)]
         for capture in captures:
             handle = AsyncLLM("agent", model, capture, None)
-            endpoint = EpisodeEndpoint(lambda name, handle=handle: handle, "agent", {"agent": "slow"})
+            endpoint = EpisodeEndpoint(lambda name, handle=handle: handle, "agent", {"agent": "slow"}, capture)
             accesses.append(gateway.attach(endpoint))
         job = json.dumps([[[access.base_url, access.api_key] for access in accesses], seconds, spread_s, client])
         process = await asyncio.create_subprocess_exec(

@@ -10,7 +10,7 @@ from tests.doubles import PolicyModel, Scored, ScriptedPolicy, examples
 
 
 def make_runner(
-    workflow, policy=None, *, llms=None, sampling=None, timeout_s=60.0, seed=1, concurrency=8, **outcomes
+    workflow, policy=None, *, llms=None, sampling=None, timeout_s=60.0, seed=1, concurrency=8, entries=None, **outcomes
 ) -> EpisodeRunner:
     """Returns a runner of a workflow, by default with a scripted policy behind the only entry of `llms`."""
     return EpisodeRunner(
@@ -21,6 +21,7 @@ def make_runner(
         outcomes=OutcomesConfig(**{"retries": 0, **outcomes}),
         run_seed=seed,
         max_concurrency=concurrency,
+        entries=entries,
     )
 
 

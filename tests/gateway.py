@@ -45,9 +45,8 @@ class Episode:
         self.capture = Capture(seed=seed)
         handles = {name: AsyncLLM(name, PolicyModel(self.policy), self.capture, None) for name in entries}
         named = dict.fromkeys(entries, "scripted")
-        self.endpoint = EpisodeEndpoint(
-            handles.__getitem__, entries[0], named, is_closed=lambda: self.capture.closed, warned={"gpt-4o"}
-        )
+        self.capture.told.add("gpt-4o")
+        self.endpoint = EpisodeEndpoint(handles.__getitem__, entries[0], named, self.capture)
 
     @property
     def replies(self):

@@ -338,3 +338,7 @@ class PolicyServerBase:
             BackendError: This policy server cannot encode a reply.
         """
         raise BackendError(f"{type(self).__name__} cannot encode given replies as tokens")
+
+    async def count_prompt(self, request: ModelRequest) -> int | None:
+        """Returns the tokens of a request's prompt, also beyond the context; None: only the backend knows them."""
+        return None

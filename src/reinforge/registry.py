@@ -37,7 +37,9 @@ _ALGORITHMS = """
 cispo dapo distill dpo dr_grpo expert_iteration grpo gspo ipo kto malt orpo ppo reinforce_pp rejection_sampling rloo
 sapo sft simpo
 """
-_EVALUATORS = "contains exact_match json_schema llm_judge numeric pairwise_judge python regex relative_judge weighted"
+_EVALUATORS = """
+contains exact_match json_schema llm_judge numeric pairwise_judge python regex relative_judge reported_reward weighted
+"""
 
 BUILTINS = {
     "algorithm": {f"algorithms.{name}": name for name in _ALGORITHMS.split()},

@@ -163,6 +163,8 @@ class JobRunner:
             num_tokens_of_other_choices=count_tokens_of_other_choices(trajectories.groups),
         )
         metrics |= staleness
+        episodes = {(name, sample.trajectory_index) for name, each in samples.items() for sample in each}
+        metrics["samples_per_episode"] = sum(map(len, samples.values())) / len(episodes)
         if len(engine.policies) > 1:
             skipped = {name: {"num_updates": 0, "reason": idle.get(name, "no group")} for name in engine.policies}
             metrics["groups"] = {**skipped, **{name: result.as_dict() for name, result in results.items()}}

@@ -1,7 +1,8 @@
-"""Makes training samples of trajectories; a turn whose prompt extends the tokens so far joins the same sample.
+"""Makes training samples of trajectories; a turn joins the longest sample whose tokens its prompt begins with.
 
-    prompt [1,2] -> [4]; prompt [1,2,4,8] -> [5]   =>  token_ids [1,2,4,8,5], loss_mask [0,0,1,0,1]
-    prompt [9]   -> [7]  (history rewritten)       =>  a second sample [9,7], [0,1]
+    prompt [1,2] -> [4]                                =>  token_ids [1,2,4],     loss_mask [0,0,1]
+    prompt [9]   -> [7]  (rewritten, or a sub-agent)   =>  a second sample [9,7], [0,1]
+    prompt [1,2,4,8] -> [5]                            =>  the first: [1,2,4,8,5], [0,0,1,0,1]
 
 Nothing is tokenized here: the ids are the sampler's own. A token sampled with a filter (top-p, top-k, min-p) or under a
 grammar is trained over the tokens that it was sampled from. If those were not recorded, the token becomes context and
@@ -38,8 +39,11 @@ class _Row:
     turns: list[int] = field(default_factory=list)
     supports: dict[int, Support] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
     def extends_to(self, prompt: Sequence[int]) -> bool:
-        length = len(self.token_ids)
+        length = len(self)
         return len(prompt) >= length and list(prompt[:length]) == self.token_ids
 
     def add_context(self, ids: Iterable[int]) -> None:
@@ -102,9 +106,11 @@ def samples_from_trajectory(trajectory: Trajectory) -> list[TrainingSample]:
         tokens = turn.tokens
         if tokens is None:
             continue
-        if not rows or not rows[-1].extends_to(tokens.prompt_token_ids):
-            rows.append(_Row())
-        row = rows[-1]
+        # the longest one: sub-agents and teams take turns, so that the latest row may be another conversation's
+        row = max((each for each in rows if each.extends_to(tokens.prompt_token_ids)), key=len, default=None)
+        if row is None:
+            row = _Row()
+            rows.append(row)
         row.add_context(tokens.prompt_token_ids[len(row.token_ids) :])
         if turn.is_trained:
             row.add_reply(tokens, index)

@@ -54,6 +54,14 @@ class OutcomesConfig(Block):
     policy_timeout: Penalty = Field(
         default=0.0, description="Reward of an episode that ran out of time while the policy was replying."
     )
+    refused_calls: Literal["fail", "ignore"] = Field(
+        default="fail",
+        description="An episode of which a model call was refused (status 400) is missing, or counts as any other.",
+    )
+    unsupported_content: Literal["refuse", "omit"] = Field(
+        default="refuse",
+        description="Calls with images, sound or files are refused, or a note such as [image omitted] replaces these.",
+    )
     retries: int = Field(default=2, ge=0, description="Retries after a failure of the environment.")
     max_missing: float = Field(
         default=0.5,

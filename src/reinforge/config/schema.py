@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from reinforge.config.finetuning_blocks import Block as Block
@@ -52,8 +52,29 @@ class TrainerAdapterConfig(TypedConfig):
         return ()
 
 
+class CallMatch(Block):
+    """Requests of an agent that an entry of `llms` answers, whatever model they name: all that is set must hold."""
+
+    model: str | None = Field(default=None, description="Pattern of the requested name, such as `claude-haiku-*`.")
+    tools: bool | None = Field(default=None, description="Whether the request offers tools.")
+    system: str | None = Field(default=None, description="In the first line of the system prompt, or of its blocks.")
+    prompt: str | None = Field(default=None, description="In the first line of the last message.")
+    properties: list[str] | None = Field(default=None, description="Properties of the JSON schema of the reply.")
+    program: Literal["claude_code", "codex", "opencode", "qwen_code"] | None = Field(
+        default=None, description="The calls that this program makes beside its work: titles, summaries, classifiers."
+    )
+
+
 class LLMConfig(TypedConfig):
     """Base of every entry of `llms`."""
+
+    match: list[CallMatch] = Field(default=[], description="Requests that this entry answers: a block, or a list.")
+    train: bool = Field(default=True, description="False: what the policy replies through this entry is not trained.")
+
+    @field_validator("match", mode="before", json_schema_input_type=list[CallMatch] | CallMatch)
+    @classmethod
+    def _list_matches(cls, match: Any) -> Any:
+        return match if isinstance(match, list) else [match]
 
 
 class WorkflowConfig(TypedConfig):

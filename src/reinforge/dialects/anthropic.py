@@ -13,34 +13,33 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reinforge.bounded import decode_json
 from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead, encode_event, find_rest, split_text
-from reinforge.dialects.fields import Fields, describe, join_texts, keep_given, read_function, read_stop, read_texts
+from reinforge.dialects.client_tools import INVALID_JSON, read_messages_tool, read_object
+from reinforge.dialects.fields import Fields, Notes, describe, join_texts, keep_given, read_stop, read_texts
 from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.types.request import Message, ReplyDelta
 
 _READ = {"model", "messages", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream",
-         "tools", "tool_choice", "thinking", "output_config", "output_format", "metadata"}  # fmt: skip
-_IGNORED = {"service_tier", "cache_control", "inference_geo", "speed", "betas", "user_profile_id", "diagnostics"}
+         "tools", "tool_choice", "thinking", "output_config", "output_format", "context_management"}  # fmt: skip
 _REFUSED = {
     "mcp_servers": "there is no server to connect from; connect to MCP servers in the agent and pass their tools",
     "container": "there is no container; run the code in the agent",
-    "context_management": "the conversation is used unchanged; leave it out",
-    "fallbacks": "a single model answers; leave it out",
 }
-_TOOL_FIELDS = {"type", "name", "description", "input_schema", "cache_control", "strict", "defer_loading",
-                "input_examples", "eager_input_streaming", "allowed_callers"}  # fmt: skip
+_TOOL_FIELDS = {"type", "name", "description", "input_schema", "strict"}
+_KEEPS_ALL = "clear_thinking_20251015"
+"""An edit of the context that deletes nothing with `keep: all`."""
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": ""}
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
                 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
                 529: "overloaded_error"}  # fmt: skip
 
 
-def read_request(body: Mapping[str, Any]) -> ChatCall:
-    fields = Fields(body)
+def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
+    fields = Fields(body, notes=Notes(omits_content))
     fields.refuse(_REFUSED)
-    fields.check_names(_READ | _IGNORED | set(_REFUSED))
-    tools = [_read_tool(each) for each in fields.objects("tools")]
+    fields.note_unread(_READ)
+    _check_edits(fields)
+    tools, dropped = _read_tools(fields)
     choice = fields.nested("tool_choice") if tools else None
     thinking, output = _read_thinking(fields), fields.nested("output_config")
     stops = read_stop(fields, "stop_sequences")
@@ -62,7 +61,10 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
         or None,
     )
     model = fields.require("model", fields.text("model"))
-    return ChatCall(arguments, model, stream=bool(fields.flag("stream")), options={"stop_sequences": stops or []})
+    return ChatCall(
+        arguments, model, bool(fields.flag("stream")), {"stop_sequences": stops or []}, tuple(fields.notes.ignored),
+        tuple(dropped),
+    )  # fmt: skip
 
 
 def write_answer(completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
@@ -74,15 +76,25 @@ def write_error(error: BadRequest) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def _read_tool(tool: Fields) -> dict[str, Any]:
-    kind = tool.text("type") or "custom"
-    if kind != "custom":
-        message = f"tools of the type {describe(kind)} run on Anthropic's servers or need their own model"
-        raise tool.bad("type", f"{message}; give the agent a tool with an input_schema")
-    tool.check_names(_TOOL_FIELDS)
-    function = read_function(tool, "input_schema")
-    tool.require("input_schema", tool.value.get("input_schema"))
-    return function
+def _check_edits(fields: Fields) -> None:
+    """Refuses edits of the conversation that would delete a part of what the agent sends."""
+    management = fields.nested("context_management")
+    for edit in management.objects("edits") if management is not None else ():
+        kind = edit.require("type", edit.text("type"))
+        if kind != _KEEPS_ALL or edit.value.get("keep") != "all":
+            raise edit.bad("type", f"{describe(kind)} would delete a part of the conversation, which is used unchanged")
+
+
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the tools that the client runs, and the types of those that run on the vendor's servers."""
+    functions, dropped = list[dict[str, Any]](), list[str]()
+    for tool in fields.objects("tools"):
+        if (function := read_messages_tool(tool)) is None:
+            dropped.append(str(tool.value["type"]))
+            continue
+        tool.note_unread(_TOOL_FIELDS)
+        functions.append(function)
+    return functions, dropped
 
 
 def _read_tool_choice(choice: Fields) -> str | dict[str, Any]:
@@ -97,7 +109,8 @@ def _read_thinking(fields: Fields) -> bool | None:
     thinking = fields.nested("thinking")
     if thinking is None:
         return None
-    return thinking.require("type", thinking.choice("type", ("enabled", "disabled", "adaptive"))) != "disabled"
+    kind = thinking.require("type", thinking.choice("type", ("enabled", "disabled", "adaptive")))
+    return None if kind == "adaptive" else kind == "enabled"
 
 
 def _read_format(fields: Fields | None, name: str) -> dict[str, Any] | None:
@@ -107,11 +120,6 @@ def _read_format(fields: Fields | None, name: str) -> dict[str, Any] | None:
     found.require("type", found.choice("type", ("json_schema",)))
     schema = found.require("schema", found.nested("schema")).value
     return {"type": "json_schema", "json_schema": {"name": "reply", "schema": dict(schema)}}
-
-
-INVALID_JSON = "INVALID_JSON"
-"""Key under which arguments of a tool that are not a JSON object are passed on, as Anthropic recommends."""
-_TEXT_ONLY = "the model takes text only"
 
 
 def read_messages(fields: Fields) -> list[Message]:
@@ -128,9 +136,6 @@ def read_messages(fields: Fields) -> list[Message]:
             messages.append(_read_reply(turn))
         else:
             messages += _read_turn(turn, role)
-    if turns[-1].value["role"] == "assistant":
-        reason = "the last message is of the assistant, but a reply cannot be continued here; end with a user's message"
-        raise fields.bad("messages", reason)
     return messages
 
 
@@ -139,10 +144,27 @@ def _read_text(fields: Fields, name: str) -> Any:
 
 
 def _read_text_block(block: Fields) -> str:
+    """Returns the text of a block; what stands for one without text is a note in brackets."""
     kind = block.require("type", block.text("type"))
-    if kind != "text":
-        raise block.bad("type", f"blocks of the type {describe(kind)} are not supported: {_TEXT_ONLY}")
-    return block.require("text", block.text("text"))
+    match kind:
+        case "text":
+            return block.require("text", block.text("text"))
+        case "image":
+            return block.omit(kind)
+        case "document":
+            source = block.require("source", block.nested("source"))
+            return source.text("data") or "" if source.value.get("type") == "text" else block.omit(kind)
+        case "search_result":
+            return _join(block, "content")
+        case "compaction":
+            return block.text("content") or ""
+    block.note(kind)
+    name = block.text("tool_name") or block.text("name")
+    return f"[{kind}: {name}]" if name else f"[{kind}]"
+
+
+def _join(block: Fields, name: str) -> str:
+    return "".join(read_texts(block, name, _read_text_block, "blocks"))
 
 
 def _read_turn(turn: Fields, role: str) -> list[Message]:
@@ -239,12 +261,7 @@ def _build_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _build_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    arguments = function.get("arguments") or "{}"
-    try:
-        value = decode_json(arguments)
-    except ValueError:
-        value = None
-    given = value if isinstance(value, dict) else {INVALID_JSON: arguments}
+    given = read_object(function.get("arguments") or "{}")
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
 
 

@@ -27,6 +27,8 @@ class ChatCall:
     model: str
     stream: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # for writing the response, such as `include_usage`
+    ignored: tuple[str, ...] = ()  # fields that change no token, or that nothing here can use
+    dropped: tuple[str, ...] = ()  # types of tools that only a vendor's server could run
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,19 @@ DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_ID = 2**31
 _EXTRA = ("top_k", "min_p")
 _READ = {"model", "prompt", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options",
-         "logprobs", "frequency_penalty", "presence_penalty", "logit_bias", "return_token_ids", *_EXTRA}  # fmt: skip
-_IGNORED = {"user", "metadata", "store", "service_tier"}
+         "logprobs", "frequency_penalty", "presence_penalty", "logit_bias", "return_token_ids", "best_of",
+         *_EXTRA}  # fmt: skip
 _REFUSED = {
     "echo": "the prompt is not part of the reply that is trained; put it in front of the text yourself",
     "suffix": "the model only continues text; leave it out",
 }
 
 
-def read_request(body: Mapping[str, Any]) -> ChatCall:
+def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
+    del omits_content  # a prompt is text
     fields = Fields(body)
-    fields.check_names(_READ | _IGNORED | set(_REFUSED) | {"best_of"})
     fields.refuse(_REFUSED)
+    fields.note_unread(_READ)
     n = fields.integer("n", least=1)
     if fields.integer("best_of", least=1) not in (None, n or 1):
         raise fields.bad("best_of", "the best reply cannot be chosen here; leave it out, ask for n replies and choose")
@@ -59,7 +60,7 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
         "return_token_ids": bool(fields.flag("return_token_ids")),
     }
     model = fields.require("model", fields.text("model"))
-    return ChatCall(arguments, model, stream=bool(fields.flag("stream")), options=given)
+    return ChatCall(arguments, model, bool(fields.flag("stream")), given, tuple(fields.notes.ignored))
 
 
 def _read_num_logprobs(fields: Fields) -> int | None:

@@ -9,18 +9,34 @@ fields.number("seed")     None
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from reinforge.dialects.chat_call import BadRequest
-from reinforge.errors import did_you_mean
 from reinforge.limits import get_limits
 
 T = TypeVar("T")
+_INDEX = re.compile(r"\[\d+\]")
 MAX_SHOWN = 60
 """Characters of a value that a message shows."""
+MAX_NOTED = 32
 MAX_NUMBER = 1e300
 """No setting of a model is larger; a whole number may be, and then it has no float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What was found in a request on the way.
+
+    Attributes:
+        omits_content: Whether images and files become a note in brackets instead of an error.
+        ignored: Fields that nothing uses, such as `tools[].cache_control`, in order.
+    """
+
+    omits_content: bool = False
+    ignored: dict[str, None] = field(default_factory=dict)
 
 
 class Fields:
@@ -28,10 +44,13 @@ class Fields:
 
     Args:
         path: Where it is in the body, such as `messages[0]`; empty for the body itself.
+
+    Attributes:
+        notes: What was found on the way; all objects of a request share it.
     """
 
-    def __init__(self, value: Any, path: str = ""):
-        self.path = path
+    def __init__(self, value: Any, path: str = "", notes: Notes | None = None):
+        self.path, self.notes = path, notes or Notes()
         if not isinstance(value, Mapping):
             raise BadRequest(f"{path or 'the body'}: expected an object, found {describe(value)}", path or None)
         self.value = value
@@ -48,7 +67,7 @@ class Fields:
 
     def nested(self, name: str) -> Fields | None:
         found = self._read(name, dict, "an object")
-        return None if found is None else Fields(found, self.at(name))
+        return None if found is None else Fields(found, self.at(name), self.notes)
 
     def items(self, name: str) -> list[Any] | None:
         found = self._read(name, list, "a list")
@@ -87,7 +106,8 @@ class Fields:
         return found
 
     def objects(self, name: str) -> list[Fields]:
-        return [Fields(each, f"{self.at(name)}[{index}]") for index, each in enumerate(self.items(name) or ())]
+        path = self.at(name)
+        return [Fields(each, f"{path}[{index}]", self.notes) for index, each in enumerate(self.items(name) or ())]
 
     def require(self, name: str, value: T | None) -> T:
         if value is None:
@@ -100,10 +120,23 @@ class Fields:
             if self.value.get(name):
                 raise self.bad(name, reason)
 
-    def check_names(self, known: Collection[str]) -> None:
+    def note(self, name: str) -> None:
+        """Notes what the request asks for and nothing uses, which changes no token."""
+        if len(self.notes.ignored) < MAX_NOTED:
+            self.notes.ignored[_INDEX.sub("[]", self.at(name[:MAX_SHOWN]))] = None
+
+    def omit(self, kind: str) -> str:
+        """Returns what stands for a part that a model of text cannot read, where the user allows that."""
+        if self.notes.omits_content:
+            return f"[{kind} omitted]"
+        advice = "`finetuning.outcomes.unsupported_content: omit` puts a note in its place"
+        raise self.bad("type", f"{describe(kind)}: the model takes text only; {advice}")
+
+    def note_unread(self, read: Collection[str]) -> None:
+        """Notes the fields that nothing reads; null, false, 0, "" and empty lists ask for nothing."""
         for name, value in self.value.items():
-            if value is not None and name not in known:
-                raise self.bad(str(name)[:MAX_SHOWN], f"unknown field{did_you_mean(str(name), list(known))}")
+            if value and name not in read:
+                self.note(str(name))
 
     def _read(self, name: str, kind: type[T], expected: str) -> T | None:
         found = self.value.get(name)

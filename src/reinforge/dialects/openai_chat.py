@@ -15,7 +15,7 @@ from typing import Any
 
 from reinforge.dialects.chat_call import DONE, BadRequest, ChatCall, ReplyHead, encode_event
 from reinforge.dialects.chunks import SentChoice, build_head, split_completion
-from reinforge.dialects.fields import Fields, describe, read_schema, read_stop
+from reinforge.dialects.fields import Fields, Notes, describe, read_schema, read_stop
 from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.types.request import ReplyDelta, TokenLogprobs
 
@@ -24,8 +24,8 @@ _OWN = {"model", "stream", "stream_options", "return_token_ids", "return_tokens_
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-def read_request(body: Mapping[str, Any]) -> ChatCall:
-    fields = Fields(body)
+def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
+    fields = Fields(body, notes=Notes(omits_content))
     arguments: dict[str, Any] = {}
     for name, value in fields.value.items():
         if value is not None and name not in _OWN:
@@ -52,11 +52,28 @@ def _read_object(fields: Fields, name: str) -> Any:
 
 def _read_messages(fields: Fields, name: str) -> Any:
     messages = fields.items(name)
+    if fields.notes.omits_content and messages is not None:
+        messages = [
+            _omit_content(Fields(each, f"{name}[{index}]", fields.notes)) for index, each in enumerate(messages)
+        ]
     for index, message in enumerate(messages or ()):
         is_text = isinstance(message, dict) and message.keys() == _TEXT_MESSAGE
         if not is_text or not isinstance(message["role"], str) or not isinstance(message["content"], str):
             _check_message(Fields(message, f"{name}[{index}]"))
     return messages
+
+
+def _omit_content(message: Fields) -> Any:
+    """Returns a message in which a note stands for each image, sound or file."""
+    content = message.value.get("content")
+    if not isinstance(content, list):
+        return message.value
+    parts = []
+    for part in message.objects("content"):
+        kind = part.text("type") or "text"
+        is_text = kind in ("text", "refusal")
+        parts.append(part.value if is_text else {"type": "text", "text": part.omit(kind.removesuffix("_url"))})
+    return {**message.value, "content": parts}
 
 
 def _check_message(message: Fields) -> None:

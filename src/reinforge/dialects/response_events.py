@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reinforge.dialects.chat_call import ChatCall, ReplyHead, encode_event, find_rest, split_text
+from reinforge.dialects.client_tools import ResponseTools
 from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.types.request import ReplyDelta
 
@@ -15,6 +16,11 @@ _PARTS: dict[str, dict[str, Any]] = {
     "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
 }
 """The part of each kind of item whose text comes in pieces."""
+_INPUTS = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""Items of calls whose input comes in pieces: the name of these events, and the field of the item."""
 
 
 class ResponseEvents:
@@ -111,10 +117,10 @@ class ResponseEvents:
             kind = item["type"]
             if kind in self._sent and self._open != kind:  # it was sent, and ended
                 continue
-            if self._open != kind or kind == "function_call":
+            if self._open != kind or kind not in _PARTS:
                 yield from self._begin(item)
-            if kind == "function_call":
-                yield from self._write_call(item)
+            if kind in _INPUTS:
+                yield from self._write_call(item, *_INPUTS[kind])
             for number, part in enumerate(item.get("content") or ()):
                 if kind not in self._sent:
                     yield from self._begin_part(part, number)
@@ -124,11 +130,11 @@ class ResponseEvents:
             yield from self._end_item(item)
         yield f"response.{response['status']}", {"response": dict(response)}
 
-    def _write_call(self, item: Mapping[str, Any]) -> Iterator[Event]:
-        for piece in split_text(item["arguments"]):
-            yield "response.function_call_arguments.delta", {**self._place, "delta": piece}
-        whole = {"arguments": item["arguments"], "name": item["name"]}
-        yield "response.function_call_arguments.done", {**self._place, **whole}
+    def _write_call(self, item: Mapping[str, Any], event: str, name: str) -> Iterator[Event]:
+        for piece in split_text(item[name]):
+            yield f"response.{event}.delta", {**self._place, "delta": piece}
+        named = {"name": item["name"]} if name == "arguments" else {}
+        yield f"response.{event}.done", {**self._place, name: item[name], **named}
 
 
 def _field(part: Mapping[str, Any]) -> str:
@@ -138,9 +144,9 @@ def _field(part: Mapping[str, Any]) -> str:
 def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an item as it is announced, before any of its text."""
     started = {**item, "status": "in_progress"}
-    if item["type"] == "function_call":
-        started["arguments"] = ""
-    else:
+    if item["type"] in _INPUTS:
+        started[_INPUTS[item["type"]][1]] = ""
+    elif item["type"] in _PARTS:
         started["content"] = []
     return started
 
@@ -166,7 +172,7 @@ def build_response(completion: Mapping[str, Any], call: ChatCall) -> dict[str, A
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "model": completion["model"],
-        "output": _build_output(completion["id"], choice, with_logprobs=call.options["logprobs"]),
+        "output": _build_output(completion["id"], choice, call),
         "previous_response_id": None,
         "store": False,
         **{name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()},
@@ -181,7 +187,7 @@ def build_response(completion: Mapping[str, Any], call: ChatCall) -> dict[str, A
     }
 
 
-def _build_output(call_id: str, choice: Mapping[str, Any], *, with_logprobs: bool) -> list[dict[str, Any]]:
+def _build_output(call_id: str, choice: Mapping[str, Any], call: ChatCall) -> list[dict[str, Any]]:
     message, items = choice["message"], list[dict[str, Any]]()
     status = "incomplete" if choice["finish_reason"] == "length" else "completed"
     calls = message.get("tool_calls") or []
@@ -192,24 +198,13 @@ def _build_output(call_id: str, choice: Mapping[str, Any], *, with_logprobs: boo
         content = [{"type": "refusal", "refusal": message["refusal"]}]
         items.append(_build_message(call_id, content, status))
     elif message.get("content") or not (calls or reasoning):
-        tokens = read_tokens(choice) if with_logprobs else None
+        tokens = read_tokens(choice) if call.options["logprobs"] else None
         logprobs = tokens.build_content() if tokens is not None else []
         part = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": logprobs}
         items.append(_build_message(call_id, [part], status))
-    return items + [_build_call(call, f"fc_{call_id}-{number}") for number, call in enumerate(calls)]
+    tools: ResponseTools = call.options["tools"]
+    return items + [tools.write_call(each, f"fc_{call_id}-{number}") for number, each in enumerate(calls)]
 
 
 def _build_message(call_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
     return {"id": f"msg_{call_id}", "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def _build_call(call: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-    function = call["function"]
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "call_id": call["id"],
-        "name": function["name"],
-        "arguments": function.get("arguments") or "",
-        "status": "completed",
-    }

@@ -15,14 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from reinforge.dialects.chat_call import ChatCall
-from reinforge.dialects.fields import Fields, describe, join_texts, keep_given, read_function, read_texts
+from reinforge.dialects.client_tools import ITEM_CALLS, ITEM_TOOLS, ResponseTools, read_call
+from reinforge.dialects.fields import Fields, Notes, describe, join_texts, keep_given, read_texts
 from reinforge.dialects.response_events import ResponseEvents, build_response
 from reinforge.types.request import Message
 
 _READ = {"model", "input", "instructions", "tools", "tool_choice", "text", "temperature", "top_p", "top_logprobs",
-         "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "stream", "metadata"}  # fmt: skip
-_IGNORED = {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-            "prompt_cache_options", "stream_options", "max_tool_calls", "truncation"}  # fmt: skip
+         "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "stream", "truncation"}  # fmt: skip
 _WHOLE = "send the whole conversation in input"
 _REFUSED = {
     "previous_response_id": f"responses are not stored; {_WHOLE}",
@@ -30,34 +29,31 @@ _REFUSED = {
     "background": "a response is answered at once; leave it out",
     "prompt": "there are no stored prompts; send instructions and input",
     "context_management": "the conversation is used unchanged; leave it out",
-    "moderation": "there is no moderation; leave it out",
 }
-_INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
+_WITH_LOGPROBS = "message.output_text.logprobs"
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text",
           "reasoning_text": "text"}  # fmt: skip
-_TOOL_FIELDS = {"type", "name", "description", "parameters", "strict", "defer_loading"}
 
 
-def read_request(body: Mapping[str, Any]) -> ChatCall:
-    fields = Fields(body)
+def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
+    fields = Fields(body, notes=Notes(omits_content))
     fields.refuse(_REFUSED)
-    fields.check_names(_READ | _IGNORED | set(_REFUSED))
-    if fields.choice("truncation", ("auto", "disabled")) == "auto":
-        raise fields.bad("truncation", "no message is dropped here; leave it out, or shorten the conversation yourself")
-    include = _read_include(fields)
+    fields.note_unread(_READ)
+    fields.choice("truncation", ("auto", "disabled"))  # nothing is dropped: a prompt that does not fit is an error
+    include = fields.items("include") or []
     instructions = fields.text("instructions")
     messages = [{"role": "system", "content": instructions}] if instructions else []
     messages += read_input(fields)
     if not messages:
         raise fields.bad("input", "expected a string or items, found neither")
-    with_logprobs = "message.output_text.logprobs" in include
-    tools = [_read_tool(each) for each in fields.objects("tools")]
+    with_logprobs = _WITH_LOGPROBS in include
+    tools = ResponseTools(fields.objects("tools"))
     arguments = keep_given(
         messages=messages,
-        tools=tools or None,
-        tool_choice=_read_tool_choice(fields) if tools else None,
-        parallel_tool_calls=fields.flag("parallel_tool_calls") if tools else None,
+        tools=tools.functions or None,
+        tool_choice=_read_tool_choice(fields) if tools.functions else None,
+        parallel_tool_calls=fields.flag("parallel_tool_calls") if tools.functions else None,
         response_format=_read_format(fields),
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
@@ -66,26 +62,10 @@ def read_request(body: Mapping[str, Any]) -> ChatCall:
         logprobs=with_logprobs or None,
         top_logprobs=(fields.integer("top_logprobs", least=0) or None) if with_logprobs else None,
     )
-    options = {"body": dict(body), "logprobs": with_logprobs}
+    options = {"body": dict(body), "logprobs": with_logprobs, "tools": tools}
     model = fields.require("model", fields.text("model"))
-    return ChatCall(arguments, model, stream=bool(fields.flag("stream")), options=options)
-
-
-def _read_include(fields: Fields) -> list[str]:
-    include = fields.items("include") or []
-    for each in include:
-        if each not in _INCLUDED:
-            raise fields.bad("include", f"{each!r} is not supported; allowed: {', '.join(sorted(_INCLUDED))}")
-    return include
-
-
-def _read_tool(tool: Fields) -> dict[str, Any]:
-    kind = tool.require("type", tool.text("type"))
-    if kind != "function":
-        message = f'expected "function", found "{kind[:40]}": tools that run on OpenAI\'s servers are not available'
-        raise tool.bad("type", f"{message}; give the agent a function instead")
-    tool.check_names(_TOOL_FIELDS)
-    return read_function(tool, "parameters")
+    ignored, dropped = tuple(fields.notes.ignored), tuple(tools.dropped)
+    return ChatCall(arguments, model, bool(fields.flag("stream")), options, ignored, dropped)
 
 
 def _read_tool_choice(fields: Fields) -> str | dict[str, Any] | None:
@@ -93,9 +73,21 @@ def _read_tool_choice(fields: Fields) -> str | dict[str, Any] | None:
     if found is None or isinstance(found, str):
         return fields.choice("tool_choice", ("auto", "none", "required"))
     choice = Fields(found, fields.at("tool_choice"))
-    if choice.value.get("type") != "function":
-        raise choice.bad("type", 'only {"type": "function", "name": ...}, "auto", "none" and "required" are supported')
-    return {"type": "function", "function": {"name": choice.require("name", choice.text("name"))}}
+    if choice.value.get("type") == "allowed_tools":
+        allowed = [name for tool in choice.objects("tools") if (name := _read_tool_name(tool)) is not None]
+        return {**choice.value, "tools": [{"name": name} for name in allowed]}
+    if (name := _read_tool_name(choice)) is None:
+        message = '{"type": "function", "name": ...}, allowed_tools, "auto", "none" and "required"'
+        raise choice.bad("type", f"only {message} are supported")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _read_tool_name(choice: Fields) -> str | None:
+    """Returns the name of the function that stands for a tool; None: its vendor would run it."""
+    kind = choice.value.get("type")
+    if kind in ITEM_TOOLS and kind != "custom":
+        return str(kind)
+    return choice.require("name", choice.text("name")) if kind in ("function", "custom") else None
 
 
 def _read_format(fields: Fields) -> dict[str, Any] | None:
@@ -143,18 +135,24 @@ class _Conversation:
                 self._add_message(item)
             case "reasoning":
                 self._add_reasoning(item)
-            case "function_call":
-                self._add_call(item)
-            case "function_call_output":
-                self._end_reply()
-                content = read_text(item, "output")
-                call_id = item.require("call_id", item.text("call_id"))
-                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case "item_reference":
                 raise item.bad("type", "items are not stored; send the item itself")
-            case other:
-                known = "message, reasoning, function_call, function_call_output"
-                raise item.bad("type", f"items of the type {describe(other)} are not supported; allowed: {known}")
+            case "compaction":
+                self._note(item, item.text("summary") or "[earlier conversation, compacted]")
+            case kind if kind == "function_call" or kind in ITEM_CALLS:
+                self._continue_reply().setdefault("tool_calls", []).append(read_call(item))
+            case kind if kind.endswith("_output"):
+                self._end_reply()
+                call_id = item.require("call_id", item.text("call_id") or item.text("id"))
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": _read_result(item)})
+            case kind:  # of a tool that ran on the vendor's servers
+                item.note(kind)
+                self._note(item, f"[{kind}]")
+
+    def _note(self, item: Fields, text: str) -> None:
+        """Adds a message of what has no message of its own."""
+        self._end_reply()
+        self.messages.append({"role": "user", "content": text})
 
     def finish(self) -> list[Message]:
         self._end_reply()
@@ -188,14 +186,13 @@ class _Conversation:
         if content:
             reply["reasoning_content"] = content
 
-    def _add_call(self, item: Fields) -> None:
-        function = {
-            "name": item.require("name", item.text("name")),
-            "arguments": item.require("arguments", item.text("arguments")),
-        }
-        call_id = item.require("call_id", item.text("call_id"))
-        calls = self._continue_reply().setdefault("tool_calls", [])
-        calls.append({"id": call_id, "type": "function", "function": function})
+
+def _read_result(item: Fields) -> Any:
+    """Returns the result of a tool as text: a string, parts, or what a shell or a patch says."""
+    found = item.value.get("output")
+    if isinstance(found, list) and all(isinstance(each, dict) and "type" not in each for each in found):
+        return "".join(f"{each.get('stdout', '')}{each.get('stderr', '')}" for each in found)
+    return read_text(item, "output") or item.text("status") or ""
 
 
 def read_text(item: Fields, name: str) -> str | list[dict[str, Any]]:
@@ -211,7 +208,7 @@ def read_text(item: Fields, name: str) -> str | list[dict[str, Any]]:
 def _read_part(part: Fields) -> str:
     kind = part.text("type") or "input_text"
     if (field := _TEXTS.get(kind)) is None:
-        raise part.bad("type", f"{describe(kind)} is not supported; the model takes text only")
+        return part.omit(kind.removeprefix("input_"))
     return part.require(field, part.text(field))
 
 

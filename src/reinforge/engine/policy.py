@@ -169,6 +169,9 @@ class EmbeddedPolicy(PolicyServer):
             return None
         return await self._grammars.compile(self.renderer.bind_grammar(request.grammar))
 
+    async def count_prompt(self, request: ModelRequest) -> int:
+        return len(await asyncio.get_running_loop().run_in_executor(_RENDERER, self.renderer.render, request))
+
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns log p of each token given the tokens before it, at temperature 1, by a forward without cache."""
         return await asyncio.to_thread(self._score, token_ids)

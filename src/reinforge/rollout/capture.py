@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from reinforge.dialects.tool_calls import find_bad_call
 from reinforge.errors import BackendError, CaptureError, ContextOverflow, EngineError, MessagesRejected
 from reinforge.interfaces import ChatModel
-from reinforge.rollout.handle.arguments import CallArguments
+from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
@@ -30,6 +30,8 @@ from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
+
+CLIENT_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ class Capture:
     lost_call: str | None = None
     """Why the latest model call got no reply, if the model's service is to blame; None: it got one. A client shows the
     agent an error of its own kind, so only this tells whose failure it is."""
+    refused_call: str | None = None  # why the first refused model call was, even if the agent continued; None: none was
+    waiting: str | None = None  # what the agent waited for when its time was up, such as a tool; None: not known
+    omits_content: bool = False  # whether notes in brackets stand for images and files, which are refused otherwise
+    told: set[str] = field(default_factory=set)
+    """What the user was already told about the agent's requests; episodes of one run share it, and `ignored`."""
+    ignored: list[str] = field(default_factory=list)  # fields of its requests that are not used
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -78,6 +86,16 @@ class Capture:
         if call_id is not None and all(call.call_id != call_id for call in self.calls):
             raise CaptureError(f'mark: this episode has no call with the id "{call_id}"; pass the `id` of a completion')
         self.marks.append(Mark(len(self.calls), step_reward, data, self.functions, time.time(), call_id))
+
+    def refuse(self, reason: str) -> None:
+        self.refused_call = self.refused_call or reason
+
+    def ignore(self, names: Sequence[str], client: str) -> None:
+        """Says once in a run of each field of a request that is not used."""
+        if new := [name for name in names if name not in self.ignored]:
+            self.ignored += new
+            by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
+            logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
     def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
         self._check_open()
@@ -186,22 +204,13 @@ class AsyncLLM:
 
     Args:
         sampling: The run's sampling settings for a trained policy; None: use the agent's.
-        warned: What the user was already told about the agent's arguments; handles of one run share it.
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_capture", "_forwards_arguments", "_sampling", "_warned", "chat", "model", "name",
+        "__dict__", "__weakref__", "_capture", "_forwards_arguments", "_sampling", "chat", "model", "name",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        name: str,
-        model: ChatModel,
-        capture: Capture,
-        sampling: SamplingParams | None,
-        warned: set[str] | None = None,
-    ):
-        self._warned = set() if warned is None else warned
+    def __init__(self, name: str, model: ChatModel, capture: Capture, sampling: SamplingParams | None):
         self.name, self.model, self._capture = name, model, capture
         self._sampling = sampling if model.is_policy else None
         self._forwards_arguments: bool = getattr(model, "forwards_arguments", False)
@@ -227,6 +236,14 @@ class AsyncLLM:
             self._capture.record_error(error)
             raise
         return self._record(call, replies)
+
+    async def answer_beside(self, kind: Literal["embed", "count"], given: Mapping[str, Any]) -> Any:
+        """Answers what is no model call: an embedding, or a prompt's number of tokens; None: the model cannot."""
+        answer = getattr(self.model, "embed" if kind == "embed" else "count_prompt", None)
+        if answer is None or kind == "embed":
+            return None if answer is None else await answer(given)
+        arguments = {name: value for name, value in given.items() if name != "messages"}
+        return await answer(self._continue(self._build_request(given["messages"], read_arguments(arguments))))
 
     def _continue(self, request: ModelRequest) -> ModelRequest:
         return add_continued_turn(self.model, self.name, request, self._capture.calls)
@@ -255,8 +272,8 @@ class AsyncLLM:
 
     def _warn_of_unused(self, arguments: CallArguments) -> None:
         overridden = find_overridden(arguments, self._sampling) if self._sampling is not None else {}
-        for name in sorted(set(overridden) - self._warned):
-            self._warned.add(name)
+        for name in sorted(set(overridden) - self._capture.told):
+            self._capture.told.add(name)
             asked, own = overridden[name]
             logger.warning(
                 "the agent asks the policy for %s=%r, but the run samples it with %r; set finetuning.sampling.%s to "
@@ -265,8 +282,8 @@ class AsyncLLM:
 
     def _warn_of_missing(self, completion: ChatCompletion) -> None:
         found = completion.choices[0].logprobs
-        if "top_logprobs" not in self._warned and not (isinstance(found, TokenLogprobs) and found.top_logprobs):
-            self._warned.add("top_logprobs")
+        if "top_logprobs" not in self._capture.told and not (isinstance(found, TokenLogprobs) and found.top_logprobs):
+            self._capture.told.add("top_logprobs")
             logger.warning(
                 "the agent asks for top_logprobs, but %s returns log-probs of the sampled tokens only: each "
                 "logprobs.content[i].top_logprobs is empty", self.model_name,
@@ -281,9 +298,8 @@ class BlockingLLM(AsyncLLM):
         capture: Capture,
         sampling: SamplingParams | None,
         loop: asyncio.AbstractEventLoop,
-        warned: set[str] | None = None,
     ):
-        super().__init__(name, model, capture, sampling, warned)
+        super().__init__(name, model, capture, sampling)
         self.chat = ChatNamespace(BlockingCompletions(self, loop))
 
 

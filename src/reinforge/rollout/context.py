@@ -6,6 +6,7 @@ that an agent starts itself does not, and `threading.Thread(target=contextvars.c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.types.episode import ModelCall
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
+from reinforge.types.steps import REPORTED_REWARD
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -75,6 +77,11 @@ class EpisodeContext:
         """The episode's finished model calls, in the order they ended."""
         return tuple(self._capture.calls)
 
+    @property
+    def refused_call(self) -> str | None:
+        """Why the first refused model call was, such as one with an image; None: none was refused."""
+        return self._capture.refused_call
+
     def random(self, *names: str | int) -> Random:
         """Returns a `random.Random` derived from the environment's seed, one stream per name."""
         return stable_random(self.seed, *names)
@@ -90,6 +97,22 @@ class EpisodeContext:
             call_id: The `id` of the turn's completion; None: the latest turn.
         """
         self._capture.mark(data, step_reward=step_reward, call_id=call_id)
+
+    def note_waiting(self, reason: str) -> None:
+        """Notes what the agent waits for, in case that its time is up."""
+        self._capture.waiting = reason
+
+    def reward(self, value: float, **metrics: float) -> None:
+        """Reports how good the episode was, and other numbers; the evaluator `reported_reward` scores the last report.
+
+        Raises:
+            ValueError: A number is not finite.
+        """
+        report = {"reward": float(value), **{name: float(number) for name, number in metrics.items()}}
+        for name, number in report.items():
+            if not math.isfinite(number):
+                raise ValueError(f"context.reward: {name} is {number}, but a reward must be finite")
+        self.mark({REPORTED_REWARD: report})
 
     def llm(self, name: str) -> AsyncLLM:
         llm: AsyncLLM = self._models.create_handle(name)

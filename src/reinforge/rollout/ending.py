@@ -65,6 +65,8 @@ def _record_ending(
         output = refuse_coroutine(get_output(), workflow)
         capture.match_output(output)
         record.item = item.copy_with_updates(output_obj=output)
+        if capture.refused_call is not None:  # the agent continued without the model's answer
+            record.outcome, record.reason = Outcome.TOOL_ERROR, f"a model call was refused: {capture.refused_call}"
     except TimeoutError as error:
         record.outcome, record.reason = _classify_timeout(capture, timeout_s)
         if isinstance(error, Blocked):
@@ -92,7 +94,8 @@ def _classify_timeout(capture: Capture, limit_s: float) -> tuple[Outcome, str]:
     if replying_s > limit_s / 2:
         return Outcome.POLICY_TIMEOUT, f"{replies} replies took {replying_s:.1f} s of the time limit of {limit_s:g} s"
     waiting = f", {capture.pending} model call(s) unanswered" if capture.pending else ""
-    return Outcome.TIMEOUT, f"not finished after {limit_s:g} s ({replies} replies{waiting})"
+    reason = f"not finished after {limit_s:g} s ({replies} replies{waiting})"
+    return Outcome.TIMEOUT, reason if capture.waiting is None else f"{reason}; {capture.waiting}"
 
 
 def _find_cause(capture: Capture) -> tuple[Outcome, str | None]:

@@ -32,11 +32,29 @@ def add_continued_turn(model: ChatModel, name: str, request: ModelRequest, calls
     """
     if not getattr(model, "splices_history", False) or request.prompt is not None:
         return request
+    found = _find_continued(name, request, calls)
+    return request if found is None else replace(request, continued=found)
+
+
+def count_repeated_tokens(calls: Sequence[ModelCall]) -> int:
+    """Returns the tokens that are trained as context again: of turns that a later call continues as text alone.
+
+    Example: prompt [1] -> [2, 3], then the template writes the reply as [7] in the prompt [1, 7, 4] -> 3.
+    """
+    count = 0
+    for index, call in enumerate(calls):
+        if (tokens := call.reply.tokens) and (found := _find_continued(call.llm, call.request, calls[:index])):
+            length = len(found.token_ids)
+            count += 0 if tuple(tokens.prompt_token_ids[:length]) == found.token_ids else length
+    return count
+
+
+def _find_continued(name: str, request: ModelRequest, calls: Sequence[ModelCall]) -> ContinuedTurn | None:
     for call in reversed(calls):
         if call.llm == name and (reply := _find_reply(call, request)) is not None and reply.tokens is not None:
             tokens = (*reply.tokens.prompt_token_ids, *reply.tokens.token_ids)
-            return replace(request, continued=ContinuedTurn(len(call.request.messages) + 1, tokens))
-    return request
+            return ContinuedTurn(len(call.request.messages) + 1, tokens)
+    return None
 
 
 def _find_reply(call: ModelCall, request: ModelRequest) -> ModelReply | None:

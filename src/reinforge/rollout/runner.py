@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
-from reinforge.config.schema import Config
+from reinforge.config.schema import Config, LLMConfig
 from reinforge.errors import ConfigError, Problem, RecordError
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
@@ -38,6 +38,7 @@ from reinforge.types.workflow import BoundWorkflow
 
 if TYPE_CHECKING:
     from reinforge.rollout.http.endpoint import EpisodeEndpoint
+    from reinforge.rollout.http.routes import LLMRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RunnerStatus:
     last_progress_s: float = 0.0
 
 
-def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> str:
+def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel], untrained: Collection[str] = ()) -> str:
     """Returns the entry of `llms` to pass to the workflow: the one it names, the only one, or the only trained one.
 
     Example: no name, {"agent": a policy, "judge": a hosted model} -> "agent".
@@ -70,7 +71,7 @@ def choose_llm(workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> str:
             message = f'llms has no entry "{name}"; it has {listed}'
             raise ConfigError(Problem("workflow.llm", message, "name one of these, or add the entry"))
         return name
-    policies = [entry for entry, llm in llms.items() if llm.is_policy]
+    policies = [entry for entry, llm in llms.items() if llm.is_policy and entry not in untrained]
     choices = policies if len(llms) > 1 else list(llms)
     if len(choices) != 1:
         trained = f"{len(policies)} of them trained" if policies else "none of them `_type: policy`"
@@ -87,8 +88,10 @@ class EpisodeRunner:
 
     Args:
         max_concurrency: Maximum number of episodes in flight, over all calls of `run`.
+        entries: The configuration of the entries of `llms`.
 
     Attributes:
+        ignored: Fields of the agent's requests that nothing has used so far.
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
         main_llm: The entry of `llms` that the workflow gets.
     """
@@ -103,15 +106,17 @@ class EpisodeRunner:
         outcomes: OutcomesConfig,
         run_seed: int,
         max_concurrency: int,
+        entries: Mapping[str, LLMConfig] | None = None,
     ):
-        self.workflow, self.llms = workflow, dict(llms)
+        self.workflow, self.llms, self._entries = workflow, dict(llms), entries or {}
         self.limits, self.outcomes, self.run_seed = limits, outcomes, run_seed
         self.limit: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        self._warned: set[str] = set()
+        self._told, self.ignored = set[str](), list[str]()
         self.slots = EpisodeSlots(max_concurrency)
-        self.main_llm = choose_llm(workflow, self.llms)
+        self.main_llm = choose_llm(workflow, llms, {name for name, each in self._entries.items() if not each.train})
+        self._answers_any = workflow.llm is not None or len(llms) < 2
 
     @classmethod
     def from_config(cls, config: Config, workflow: BoundWorkflow, llms: Mapping[str, ChatModel]) -> Self:
@@ -124,6 +129,7 @@ class EpisodeRunner:
             outcomes=finetuning.outcomes,
             run_seed=finetuning.seed,
             max_concurrency=config.eval.general.max_concurrency,
+            entries=config.llms,
         )
 
     async def run(
@@ -158,8 +164,8 @@ class EpisodeRunner:
         if name not in self.llms:
             raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
         if blocks is None:
-            return AsyncLLM(name, self.llms[name], capture, self._sampling, self._warned)
-        return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks, self._warned)
+            return AsyncLLM(name, self.llms[name], capture, self._sampling)
+        return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks)
 
     def open_endpoint(self, capture: Capture, loop: asyncio.AbstractEventLoop) -> EpisodeEndpoint:
         from reinforge.rollout.http.endpoint import EpisodeEndpoint  # most agents need none
@@ -168,10 +174,18 @@ class EpisodeRunner:
             lambda name: self.create_handle(name, capture, None),
             self.main_llm,
             {name: llm.model_name for name, llm in self.llms.items()},
+            capture,
             loop=loop,
-            is_closed=lambda: capture.closed,
-            warned=self._warned,
+            routes=self.build_routes(),
         )
+
+    def build_routes(self) -> LLMRoutes:
+        """Returns which entry of `llms` answers which request of an HTTP client."""
+        from reinforge.rollout.http.routes import LLMRoutes
+
+        matches = {entry: each.match for entry, each in self._entries.items() if each.match}
+        embedders = [entry for entry, llm in self.llms.items() if hasattr(llm, "embed")]
+        return LLMRoutes(matches=matches, embedders=embedders, answers_any=self._answers_any)
 
 
 class EpisodeBatch:
@@ -313,7 +327,13 @@ class Attempt(ContainedTask[Any]):
         self._reset()
 
     def _reset(self) -> None:
-        self.capture = Capture(seed=stable_seed(self.batch.runner.run_seed, "draws", str(self.key), self.number))
+        runner = self.batch.runner
+        self.capture = Capture(
+            stable_seed(runner.run_seed, "draws", str(self.key), self.number),
+            omits_content=runner.outcomes.unsupported_content == "omit",
+            told=runner._told,
+            ignored=runner.ignored,
+        )
         self.started_s = time.monotonic()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attempt:
@@ -358,7 +378,7 @@ class Attempt(ContainedTask[Any]):
             from reinforge.rollout.isolation.isolated_agent import Episode, IsolatedWorkflow
 
             names = {name: each.model_name for name, each in runner.llms.items()}
-            episode = Episode(self.item, llm, names, context, self.capture)
+            episode = Episode(self.item, llm, names, context, self.capture, runner.build_routes())
             return await cast(IsolatedWorkflow, workflow).run_episode(episode, timeout_s, self.num_ends)
         return await call_agent(workflow, self.item, llm, context, timeout_s)
 
@@ -373,6 +393,8 @@ class Attempt(ContainedTask[Any]):
                 runner.status.num_abandoned += 1
                 raise
 
+        if runner.outcomes.refused_calls == "ignore":
+            capture.refused_call = None
         within = SCOPE.set(self)  # an output that blocks where it is read can be interrupted as the agent can
         record_ending(record, capture, get_output, runner.workflow, runner.limits.episode_timeout_s)
         capture.closed = True

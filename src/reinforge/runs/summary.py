@@ -62,6 +62,7 @@ class RunSummary:
     stages: dict[str, int] = field(default_factory=dict)  # of the pipeline, with their epochs, in order
     evaluators_sha256: dict[str, str] = field(default_factory=dict)  # hash of code, settings, judge's model
     predictions: list[Prediction] = field(default_factory=list)  # of a preflight, and what the run measured
+    ignored: list[str] = field(default_factory=list)  # fields of the agent's requests that nothing used
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -163,6 +164,7 @@ class RunSummary:
         pairs += [("evaluator", str(change)) for change in others]
         pairs += [("warning", text) for text in self.warnings]
         pairs += [("guard", str(event)) for event in self.guards]
+        pairs += [("ignored", ", ".join(self.ignored))] if self.ignored else []
         undecided = self.is_incomplete and self.promoted is None
         pairs.append(("reason", reason) if undecided else ("promoted", f"{verdict}: {reason}"))
         pairs.append(("best", self.describe_best()))

@@ -17,6 +17,7 @@ from reinforge.evaluation.run import check_missing_share
 from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
 from reinforge.port_bases import DiscardsRuns, TakesNotes, find_plan
 from reinforge.rollout.episode import attach_sources
+from reinforge.rollout.history import count_repeated_tokens
 from reinforge.trainer.context import RunContext
 from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
@@ -143,7 +144,7 @@ class EpochCollector:
         )
         self._trainer_config = trainer.trainer_config
         self._example_filter, self._context = example_filter, context
-        self.early = EarlyCollections(self._config)
+        self.early, self._is_told = EarlyCollections(self._config), False
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -178,6 +179,7 @@ class EpochCollector:
         attach_calls(collection, builder, self._adapter)
         for note in builder.take_notes() if isinstance(builder, TakesNotes) else ():
             self._context.progress.note(note)
+        self._tell_repeated()
         num_missing = self._count_missing(epoch)
         self._context.end_stage({"trajectories": collection.num_trajectories, "missing": num_missing})
         return self._drop_stale(collection.groups)
@@ -203,6 +205,17 @@ class EpochCollector:
             self._context.expect_early(later)
             name = name_collection(run_id, later)
             await self._builder.start_run(name, self.build_meta(later, run_id, choice))
+
+    def _tell_repeated(self) -> None:
+        """Says once what it costs that the chat template writes earlier replies unlike they were sampled."""
+        records, self._is_told = () if self._is_told else self._builder.records or (), True
+        counts = [count_repeated_tokens(record.calls) for record in records]
+        if total := sum(counts):
+            logger.warning(
+                "the chat template writes earlier replies of %d episodes with other tokens than were sampled, so "
+                "%d tokens are trained as context again; `finetuning.policy.history: splice` continues those",
+                sum(map(bool, counts)), total,
+            )  # fmt: skip
 
     def _count_missing(self, epoch: int) -> int:
         records = self._builder.records or []

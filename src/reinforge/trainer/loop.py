@@ -398,6 +398,8 @@ class EpochTrainer(Trainer):
         if rewards:
             average, low, high = compute_mean_interval([reward for _, reward in rewards], names=clusters)
         filtered = [reward for _, reward in builder.example_rewards(kept)]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        num_untrained = sum(turn.trained is False for each in trajectories for turn in each.turns)
         return EpochMetrics(
             epoch,
             stage=self._name_stage(epoch),
@@ -412,13 +414,16 @@ class EpochTrainer(Trainer):
             num_groups_low_spread=len(selection.low_spread),
             num_groups_outside=len(selection.outside),
             num_groups_spared=len(self._example_filter.skipped),
-            num_trajectories=sum(len(group.trajectories) for group in groups),
+            num_trajectories=len(trajectories),
             num_missing=self._collector.num_missing if builder.records is not None else None,
             missing_reason=self._collector.missing_reasons.find_commonest(),
             curriculum_percentile=self._curriculum_state["current_percentile"]
             if self.curriculum_config.enabled
             else 1.0,
-            job={"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {},
+            job={
+                **({"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {}),
+                **({"num_untrained_turns": num_untrained} if num_untrained else {}),
+            },
             **self.context.tally.summarize(),
         )
 

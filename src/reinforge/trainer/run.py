@@ -262,6 +262,7 @@ class _Run:
             await versions.record_base(context, self.parts.adapter)
         start_guards(self.parts, context)
         start_trackers(self.loaded, self.parts, context)
+        self.summary.ignored = runner.ignored
         async with watch_progress(context, runner):
             with limit_garbage_collection(enabled=FastPaths.switch(config.policy.fast_paths).garbage_collection):
                 known = context.validations[:1]

@@ -10,6 +10,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+REPORTED_REWARD = "reported_reward"
+"""Key in the data of a mark under which the agent reports its own reward."""
+
 
 class LLMFrameworkEnum(StrEnum):
     """Framework that an agent is written with; `OPENAI` means no framework but OpenAI's client, and is ours."""

@@ -14,6 +14,9 @@ import pytest
 import yaml
 
 import reinforge
+from reinforge.config.loader import load_config
+from reinforge.dialects import anthropic
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.tasks.shop.starter import CHAT_TEMPLATE
@@ -120,10 +123,21 @@ async def test_the_snippet_of_the_loop_with_tools_runs(tmp_path):
     assert record.item.output_obj == "lamplamp"
 
 
+def test_the_snippet_of_entries_routes_a_title(tmp_path):
+    (tmp_path / "run.yml").write_text(read_snippets("yaml")["entries"])
+    llms = load_config(tmp_path / "run.yml").config.llms
+    title = json.loads((Path(__file__).parents[2] / "data" / "requests" / "claude_code.json").read_text())[0]
+    assert (
+        LLMRoutes(matches={name: llm.match for name, llm in llms.items()}).find(anthropic.read_request(title))
+        == "titles"
+    )
+    assert [name for name, llm in llms.items() if llm.train] == ["agent"]
+
+
 def test_every_snippet_runs_somewhere():
     elsewhere = {check.removeprefix("page:") for env in ENVIRONMENTS for check in env.checks if check[:5] == "page:"}
     assert set(read_snippets()) == HERE | elsewhere
-    assert set(read_snippets("yaml")) == {"command", "http", "tool_agent"}
+    assert set(read_snippets("yaml")) == {"command", "http", "tool_agent", "entries"}
     assert TEXT.count("<!-- snippet: ") == TEXT.count("\n```python\n") + TEXT.count("\n```yaml\n"), (
         "none without a name"
     )

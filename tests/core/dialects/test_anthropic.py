@@ -32,6 +32,13 @@ def test_system_and_messages_become_messages():
     }
 
 
+def test_a_prefill_is_a_message_as_in_chat():
+    prefill = {"role": "assistant", "content": "The sum is"}
+    assert read(messages=[ASK, prefill], thinking={"type": "adaptive"}).arguments == {
+        "messages": [ASK, prefill], "max_tokens": 9,
+    }  # fmt: skip
+
+
 def test_blocks_of_a_reply_are_one_message_and_results_are_tool_messages():
     blocks = anthropic.write_answer(CALLING, read())["content"]
     results = [
@@ -84,12 +91,13 @@ def test_tools_take_the_form_of_chat_completions(choice, expected):
     [
         ({"max_tokens": None}, "max_tokens: this field is required"),
         ({"messages": []}, "messages: expected at least one message"),
-        ({"messages": [ASK, {"role": "assistant", "content": "4"}]}, "cannot be continued"),
         ({"messages": [{"role": "tool", "content": "4"}]}, r"messages\[0\].role: expected one of"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "takes text only"),
         ({"messages": [{"role": "user", "content": [3]}]}, r"messages\[0\].content\[0\]: expected an object"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, r"tools\[0\].type"),
+        ({"tools": [{"type": "painter_20270101", "name": "p"}]}, r"tools\[0\].type: tools of the type .* are unknown"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "would delete a part"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "would delete a part"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema: this field is required"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"mcp_servers": [{}]}, "mcp_servers"),

@@ -42,7 +42,6 @@ def test_a_prompt_may_be_token_ids(prompt):
         ({"prompt": []}, "token ids"),
         ({"prompt": [True]}, "token ids"),
         ({"prompt": None}, "required"),
-        ({"temprature": 1}, 'did you mean "temperature"'),
         ({"max_tokens": 0}, "at least 1"),
         ({"top_p": 10**400}, "top_p: expected a number, found a huge number"),
         ({"top_p": float("nan")}, "top_p: expected a number, found NaN"),

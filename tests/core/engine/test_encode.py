@@ -76,6 +76,7 @@ def policy(tiny_model_dir):
 
 async def test_given_replies_have_no_sampling_log_probs(policy):
     tokens = await policy.encode(ModelRequest([USER]), REPLY)
+    assert await policy.count_prompt(ModelRequest([USER])) == len(tokens.prompt_token_ids)
     assert all(map(math.isnan, tokens.logprobs))
     assert (tokens.policy_version, len(tokens.logprobs)) == (-1, len(tokens.token_ids))
     with pytest.raises(ContextOverflow, match="the limit is 60"):

@@ -352,7 +352,7 @@ async def test_a_client_reaches_every_entry_by_its_name_or_its_models():
         names = ("agent", "scripted", "judge", "gpt-judge")
         said = [client.chat.completions.create(model=name, messages=QUESTION).choices[0].message for name in names]
         with pytest.raises(openai.NotFoundError, match="llms has: agent, judge, scripted, gpt-judge") as failure:
-            client.chat.completions.create(model="gpt-4o", messages=QUESTION)
+            client.chat.completions.create(model="judgee", messages=QUESTION)
         assert failure.value.code == "model_not_found"
         return [each.content for each in said]
 
@@ -368,7 +368,7 @@ async def test_with_one_entry_any_model_name_is_answered_with_one_warning_a_run(
         return replies[0].model
 
     records = await run(agent, ScriptedPolicy(), count=3)
-    assert {record.item.output_obj for record in records} == {"scripted"}
+    assert {record.item.output_obj for record in records} == {"gpt-4o"}, "clients compare it with what they asked for"
     [warning] = [each.getMessage() for each in caplog.records if "gpt-4o" in each.getMessage()]
     assert "agent (scripted)" in warning
 
@@ -449,3 +449,51 @@ async def test_both_http_libraries_reach_the_episode():
 
     [record] = await run(agent, ScriptedPolicy())
     assert record.item.output_obj == ["yes", "yes"], record.reason
+
+
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+
+
+async def swallow(item, llm, context):
+    """Continues without the model's answer, as programs do whose first request is refused."""
+    client = context.async_openai()
+    try:
+        await client.chat.completions.create(model="agent", messages=IMAGE)
+    except openai.BadRequestError:
+        reply = await client.chat.completions.create(model="agent", messages=QUESTION)
+    return "no image", reply.choices[0].finish_reason
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "outcome", "num_calls"),
+    [
+        ({}, Outcome.TOOL_ERROR, 1),
+        ({"refused_calls": "ignore"}, Outcome.OK, 1),
+    ],
+)
+async def test_an_episode_with_a_refused_call_is_no_success(outcomes, outcome, num_calls):
+    runner = make_runner(bind_workflow(swallow, "agent"), ScriptedPolicy(), **outcomes)
+    (record,) = await collect(make_evaluation(runner, examples(1)))
+    assert (record.outcome, len(record.calls)) == (outcome, num_calls)
+    if not outcomes:
+        assert record.reason.startswith("a model call was refused: /v1/chat/completions 400: ")
+        assert "messages[0].content[0] is a block of the type" in record.reason
+
+
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+async def test_clients_that_a_framework_closes_after_each_call_answer_the_next_one(library):
+    body = {"model": "agent", "messages": QUESTION}
+
+    async def agent(item, llm, context):
+        client, said = context.async_http_client(library), []
+        for _ in range(2):
+            async with client:
+                said.append((await client.post("http://any/v1/chat/completions", json=body)).status_code)
+            await client.aclose()
+        with context.http_client(library) as blocking:
+            blocking.close()
+            said.append((await asyncio.to_thread(blocking.post, "http://any/chat/completions", json=body)).status_code)
+        return said
+
+    [record] = await run(agent, ScriptedPolicy())
+    assert record.item.output_obj == [200, 200, 200]

@@ -8,6 +8,7 @@ from reinforge.errors import BackendError, ConfigError, EngineError
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
 from reinforge.rollout.http.exchange import EndpointRequest
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.types.request import SamplingParams
 from tests.doubles import PolicyModel, ScriptedPolicy
 
@@ -16,12 +17,12 @@ QUESTION = {"model": "agent", "messages": [{"role": "user", "content": "2 + 3?"}
 
 
 def endpoint_of(policy, **options):
-    capture = Capture(seed=1)
+    capture = Capture(seed=1, **options)
 
     def find(name):
         return AsyncLLM(name, PolicyModel(policy), capture, SamplingParams())
 
-    return EpisodeEndpoint(find, "agent", {"agent": "scripted"}, **options), capture
+    return EpisodeEndpoint(find, "agent", {"agent": "scripted"}, capture), capture
 
 
 async def ask(body, path=CHAT, method="POST", policy=None, **options):
@@ -64,8 +65,6 @@ BAD_BODIES = {
     ),
     "tools are an object": ({**QUESTION, "tools": {}}, "tools"),
     "a tool choice is a number": ({**QUESTION, "tool_choice": 1}, "tool_choice"),
-    "an unknown argument": ({**QUESTION, "self": 1}, "self"),
-    "a misspelt argument": ({**QUESTION, "temprature": 1}, "temprature"),
     "a model is a list": ({**QUESTION, "model": ["agent"]}, "model"),
     "a response format is a text": ({**QUESTION, "response_format": "json"}, "response_format"),
     "a logit bias is a list": ({**QUESTION, "logit_bias": [1]}, "logit_bias"),
@@ -84,15 +83,63 @@ async def test_a_bad_body_is_refused_with_the_field_and_the_reason(name):
     assert policy.requests == []
 
 
+async def test_what_changes_no_token_is_accepted_and_told_once_in_a_run(caplog):
+    ignored = list[str]()
+    body = {**QUESTION, "provider": {"order": ["a"]}, "temprature": 1, "user": "u", "usage": {"include": True}}
+    for _ in range(2):
+        response, _, capture = await ask(body, ignored=ignored)
+        assert response.status == 200
+    assert (capture.refused_call, capture.ignored[-2:]) == (None, ["user", "usage"])
+    (message,) = caplog.messages
+    assert message == (
+        'ignored in the agent\'s requests: provider, temprature (did you mean "temperature"?), user, usage'
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("/v1/messages", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ("/v1/responses", [{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]),
+    ],
+)
+async def test_tools_that_a_vendor_runs_are_dropped_and_named(path, tools, caplog):
+    body = {"model": "agent", "max_tokens": 5, "tools": tools, "input": "hi", "messages": QUESTION["messages"]}
+    body.pop("input" if "messages" in path else "messages")
+    body.pop("max_tokens" if "responses" in path else "input", None)
+    policy = ScriptedPolicy()
+    response, _, _ = await ask(body, path, policy=policy)
+    assert (response.status, policy.requests[0].tools) == (200, None)
+    assert all(f"the tool {tool['type']}, which its vendor runs" in caplog.text for tool in tools)
+
+
+IMAGE = [{"type": "text", "text": "what is it? "}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+
+
+async def test_a_note_stands_for_an_image_where_the_user_allows_it():
+    policy = ScriptedPolicy()
+    body = {"messages": [{"role": "user", "content": IMAGE}]}
+    response, _, _ = await ask(body, policy=policy, omits_content=True)
+    assert response.status == 200
+    (message,) = policy.requests[0].messages
+    assert message["content"] == "what is it? [image omitted]"
+
+
+async def test_a_refused_call_is_told_to_the_episode_but_a_prompt_that_is_too_long_is_not():
+    others = ({}, "/v1/embeddings"), (b"", "/v1/models", "GET")  # no model calls
+    captures = [(await ask(*given))[2] for given in (({**QUESTION, "n": 0},), *others)]
+    first = "/v1/chat/completions 400: n: expected at least 1, found 0"
+    assert [capture.refused_call for capture in captures] == [first, None, None]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models/agent", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/moderations", 404),
         ("GET", "/v1/fine_tuning/jobs", 404),
         ("GET", "/", 404),
-        ("GET", "/v1/models/gpt-4o", 404),
         ("GET", "/v1/chat/completionsx", 404),
     ],
 )
@@ -127,3 +174,77 @@ async def test_null_fields_are_absent_ones_and_an_absent_model_is_the_workflows(
     response, answer, _ = await ask(body)
     assert response.status == 200, answer
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "yes", "refusal": None}
+
+
+async def test_a_response_continues_an_earlier_one_of_its_episode_by_its_id():
+    policy = ScriptedPolicy(lambda request: f"reply {len(request.messages)}")
+    endpoint, _ = endpoint_of(policy)
+
+    async def respond(**body):
+        content = json.dumps({"model": "gpt-5", **body}).encode()
+        return json.loads((await endpoint.handle(EndpointRequest("POST", "/v1/responses", {}, content))).body)
+
+    first = await respond(input="2 + 2?", instructions="Be brief.")
+    second = await respond(input="and 3?", previous_response_id=first["id"])
+    assert (first["model"], second["output"][0]["content"][0]["text"]) == ("gpt-5", "reply 3")
+    assert [message["content"] for message in policy.requests[1].messages] == ["2 + 2?", "reply 2", "and 3?"]
+    third = await respond(input="and 4?", previous_response_id=second["id"], store=False)
+    assert len(policy.requests[2].messages) == 5
+    for unknown in (third["id"], "resp_other"):
+        failed = await respond(input="and 5?", previous_response_id=unknown)
+        assert "this episode has no response" in failed["error"]["message"]
+
+
+async def test_each_name_that_calls_accept_is_a_model():
+    response, model, _ = await ask(b"", "/v1/models/gpt-5", "GET")
+    assert (response.status, model["id"]) == (200, "gpt-5")
+
+
+MESSAGES = "/v1/messages/count_tokens"
+
+
+class CountingModel(PolicyModel):
+    async def count_prompt(self, request):
+        return sum(len(message["content"]) for message in request.messages) + len(request.tools or ())
+
+
+class Embeddings(PolicyModel):
+    is_policy = False
+    model_name = "text-embedding"
+
+    async def embed(self, body):
+        return {"data": [{"embedding": [float(len(body["input"]))]}], "model": body["model"]}
+
+
+async def ask_beside(body, path, *models):
+    named = {"agent": PolicyModel(ScriptedPolicy())} | {f"vectors{number or ''}": m for number, m in enumerate(models)}
+    capture = Capture(seed=1)
+    endpoint = EpisodeEndpoint(
+        lambda name: AsyncLLM(name, named[name], capture, SamplingParams()),
+        "agent",
+        {name: model.model_name for name, model in named.items()},
+        capture,
+        routes=LLMRoutes(embedders=[name for name in named if name != "agent"]),
+    )
+    response = await endpoint.handle(EndpointRequest("POST", path, {}, json.dumps(body).encode()))
+    assert (capture.calls, capture.num_started, capture.refused_call) == ([], 0, None)
+    return response.status, json.loads(response.body)
+
+
+async def test_tokens_of_a_prompt_are_counted_without_a_call():
+    body = {"model": "vectors", "system": "Be brief.", "messages": QUESTION["messages"]}
+    assert await ask_beside(body, MESSAGES, CountingModel(ScriptedPolicy())) == (200, {"input_tokens": 15})
+    status, answer = await ask_beside({**body, "model": "agent"}, MESSAGES)
+    assert (status, answer["error"]["type"]) == (404, "not_found_error")
+    assert "its tokens cannot be counted" in answer["error"]["message"]
+
+
+async def test_embeddings_come_from_an_entry_that_has_them():
+    body, own = {"model": "text-embedding", "input": "abc"}, Embeddings(ScriptedPolicy())
+    for name in ("vectors", "text-embedding", "another"):
+        status, answer = await ask_beside({**body, "model": name}, "/v1/embeddings", own)
+        assert (status, answer["data"][0]["embedding"]) == (200, [3.0])
+    status, answer = await ask_beside({**body, "model": "another"}, "/v1/embeddings", own, own)
+    assert (status, "name one of vectors, vectors1 as the model" in answer["error"]["message"]) == (404, True)
+    status, answer = await ask_beside(body, "/v1/embeddings")
+    assert (status, "`_type: openai`: add one" in answer["error"]["message"]) == (404, True)

@@ -42,7 +42,7 @@ async def call(step, body=CHAT, *, is_policy=False, path="/chat/completions", **
         chat, capture = OpenAIChat(config, server.url), Capture(seed=7)
         try:
             llm = AsyncLLM("agent", PolicyModel(HostedPolicy(chat, "served")) if is_policy else chat, capture, None)
-            endpoint = EpisodeEndpoint(lambda name: llm, "agent", {"agent": "served"})
+            endpoint = EpisodeEndpoint(lambda name: llm, "agent", {"agent": "served"}, capture)
             async with Gateway() as gateway:
                 with gateway.attach(endpoint) as access:
                     status, _, content = await ask(access, body, path=path)

@@ -77,6 +77,7 @@ async def test_failures_have_the_status_and_the_outcome_of_this_process(agents, 
     caught, invalid, raised = await run(agents, "fail", policy, 3)
     assert caught.item.output_obj[:2] == [status, str(error)]
     assert (invalid.item.output_obj[0], invalid.item.output_obj[2]) == (400, "temperature")
+    assert (invalid.outcome, "a model call was refused" in invalid.reason) == (Outcome.TOOL_ERROR, True)
     assert raised.outcome is outcome
 
 

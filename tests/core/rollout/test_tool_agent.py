@@ -363,12 +363,16 @@ async def test_a_server_that_dies_costs_its_episode_and_is_started_again(served,
     (record,) = await served([call("fail", how="die")], "x", server={"per_episode": per_episode}, retries=1)
     assert (record.outcome, record.attempt) == (Outcome.BACKEND_ERROR, 1), "the second attempt met a new server"
     assert "MCP server" in record.reason
+    assert "the server starts" in record.reason, "what it wrote"
 
 
-async def test_a_server_that_hangs_costs_its_episode(served, tmp_path):
-    started = time.monotonic()
-    (record,) = await served([call("fail", how="hang")], "x", server={"per_episode": True}, timeout_s=3.0)
-    assert record.outcome is Outcome.TIMEOUT
+@pytest.mark.parametrize("per_episode", [False, True])
+async def test_a_server_that_hangs_costs_its_episode_and_is_started_again(served, tmp_path, caplog, per_episode):
+    started, server = time.monotonic(), {"per_episode": per_episode}
+    (record,) = await served([call("fail", how="hang")], "x", server=server, timeout_s=8.0, retries=1)
+    assert (record.outcome, record.attempt) == (Outcome.TIMEOUT, 1)
+    assert "has not answered a call of fail:\nthe server starts" in record.reason
+    assert ("hangs, so it is started again" in caplog.text) is not per_episode
     assert time.monotonic() - started < 60
     assert find_processes_in(tmp_path) == []
 

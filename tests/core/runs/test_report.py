@@ -201,12 +201,16 @@ def test_failed_run_says_where_the_log_is():
     ]
 
 
+def test_fields_that_nothing_used_are_in_the_report():
+    assert ("ignored", "metadata, user") in finished(ignored=["metadata", "user"]).facts()
+
+
 def test_summary_has_its_fields_in_order(tmp_path):
     write_summary(tmp_path / "summary.json", finished())
     written = json.loads((tmp_path / "summary.json").read_text())
     fields = "run_id status reason baseline final best confirm_base confirm_tuned improvement promoted episodes tokens"
     later = "evaluators warnings missing_reason smoke can_resume best_epoch num_jobs guards stages evaluators_sha256"
-    later += " predictions"
+    later += " predictions ignored"
     assert " ".join(written) == f"{fields} wall_time_s policy_versions checkpoint config_sha256 {later}"
     figures = "metric mean ci_low ci_high num_examples num_unscored unscored_reason num_clusters"
     assert " ".join(written["confirm_base"]) == figures

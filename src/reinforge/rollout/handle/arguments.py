@@ -24,7 +24,7 @@ HONORED = frozenset(
         "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
         "frequency_penalty", "presence_penalty", "logit_bias", "tools", "tool_choice", "parallel_tool_calls",
         "reasoning_effort", "verbosity", "chat_template_kwargs", "enable_thinking", "prompt", "return_token_ids",
-        "top_logprobs", *FORMATS,
+        "top_logprobs", "thinking", "reasoning", *FORMATS,
     }
 )  # fmt: skip
 IGNORED = frozenset(
@@ -62,6 +62,8 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "documents": (([],), "put the documents into a message"),
 }
 """Arguments that are accepted with these values only, which ask for nothing, and what to do instead of another one."""
+KNOWN = HONORED | IGNORED | _NEUTRAL.keys() | {"messages", "extra_body"}
+UNUSED = IGNORED - {"model", "logprobs", "stream_options", "timeout"}
 MAX_NAMES, MAX_NAME_CHARS = 20, 100
 """What a message shows of arguments that are not supported."""
 _ENDPOINT_SETTINGS = ("extra_headers", "extra_query")

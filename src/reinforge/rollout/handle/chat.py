@@ -24,6 +24,7 @@ _UNFORWARDED_ARGUMENTS = frozenset({"model", "timeout", "tools", "n", "stream_op
 _TEMPLATE_VALUES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TEMPLATE_ARGUMENTS = ("reasoning_effort", "verbosity", "enable_thinking")
 """Arguments that a chat template may read; one that does not know them renders the same prompt without them."""
+_THINKING_TYPES = {"enabled": True, "disabled": False}
 _NO_TEMPLATE_ARGUMENTS: dict[str, Any] = {}
 """Shared by the requests without any."""
 _SAMPLING_ARGUMENTS = frozenset(
@@ -145,9 +146,17 @@ def _read_logit_bias(arguments: CallArguments) -> tuple[tuple[int, float], ...]:
 def _read_template_arguments(arguments: CallArguments) -> dict[str, Any]:
     """Returns what the chat template gets besides the messages and tools.
 
-    An effort of "none" also turns thinking off, for templates that read only `enable_thinking`.
+    `thinking: {type: disabled}` and `reasoning: {effort: low}` are other APIs' forms. An effort of "none" also turns
+    thinking off, for templates that read only `enable_thinking`.
     """
     read = {name: arguments.given[name] for name in _TEMPLATE_ARGUMENTS if name in arguments.given}
+    for name in ("thinking", "reasoning"):
+        if not isinstance(given := arguments.get(name, {}), Mapping):
+            raise arguments.bad(name, f"must be an object, found {type(given).__name__}")
+        if (asked := given.get("enabled", _THINKING_TYPES.get(str(given.get("type"))))) is not None:
+            read.setdefault("enable_thinking", bool(asked))
+        if (effort := given.get("effort")) is not None:
+            read.setdefault("reasoning_effort", effort)
     if read.get("reasoning_effort") == "none":
         read.setdefault("enable_thinking", False)
     own = arguments.get("chat_template_kwargs", {})
@@ -261,7 +270,8 @@ def _read_block(block: Any, path: str) -> str:
     raise _error(
         path,
         f"is a block of the type {kind!r}, which is {what}, but the model in this process reads text only: describe "
-        "its content as text, or send it to a model behind an endpoint (llms: `_type: openai`)",
+        "its content as text, send it to a model behind an endpoint (llms: `_type: openai`), or let a note stand for "
+        "it: `finetuning.outcomes.unsupported_content: omit`",
     )
 
 

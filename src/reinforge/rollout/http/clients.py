@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.errors import CaptureError, ConfigError, Problem
@@ -51,12 +51,14 @@ def _add_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 def build_http_client(find: FindEndpoint, library: str | None, options: Mapping[str, Any]) -> Any:
     """Returns a client of an HTTP library whose requests are answered by what `find` returns."""
     module = find_library(library)
-    return module.Client(**options, transport=build_transports(module).blocking(find))
+    classes = build_classes(module)
+    return classes.client(**options, transport=classes.transport(find))
 
 
 def build_async_http_client(find: FindEndpoint, library: str | None, options: Mapping[str, Any]) -> Any:
     module = find_library(library)
-    return module.AsyncClient(**options, transport=build_transports(module).asynchronous(find))
+    classes = build_classes(module)
+    return classes.async_client(**options, transport=classes.async_transport(find))
 
 
 def _import_openai() -> Any:
@@ -87,14 +89,20 @@ def find_library(name: str | None = None) -> Any:
     return importlib.import_module(name)
 
 
-class Transports(NamedTuple):
-    blocking: Callable[[FindEndpoint], Any]
-    asynchronous: Callable[[FindEndpoint], Any]
+class ClientClasses(NamedTuple):
+    transport: Callable[[FindEndpoint], Any]
+    async_transport: Callable[[FindEndpoint], Any]
+    client: Callable[..., Any]
+    async_client: Callable[..., Any]
 
 
 @cache
-def build_transports(library: Any) -> Transports:
-    """Returns the transport classes of an HTTP library, made on first use."""
+def build_classes(library: Any) -> ClientClasses:
+    """Returns the classes of an HTTP library, made on first use.
+
+    Closing a client does nothing, since there is no connection: frameworks close the one that they were given after
+    each call.
+    """
 
     def build_response(answer: EndpointResponse, body: bytes, request: Any) -> Any:
         """Returns a response that has been read; from a stream and encoded headers it is made in 5 / 6 of the time."""
@@ -134,7 +142,23 @@ def build_transports(library: Any) -> Transports:
                 return build_response(answer, body, request)
             return library.Response(answer.status, headers=answer.headers, content=_iterate(body), request=request)
 
-    return Transports(EpisodeTransport, AsyncEpisodeTransport)
+    class EpisodeClient(library.Client):
+        def close(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def __enter__(self) -> Self:
+            return self
+
+    class AsyncEpisodeClient(library.AsyncClient):
+        async def aclose(self) -> None: ...
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+        async def __aenter__(self) -> Self:
+            return self
+
+    return ClientClasses(EpisodeTransport, AsyncEpisodeTransport, EpisodeClient, AsyncEpisodeClient)
 
 
 def _refuse(request: EndpointRequest, error: CaptureError) -> EndpointResponse:
@@ -147,5 +171,5 @@ async def _iterate(pieces: Any) -> Any:
 
 
 def _read_request(request: Any, body: bytes) -> EndpointRequest:
-    """Returns a request without its headers, which only the gateway's record of sent replies reads."""
-    return EndpointRequest(request.method, request.url.path, body=body)
+    headers = {"user-agent": request.headers.get("user-agent", "")}  # the only one that is read
+    return EndpointRequest(request.method, request.url.path, headers, body)

@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from typing import Any
 
-from reinforge.dialects.chat_call import BadRequest
+from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import CaptureError, did_you_mean
+from reinforge.limits import get_limits
+from reinforge.rollout.capture import Capture
 from reinforge.rollout.http.exchange import (
     EVENT_STREAM,
     ROUTES,
+    Dialect,
     EndpointRequest,
     EndpointResponse,
     build_error_response,
@@ -28,13 +31,17 @@ from reinforge.rollout.http.exchange import (
     describe_model,
     find_dialect,
     read_beside,
+    read_request,
     respond,
 )
+from reinforge.rollout.http.routes import LLMRoutes
 
 logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 20
 """Maximum names of models in a message."""
+REFUSED = (400, 404, 413, 422)
+"""Statuses of a call that is the client's fault."""
 
 
 BLOCKING = (
@@ -48,7 +55,8 @@ class EpisodeEndpoint:
     """The models of one episode behind HTTP.
 
     Args:
-        warned: Names of models of which the user was told that there is none; endpoints of one run share it.
+        capture: What the episode has recorded, which also notes refused calls and ignored fields.
+        routes: Which entry answers which request; None: requests name it.
 
     Attributes:
         loop: The event loop in which `handle` must be called; `answer` and `answer_blocking` work elsewhere too.
@@ -59,19 +67,20 @@ class EpisodeEndpoint:
         find_llm: Callable[[str], Any],
         default: str,
         entries: Mapping[str, str],
+        capture: Capture,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
-        is_closed: Callable[[], bool] | None = None,
-        warned: set[str] | None = None,
+        routes: LLMRoutes | None = None,
     ):
         self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
         self.loop = asyncio.get_running_loop() if loop is None else loop
-        self._is_closed = is_closed or (lambda: False)
-        self._warned = set() if warned is None else warned
+        self._capture = capture
+        self._responses: dict[str, list[Any]] = {}
+        self._routes = routes or LLMRoutes(answers_any=len(self.entries) < 2)
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed()
+        return self._capture.closed
 
     async def handle(self, request: EndpointRequest) -> EndpointResponse:
         """Answers a request, in the event loop of the handles."""
@@ -79,7 +88,11 @@ class EpisodeEndpoint:
             return await self._route(request)
         except Exception as error:  # noqa: BLE001  whatever fails is told to the client
             has_ended = isinstance(error, CaptureError) and self.is_closed
-            return build_error_response(request, build_ended() if has_ended else describe_failure(error))
+            described = build_ended() if has_ended else describe_failure(error)
+            is_call = request.method.upper() == "POST" and find_dialect(request.path.rstrip("/")) is not None
+            if is_call and described.status in REFUSED and described.code != "context_length_exceeded":
+                self._capture.refuse(f"{request.path} {described.status}: {described.message}")
+            return build_error_response(request, described)
 
     async def answer(self, request: EndpointRequest) -> EndpointResponse:
         if asyncio.get_running_loop() is self.loop:
@@ -122,8 +135,9 @@ class EpisodeEndpoint:
         if path.endswith("/models") or "/models/" in path:
             check_method(request, "GET")
             return respond(self._describe_models(path.partition("/models/")[2]))
-        dialect = find_dialect(path)
-        if dialect is None:
+        counts, embeds = path.endswith("/messages/count_tokens"), path.endswith("/embeddings")
+        dialect = find_dialect(path.removesuffix("/count_tokens") if counts else path)
+        if dialect is None and not embeds:
             raise BadRequest(
                 f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
                 f"it answers POST .../{', .../'.join(ROUTES)} and GET .../models",
@@ -133,51 +147,99 @@ class EpisodeEndpoint:
         check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
-        call = await read_beside(lambda body: dialect.read_request(decode_body(body)), request.body)
-        llm = self._find_llm(self._choose_entry(call.model))
+        if dialect is None:
+            return respond(await self._embed(await read_beside(decode_body, request.body)))
+        call = await read_beside(lambda body: self._read(dialect, body, counts=counts), request.body)
+        named = [*call.ignored, *(f"the tool {kind}, which its vendor runs" for kind in call.dropped)]
+        if named:
+            self._capture.ignore(named, request.headers.get("user-agent", ""))
+        llm = self._find_llm(self._choose_entry(call))
+        if counts:
+            if (count := await llm.answer_beside("count", call.arguments)) is not None:
+                return respond({"input_tokens": count})
+            message = f"{llm.model_name} is not in this process, so its tokens cannot be counted"
+            raise BadRequest(f"{message}; the usage of its replies has them", status=404, code="not_found")
         completion = await llm.chat.completions.create(**call.arguments)
+        if call.model:  # clients compare it with what they asked for
+            completion = {**completion, "model": call.model}
+        if dialect is find_dialect("responses"):
+            self._store(call, dialect.write_answer(completion, call))
         if call.stream:
             return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
         return respond(dialect.write_answer(completion, call))
 
-    def _choose_entry(self, model: str) -> str:
-        """Returns the entry of `llms` for the name that a client wrote.
+    async def _embed(self, body: Any) -> Any:
+        """Returns the answer of an entry that has embeddings; this is no model call, and is not recorded."""
+        name = body.get("model") if isinstance(body, dict) else None
+        named = [entry for entry in self._routes.embedders if name in (entry, self.entries[entry])]
+        if len(found := named[:1] or self._routes.embedders) != 1:
+            message = "embeddings come from an entry of llms of `_type: openai`: "
+            message += f"name one of {', '.join(found)} as the model" if found else "add one for this model"
+            raise BadRequest(message, "model", status=404, code="model_not_found")
+        return await self._find_llm(found[0]).answer_beside("embed", body)
+
+    def _read(self, dialect: Dialect, content: bytes, *, counts: bool) -> ChatCall:
+        body = decode_body(content)
+        if isinstance(body, dict) and counts:
+            body = {"max_tokens": 1, **body}
+        if isinstance(body, dict) and (previous := body.get("previous_response_id")):
+            if previous not in self._responses:
+                message = f"this episode has no response {str(previous)[:60]!r}; send the whole conversation in input"
+                raise BadRequest(f"previous_response_id: {message}", "previous_response_id")
+            body = {**body, "previous_response_id": None, "input": [*self._responses[previous], *list_items(body)]}
+        return read_request(dialect, body, omits_content=self._capture.omits_content)
+
+    def _store(self, call: ChatCall, answer: Mapping[str, Any]) -> None:
+        """Keeps a response with its conversation, which later requests may name instead of sending it."""
+        body = call.options["body"]
+        if body.get("store") is not False:
+            self._responses[answer["id"]] = [*list_items(body), *answer["output"]]
+            while len(self._responses) > get_limits().kept_replies:
+                del self._responses[next(iter(self._responses))]
+
+    def _choose_entry(self, call: ChatCall) -> str:
+        """Returns the entry of `llms` that answers: the first whose `match` holds, or else by the requested name.
 
         Example: entries {"agent": "tiny"}: "agent", "tiny" and (with a warning) "gpt-4o" -> "agent".
         """
+        model = call.model
+        if (matched := self._routes.find(call)) is not None:
+            return matched
         if not model or model in self.entries:
             return model or self.default
-        named = [entry for entry, name in self.entries.items() if name == model]
-        if named:
+        if named := [entry for entry, name in self.entries.items() if name == model]:
             return self.default if self.default in named else named[0]
-        if len(self.entries) > 1:
-            names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
+        names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
+        is_misspelled = len(self.entries) > 1 and did_you_mean(model, list(self.entries))
+        if is_misspelled or not self._routes.answers_any:
             listed = ", ".join(names[:NAMES_SHOWN])
+            fix = "" if is_misspelled else "; `workflow.llm` names the entry that answers any other name"
             raise BadRequest(
-                f"the model {model!r} does not exist{did_you_mean(model, names)}; llms has: {listed}",
+                f"the model {model!r} does not exist{did_you_mean(model, names)}; llms has: {listed}{fix}",
                 "model",
                 status=404,
                 code="model_not_found",
             )
-        if model not in self._warned:
-            self._warned.add(model)
+        if model not in self._capture.told:
+            self._capture.told.add(model)
             logger.warning(
-                "the agent's client asks for the model %r; the only entry of llms, %s (%s), answers instead",
+                "the agent's client asks for the model %r, which llms does not have; %s (%s) answers instead",
                 model, self.default, self.entries.get(self.default),
             )  # fmt: skip
         return self.default
 
     def _describe_models(self, name: str) -> dict[str, Any]:
-        names = list(dict.fromkeys([*self.entries, *self.entries.values()]))
-        models = [describe_model(each) for each in names]
-        if not name:
-            return {"object": "list", "data": models}
-        if name not in names:
-            listed = ", ".join(names[:NAMES_SHOWN])
-            raise BadRequest(
-                f"the model {name!r} does not exist; llms has: {listed}", "model", status=404, code="model_not_found"
-            )
-        return models[names.index(name)]
+        if name:
+            self._choose_entry(ChatCall({}, name))  # every name that calls accept is a model
+            return describe_model(name)
+        names = dict.fromkeys([*self.entries, *self.entries.values()])
+        return {"object": "list", "data": [describe_model(each) for each in names]}
+
+
+def list_items(body: Mapping[str, Any]) -> list[Any]:
+    """Returns the input of a request of the Responses API as items."""
+    found = body.get("input") or []
+    return [{"role": "user", "content": found}] if isinstance(found, str) else list(found)
 
 
 def build_ended() -> BadRequest:

@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Protocol, TypeVar, cast
@@ -30,8 +30,10 @@ from reinforge.errors import (
     ConfigError,
     ContextOverflow,
     MessagesRejected,
+    did_you_mean,
 )
 from reinforge.limits import get_limits
+from reinforge.rollout.handle.arguments import HONORED, KNOWN, MAX_NAME_CHARS, MAX_NAMES, UNUSED
 from reinforge.safe_text import redact_secrets
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ ROUTES = {
 }
 """End of the path -> the module of its dialect."""
 T = TypeVar("T")
+_USED = KNOWN - UNUSED
 SHORT_BODY = 1 << 16
 """Bytes that are read in less than a few milliseconds."""
 _READER = ThreadPoolExecutor(1, "read-body")
@@ -56,8 +59,12 @@ EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-contr
 class Dialect(Protocol):
     """A module of `reinforge.dialects` that speaks one API."""
 
-    def read_request(self, body: Mapping[str, Any]) -> ChatCall:
-        """Returns the call that a body asks for."""
+    def read_request(self, body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
+        """Returns the call that a body asks for.
+
+        Args:
+            omits_content: Images and files become notes in brackets; without it they are refused.
+        """
 
     def write_answer(self, completion: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
         """Returns the body of the response."""
@@ -91,6 +98,22 @@ def find_dialect(path: str) -> Dialect | None:
 @cache
 def _load_dialect(module: str) -> Dialect:
     return cast(Dialect, importlib.import_module(module))
+
+
+def read_request(dialect: Dialect, body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
+    """Returns the call that a body asks for, without the arguments that no model here knows: they change no token."""
+    call = dialect.read_request(body, omits_content=omits_content)
+    if unused := [name for name, value in call.arguments.items() if value and name not in _USED]:
+        shown = [f"{name[:MAX_NAME_CHARS]}{_hint(name)}" for name in unused[:MAX_NAMES]]
+        known = {name: value for name, value in call.arguments.items() if name in KNOWN}
+        call = replace(call, arguments=known, ignored=(*call.ignored, *shown))
+    return call
+
+
+def _hint(name: str) -> str:
+    """Returns what was probably meant by an argument that nothing knows."""
+    found = "" if name in KNOWN else did_you_mean(name, sorted(HONORED)).removeprefix(", ")
+    return f" ({found})" if found else ""
 
 
 def build_error_response(request: EndpointRequest, error: BadRequest) -> EndpointResponse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from reinforge.rollout.handle.chat import send_messages
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion, to_plain_data
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
 from reinforge.rollout.http.endpoint import EpisodeEndpoint
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.worker import JobLink, Perform
 from reinforge.rollout.isolation.worker_protocol import Message, load_call, load_item
 from reinforge.rollout.workflow import bind_workflow, call_agent, refuse_coroutine
@@ -37,8 +38,8 @@ def serve_agent(workflow: BoundWorkflow) -> tuple[Perform, Message]:
 class RemoteCapture(Capture):
     """Sends marks to the run, and keeps the calls that it has made as far as the agent may see them."""
 
-    def __init__(self, link: JobLink):
-        super().__init__(seed=0)
+    def __init__(self, link: JobLink, *, omits_content: bool):
+        super().__init__(seed=0, omits_content=omits_content)
         self.link = link
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
@@ -49,6 +50,12 @@ class RemoteCapture(Capture):
             kind = TTCEventData if isinstance(data, TTCEventData) else StreamEventData
             mark |= {"data": data.model_dump(mode="json", exclude_unset=True), "kind": kind.__name__}
         self.link.send({**mark, "type": "mark"})
+
+    def refuse(self, reason: str) -> None:
+        self.link.send({"type": "refused", "reason": reason})
+
+    def ignore(self, names: Sequence[str], client: str) -> None:
+        self.link.send({"type": "ignored", "names": names, "client": client})
 
     async def ask(self, llm: str, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         self._check_open()
@@ -80,14 +87,19 @@ class RemoteLLM:
     async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         return await self._capture.ask(self.name, messages, arguments)
 
+    async def answer_beside(self, kind: str, given: Mapping[str, Any]) -> Any:
+        message = {"type": "beside", "llm": self.name, "kind": kind, "given": given}
+        return (await self._capture.link.request(message))["answer"]
+
     def blame_reply(self, reason: str) -> None:
         self._capture.link.send({"type": "blame", "llm": self.name, "reason": reason})
 
 
 class RemoteModels:
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
-        self.capture = RemoteCapture(link)
-        self._names, self._default, self._is_async = job["llms"], job["llm"], is_async
+        self.capture = RemoteCapture(link, omits_content=job["omits_content"])
+        self._names, self._default, self._routes = job["llms"], job["llm"], LLMRoutes(**job["routes"])
+        self._is_async = is_async
 
     def create_handle(self, name: str, is_async: bool | None = None) -> RemoteLLM:
         if name not in self._names:
@@ -97,8 +109,7 @@ class RemoteModels:
 
     def open_endpoint(self) -> EpisodeEndpoint:
         find, capture = partial(self.create_handle, is_async=True), self.capture
-        loop = capture.link.loop
-        return EpisodeEndpoint(find, self._default, self._names, loop=loop, is_closed=lambda: capture.closed)
+        return EpisodeEndpoint(find, self._default, self._names, capture, loop=capture.link.loop, routes=self._routes)
 
 
 async def _run_episode(workflow: BoundWorkflow, job: Message, link: JobLink) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 from reinforge.errors import Problem
 from reinforge.rollout.capture import AsyncLLM, Capture
 from reinforge.rollout.context import EpisodeContext
+from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.containment import GRACE_S, SharedWorkerEnded, WorkerEnded
 from reinforge.rollout.isolation.worker_pool import (
     WorkerJob,
@@ -44,6 +45,7 @@ class Episode:
     names: dict[str, str]
     context: EpisodeContext
     capture: Capture
+    routes: LLMRoutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +131,23 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
             "llm": episode.llm.name,
             "llms": episode.names,
             "timeout_s": timeout_s,
+            "omits_content": episode.capture.omits_content,
+            "routes": episode.routes.model_dump(exclude_none=True),
         }
     )
     try:
         while True:
             message = await job.receive()
-            if message["type"] == "call":
+            if message["type"] in ("call", "beside"):
                 call = asyncio.create_task(_answer(job, episode, message))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
             elif message["type"] == "mark":
                 _mark(episode, message)
+            elif message["type"] == "refused":
+                episode.capture.refuse(str(message["reason"]))
+            elif message["type"] == "ignored":
+                episode.capture.ignore(list(map(str, message["names"])), str(message["client"]))
             elif message["type"] == "blame":
                 episode.context.llm(message["llm"]).blame_reply(str(message["reason"]))
             elif message["type"] in ("done", "failed"):
@@ -160,11 +168,13 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
 async def _answer(job: WorkerJob, episode: Episode, message: Message) -> None:
     """Makes a model call of the agent and sends back the reply, or the error that the agent then sees."""
     try:
-        llm = episode.context.llm(message["llm"])
-        episode.capture.functions = tuple(message["functions"])  # read before the first await
-        completion = await llm.chat.completions.create(**message["arguments"])
-        call = next(each for each in episode.capture.calls if each.call_id == completion.id)
-        reply: Message = {"call": dump_call(call)}
+        llm, reply = episode.context.llm(message["llm"]), Message()
+        if message["type"] == "beside":
+            reply["answer"] = await llm.answer_beside(message["kind"], message["given"])
+        else:
+            episode.capture.functions = tuple(message["functions"])  # read before the first await
+            completion = await llm.chat.completions.create(**message["arguments"])
+            reply["call"] = dump_call(next(each for each in episode.capture.calls if each.call_id == completion.id))
     except Exception as error:  # noqa: BLE001  the agent decides
         reply = {"error": dump_error(error)}
     await job.send({**reply, "type": "reply", "id": message["id"]})

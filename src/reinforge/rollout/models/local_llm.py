@@ -61,6 +61,10 @@ class LocalLLM:
         request = prepare_request(request, server.chat_template)
         return parse_reply(await server.sample(request), request, server.chat_template)
 
+    async def count_prompt(self, request: ModelRequest) -> int | None:
+        server = (await self._load_engine()).policy
+        return await server.count_prompt(prepare_request(request, server.chat_template))
+
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         """Returns the log-prob of each token given those before it, at temperature 1: `[T]` per sequence, first 0."""
         return await (await self._load_engine()).policy.score(token_ids)

@@ -135,6 +135,14 @@ class OpenAIChat:
             self._warn_of_no_logprobs()
         return replies
 
+    async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the endpoint's answer to a request for embeddings, by the model of this entry."""
+        text = await self._endpoint.call("POST", "/embeddings", body={**body, "model": self.model_name})
+        answer = load_json(text)
+        if not isinstance(answer, dict):
+            raise UnexpectedAnswer(f"{self.url}/embeddings: the response is {describe_json(answer)}")
+        return answer
+
     async def prepare(self, tokenizer: Any) -> None:
         """Checks, as a teacher, that the endpoint scores given tokens and names them as the policy's tokenizer does."""
         token_ids = tokenizer.encode(PROBE, add_special_tokens=False)

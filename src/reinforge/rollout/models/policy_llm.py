@@ -123,6 +123,9 @@ class PolicyLLM:
                 else:
                     yield reader.read(piece, index)
 
+    async def count_prompt(self, request: ModelRequest) -> int | None:
+        return await self.server.count_prompt(prepare_request(request, self.server.chat_template))
+
     def _check_tool_format(self, chat_template: str) -> None:
         self._knows_tool_format = True
         if detect_tool_format(chat_template) is None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import importlib.util
+import logging
 import os
 import shlex
 import tempfile
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
     import httpx2
     from mcp import Client
 
+logger = logging.getLogger(__name__)
+
 START_S = 60.0
 """Seconds that a server may take to start and to list its tools."""
 CLOSE_S = 10.0
 """Seconds that it may take to end; the SDK itself waits two before it kills."""
+PING_S = 2.0
+"""Seconds in which a server must answer a ping after a call that did not end."""
 CONNECT_S = 30.0
 """Seconds that connecting to a server, or sending it a request, may take."""
 
@@ -95,10 +100,19 @@ class MCPServer:
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._is_suspect, self._tail = False, ""
+        self._errors: TextIO | None = None
 
     async def start(self) -> None:
-        """Starts the server unless it runs."""
+        """Starts the server unless it runs; one whose last call did not end must answer a ping, or is started again."""
         async with self._lock:
+            if self._is_suspect and self._client is not None:
+                try:
+                    await asyncio.wait_for(self._client.send_ping(), PING_S)
+                except Exception:  # noqa: BLE001  of the SDK, of the server, or of the network
+                    logger.warning("%s", self._describe("hangs, so it is started again"))
+                    await self.close(at_once=True)
+            self._is_suspect = False
             if self._task is not None and not self._task.done():
                 return
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,9 +122,16 @@ class MCPServer:
             try:
                 await asyncio.wait_for(asyncio.shield(ready), START_S)
             except TimeoutError:
+                failure = self._describe(f"did not answer within {START_S:g} s")
                 await self.close()
-                message = f"the MCP server {self.config.shown_name} did not answer within {START_S:g} s"
-                raise BackendUnavailable(message) from None
+                raise failure from None
+
+    def _describe(self, what: str) -> BackendUnavailable:
+        """Returns the failure of the server, with the end of what it has written to its standard error."""
+        if self._errors is not None:
+            self._tail = extract_tail(read_end(self._errors))
+        message = f"the MCP server {self.config.shown_name} {what}"
+        return BackendUnavailable(message + (f":\n{self._tail}" if self._tail else ""))
 
     async def close(self, *, at_once: bool = False) -> None:
         self._stop.set()
@@ -129,6 +150,7 @@ class MCPServer:
         from mcp import Client
 
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            self._errors = errors
             try:
                 async with self._open_transport(errors) as transport, Client(transport) as client:
                     self.tools = await self._list_tools(client)
@@ -137,11 +159,10 @@ class MCPServer:
                     await self._stop.wait()
             except Exception as error:  # noqa: BLE001  of the SDK, of the server, or of the network
                 if not ready.done():
-                    tail = extract_tail(read_end(errors))
-                    message = f"the MCP server {self.config.shown_name} cannot be used: {describe_cause(error)}"
-                    ready.set_exception(BackendUnavailable(message + (f":\n{tail}" if tail else "")))
+                    ready.set_exception(self._describe(f"cannot be used: {describe_cause(error)}"))
             finally:
-                self._client = None
+                self._describe("has exited")  # keeps what it has written
+                self._client = self._errors = None
 
     @contextlib.asynccontextmanager
     async def _open_transport(self, errors: TextIO) -> AsyncIterator[Any]:
@@ -174,23 +195,27 @@ class MCPServer:
                 raise LookupError(f'it has no tool "{name}"; it has {", ".join(names) or "none"}')
         return [tool for tool in found if wanted is None or tool.name in wanted]
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, arguments: dict[str, Any], context: EpisodeContext) -> str:
         from mcp import MCPError
 
         client, task = self._client, self._task
         if client is None or task is None:
-            raise BackendUnavailable(f"the MCP server {self.config.shown_name} has exited")
+            raise self._describe("has exited")
         calling = asyncio.ensure_future(client.call_tool(name, arguments))
-        await asyncio.wait({calling, task}, return_when=asyncio.FIRST_COMPLETED)
         try:
+            await asyncio.wait({calling, task}, return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
-                raise BackendUnavailable(f"the MCP server {self.config.shown_name} exited during a call of {name}")
+                raise self._describe(f"exited during a call of {name}")
             result = calling.result()
         except MCPError as error:
             if is_lost(error):
                 self._stop.set()  # the next episode starts it again
-                raise BackendUnavailable(f"the MCP server {self.config.shown_name}: {error}") from None
+                raise self._describe(f"was lost: {error}") from None
             raise ToolFailed(str(error)) from None
+        except asyncio.CancelledError:  # the episode has no time left
+            self._is_suspect = True
+            context.note_waiting(str(self._describe(f"has not answered a call of {name}")))
+            raise
         finally:
             calling.cancel()
         text = format_content(result)
@@ -206,7 +231,7 @@ class MCPTool:
     server: MCPServer
 
     async def call(self, arguments: dict[str, Any], item: EvalInputItem, context: EpisodeContext) -> str:
-        return await self.server.call(self.name, arguments)
+        return await self.server.call(self.name, arguments, context)
 
 
 def build_http_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:

@@ -66,7 +66,7 @@ class AgentAccess:
             raise ConfigError("this workflow was only checked, so no episode can run")
         with self.gateway.attach(context.endpoint) as access:
             yield access
-        if not context.calls and not self._is_warned:
+        if not context.calls and context.refused_call is None and not self._is_warned:
             self._is_warned = True
             logger.warning(
                 "%s has answered without calling the model, so there is nothing to train: it must send its calls to "

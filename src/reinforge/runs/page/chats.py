@@ -92,7 +92,8 @@ class TrainedTokens:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> TrainedTokens:
         finetuning, llms = config.get("finetuning") or {}, config.get("llms") or {}
-        policies = (name for name, llm in llms.items() if isinstance(llm, Mapping) and llm.get("_type") == "policy")
+        known = {name: llm for name, llm in llms.items() if isinstance(llm, Mapping) and llm.get("train") is not False}
+        policies = (name for name, llm in known.items() if llm.get("_type") == "policy")
         functions = finetuning.get("target_functions") or cls().target_functions
         return cls(finetuning.get("target_model"), tuple(functions), frozenset(policies))
 

@@ -125,6 +125,7 @@ MEASURES = (
     ("clip_fraction", "Share of clipped tokens", "Above about 0.3 the steps are too large."),
     ("grad_norm", "Gradient norm", "Before clipping. Jumps point to unusual data."),
     ("mismatch_kl", "Sampler against learner, nats a token", "Above 0.01 what is trained is not what was sampled."),
+    ("samples_per_episode", "Samples of an episode", "1: one conversation. More: it was rewritten, or has sub-agents."),
     ("loss", "Loss", "Of policy gradients its size says little; of SFT and DPO it should fall."),
 )
 """Metrics of the training jobs that get a chart: name in `training_metrics.jsonl`, title, and how to read it."""

@@ -146,7 +146,8 @@ class GroupTrajectoryBuilder(TrajectoryBuilder):
         target = config.finetuning.target_model
         if config.llms and not self.policies:
             message = f"not set, and nothing says which of {', '.join(config.llms)} the trainer adapter trains"
-            return [Problem("finetuning.target_model", message, "set it to that entry of llms")]
+            fix = "set it to that entry of llms, and leave `train: false` out of that"
+            return [Problem("finetuning.target_model", message, fix)]
         if target is None or target not in config.llms or target in self.policies:
             return []
         trained = ", ".join(self.policies) or "none"
@@ -243,7 +244,8 @@ def find_policy_entries(builder: Builder) -> dict[str, str | None]:
     llms, named = builder.config.llms, find_adapters(builder.config.llms)
     policies = {entry: named.get(entry) for entry, llm in llms.items() if llm.static_type == "policy"}
     policies |= dict.fromkeys(find_served_entries(builder.config))
-    return policies or dict.fromkeys(find_remote_entries(builder.config))
+    policies = policies or dict.fromkeys(find_remote_entries(builder.config))
+    return {entry: adapter for entry, adapter in policies.items() if llms[entry].train}
 
 
 def find_remote_entries(config: Config) -> list[str]:

@@ -170,7 +170,7 @@ async def build_llms(builder: ComponentBuilder, workflow: BoundWorkflow | None, 
     llms = {name: await attempt(partial(builder.get_llm, name)) for name in builder.config.llms}
     if workflow is not None and None not in llms.values():
         try:
-            choose_llm(workflow, llms)
+            choose_llm(workflow, llms, {name for name, each in builder.config.llms.items() if not each.train})
         except ConfigError as error:
             attempt.add(error.problems)
     return llms
