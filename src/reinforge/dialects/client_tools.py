@@ -9,7 +9,7 @@ Messages  {"type": "bash_20250124", "name": "bash"}       function bash(command,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,16 +90,17 @@ class ResponseTools:
     Attributes:
         functions: They in the form of chat completions.
         dropped: Types of those that only the vendor's server could run.
+        kinds: Name of a function -> type of its tool, and the namespace, which may be empty.
     """
 
     def __init__(self, tools: list[Fields]):
         self.functions: list[dict[str, Any]] = []
         self.dropped: list[str] = []
-        self._kinds: dict[str, tuple[str, str | None]] = {}
+        self.kinds: dict[str, tuple[str, str]] = {}
         for tool in tools:
-            self._add(tool, None)
+            self._add(tool, "")
 
-    def _add(self, tool: Fields, namespace: str | None) -> None:
+    def _add(self, tool: Fields, namespace: str) -> None:
         kind = tool.require("type", tool.text("type"))
         if kind == "namespace":
             for each in tool.objects("tools"):
@@ -113,24 +114,25 @@ class ResponseTools:
         else:
             self.dropped.append(kind)
 
-    def _append(self, function: dict[str, Any], kind: str, namespace: str | None) -> None:
+    def _append(self, function: dict[str, Any], kind: str, namespace: str) -> None:
         name = function["function"]["name"]
-        if namespace is not None:
+        if namespace:
             function["function"]["name"] = name = f"{namespace}{NAMESPACE_MARK}{name}"
         self.functions.append(function)
-        self._kinds[name] = (kind, namespace)
+        self.kinds[name] = (kind, namespace)
 
-    def write_call(self, call: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-        """Returns a call of a reply as the item that the client of its tool expects."""
-        name, arguments = call["function"]["name"], call["function"].get("arguments") or ""
-        kind, namespace = self._kinds.get(name, ("function", None))
-        head = {"id": item_id, "call_id": call["id"], "status": "completed"}
-        own = keep_given(namespace=namespace, name=name.removeprefix(f"{namespace}{NAMESPACE_MARK}"))
-        if kind == "function":
-            return {**head, "type": "function_call", **own, "arguments": arguments}
-        tool = ITEM_TOOLS[kind]
-        named = own if kind == "custom" else {}
-        return {**head, "type": tool.item, **named, tool.key: tool.write(arguments)}
+
+def write_call(call: Mapping[str, Any], item_id: str, kinds: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns a call of a reply as the item that the client of its tool expects."""
+    name, arguments = call["function"]["name"], call["function"].get("arguments") or ""
+    kind, namespace = kinds.get(name, ("function", ""))
+    head = {"id": item_id, "call_id": call["id"], "status": "completed"}
+    own = keep_given(namespace=namespace or None, name=name.removeprefix(f"{namespace}{NAMESPACE_MARK}"))
+    if kind == "function":
+        return {**head, "type": "function_call", **own, "arguments": arguments}
+    tool = ITEM_TOOLS[kind]
+    named = own if kind == "custom" else {}
+    return {**head, "type": tool.item, **named, tool.key: tool.write(arguments)}
 
 
 def read_call(item: Fields) -> dict[str, Any]:

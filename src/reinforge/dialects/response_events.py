@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reinforge.dialects.chat_call import ChatCall, ReplyHead, encode_event, find_rest, split_text
-from reinforge.dialects.client_tools import ResponseTools
+from reinforge.dialects.client_tools import write_call
 from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.types.request import ReplyDelta
 
@@ -202,8 +202,8 @@ def _build_output(call_id: str, choice: Mapping[str, Any], call: ChatCall) -> li
         logprobs = tokens.build_content() if tokens is not None else []
         part = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": logprobs}
         items.append(_build_message(call_id, [part], status))
-    tools: ResponseTools = call.options["tools"]
-    return items + [tools.write_call(each, f"fc_{call_id}-{number}") for number, each in enumerate(calls)]
+    kinds = call.options["kinds"]
+    return items + [write_call(each, f"fc_{call_id}-{number}", kinds) for number, each in enumerate(calls)]
 
 
 def _build_message(call_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

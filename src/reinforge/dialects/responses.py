@@ -62,7 +62,7 @@ def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> Cha
         logprobs=with_logprobs or None,
         top_logprobs=(fields.integer("top_logprobs", least=0) or None) if with_logprobs else None,
     )
-    options = {"body": dict(body), "logprobs": with_logprobs, "tools": tools}
+    options = {"body": dict(body), "logprobs": with_logprobs, "kinds": tools.kinds}
     model = fields.require("model", fields.text("model"))
     ignored, dropped = tuple(fields.notes.ignored), tuple(tools.dropped)
     return ChatCall(arguments, model, bool(fields.flag("stream")), options, ignored, dropped)

@@ -29,6 +29,7 @@ from reinforge.rollout.http.exchange import (
     Dialect,
     describe_failure,
     find_dialect,
+    read_request,
 )
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import (
@@ -79,7 +80,7 @@ def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) 
     if not isinstance(prompts, list) or not all(isinstance(each, str | list) for each in prompts):
         prompts = []
     bodies = [{**asked, "prompt": each} for each in prompts[: max_choices + 1]] or [asked]
-    calls = [_find_dialect(path).read_request(each) for each in bodies]
+    calls = [read_request(_find_dialect(path), each) for each in bodies]
     read = [(call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls]
     requests = tuple(_build(*each, max_choices, max_tokens) for each in read)
     call_id = f"{_PREFIXES.get(path, '')}{secrets.token_hex(12)}"
