@@ -1,7 +1,8 @@
 """Agents that are programs: `workflow: {_type: command, command: [node, agent.js]}`.
 
 The program gets its task, calls the model at OPENAI_BASE_URL (or ANTHROPIC_BASE_URL) with the SDK of its language, and
-writes its answer. Each episode is one run of the program, in a process group of its own.
+writes its answer. Each episode is one run of the program, in a process group of its own; with a `workspace` it works in
+a copy of a folder, and a command may score what it did there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import shutil
 import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from reinforge.errors import ConfigError, PolicyFailure, Problem, did_you_mean
 from reinforge.files import read_regular_file
@@ -28,6 +29,7 @@ from reinforge.limits import get_limits
 from reinforge.registry import register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.processes import describe_exit
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.workflows.container import CLIENT_VARIABLES, Container, ContainerConfig, find_container
 from reinforge.rollout.workflows.outside_agent import (
     AgentAccess,
@@ -50,8 +52,22 @@ from reinforge.rollout.workflows.program import (
     ProgramWatch,
     run_program,
 )
+from reinforge.rollout.workflows.templates import fill_text, list_placeholders
+from reinforge.rollout.workflows.workspace import (
+    Place,
+    RewardCommandConfig,
+    StepConfig,
+    StepTimeout,
+    WorkspaceConfig,
+    WorkspaceError,
+    Workspaces,
+    copy_over,
+    fill_path,
+    read_reward,
+)
 from reinforge.safe_text import redact_secrets
 from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.steps import REPORTED_REWARD
 
 INHERITED = frozenset(
     {
@@ -67,18 +83,27 @@ INPUT_PLACE, OUTPUT_PLACE = "{input}", "{output}"
 INPUT_FILE, OUTPUT_FILE = "REINFORGE_INPUT_FILE", "REINFORGE_OUTPUT_FILE"
 MAX_ARGUMENT = (128 << 10) - 1
 """Bytes of one argument on Linux, MAX_ARG_STRLEN."""
+REPORT = "tmp/report.xml"
 MAX_LINES, MAX_CHARS = 10, 2_000
 """How much of the end of a program's standard error a reason holds."""
+MERGED = ("env", "home_files")
+"""Settings of a preset that are merged with those of the file."""
 SCRIPT_ENDINGS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb")
 
 
 class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     """A program in any language that calls the model through OpenAI's or Anthropic's API."""
 
+    preset: str | None = Field(
+        default=None,
+        description="A coding agent whose settings are the defaults of the other keys: aider, claude_code, codex, "
+        "mini_swe_agent, opencode or qwen_code.",
+    )
     command: list[str] = Field(
         min_length=1,
         description="The program and its arguments, as a list or as one string; no shell is involved. `{input}` stands "
-        "for the task (`input: argument`) or its file, `{output}` for the file of the answer.",
+        "for the task (`input: argument`) or its file, `{output}` for the file of the answer, `{project}` for the "
+        "project's folder, `{model}` and `{base_url}` for the model's name and URL.",
     )
     input: Literal["stdin", "file", "argument"] = Field(
         default="stdin",
@@ -91,11 +116,24 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         description="Where the answer is: the whole standard output; its last line, as JSON; or the text of the file "
         "REINFORGE_OUTPUT_FILE.",
     )
-    cwd: Path | None = Field(default=None, description="Working directory; null: the project's folder.")
+    cwd: Path | None = Field(
+        default=None, description="Working directory; null: the workspace, or without one the project's folder."
+    )
+    workspace: WorkspaceConfig | None = Field(
+        default=None, description="A folder of its own for each episode, at the same path; null: it works in `cwd`."
+    )
+    reward: RewardCommandConfig | None = Field(
+        default=None, description="A command that scores the workspace when the program has exited; null: none."
+    )
+    home_files: dict[str, str] = Field(
+        default_factory=dict,
+        description="Files of the episode's HOME, which only a `workspace` has, by their path; `{model}` and "
+        "`{base_url}` are filled in.",
+    )
     env: dict[str, str] = Field(
         default_factory=dict,
         description="Additional environment variables. A program gets PATH, HOME and the like, but no secret of your "
-        "environment unless you name it here: `TOKEN: ${TOKEN}`.",
+        "environment unless you name it here: `TOKEN: ${TOKEN}`. `{project}`, `{model}`, `{base_url}` are filled in.",
     )
     policy_error_codes: list[int] = Field(
         default_factory=list,
@@ -111,6 +149,28 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     container: ContainerConfig | None = Field(
         default=None, description="Run it in a container; null: as a process of this machine."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("preset"), str):
+            return data
+        from reinforge.rollout.workflows.presets import find_preset
+
+        preset = find_preset(data["preset"])
+        for name in MERGED:
+            preset[name] = {**preset.get(name, {}), **(data.get(name) or {})}
+        return {**data, **{name: value for name, value in preset.items() if data.get(name) is None or name in MERGED}}
+
+    @model_validator(mode="after")
+    def _check_workspace(self) -> CommandWorkflowConfig:
+        if self.workspace is None and (self.reward is not None or self.home_files):
+            raise ValueError("`reward` and `home_files` need a workspace; `workspace: {}` is an empty one")
+        places = [*self.home_files, *([] if self.workspace is None or self.cwd is None else [str(self.cwd)])]
+        for place in places:
+            if Path(place).is_absolute() or ".." in Path(place).parts:
+                raise ValueError(f"{place} must be a path inside the folder of the episode")
+        return self
 
     @field_validator("command", mode="before", json_schema_input_type=list[str] | str)
     @classmethod
@@ -140,52 +200,142 @@ class CommandAgent:
     config: CommandWorkflowConfig
     program: str
     cwd: Path
+    project: Path
     container: Container | None
     accesses: AgentAccess
     watch: ProgramWatch
     guard: ProgramGuard
+    workspaces: Workspaces | None
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        task = format_task(item.input_obj)
-        async with self.accesses.open(context) as access, self.guard.open_folder() as folder:
-            variables = {"TMPDIR": str(folder), **self.config.env}
+        row = item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
+        try:
+            async with self._open_place(row) as place:
+                answer = await self._run_agent(item, context, place, row)
+                if self.workspaces is not None:
+                    await self._finish(context, place, row)
+                return answer
+        except (ProgramError, WorkspaceError) as error:
+            raise AgentFailed(f"{self.accesses.name}: {error}") from None
+
+    @asynccontextmanager
+    async def _open_place(self, row: Mapping[str, Any]) -> AsyncIterator[Place]:
+        if self.workspaces is None:
+            async with self.guard.open_folder() as folder:
+                yield Place(folder, folder, self.cwd)
+            return
+        async with self.workspaces.open(row) as place:
+            if (setup := self.workspaces.config.setup) is not None:
+                result = await self._run_step(setup, place, row)
+                if result.exit_code:
+                    tail = extract_tail(result.stderr.decode("utf-8", "replace"))
+                    raise WorkspaceError(f"workspace.setup {describe_exit(result.exit_code)}:\n{tail}")
+            await run_in_daemon_thread(place.stamp, "workspace")
+            yield place
+
+    async def _run_agent(
+        self, item: EvalInputItem, context: EpisodeContext, place: Place, row: Mapping[str, Any]
+    ) -> Any:
+        task, folder, seen = format_task(item.input_obj), place.folder, place.seen
+        async with self.accesses.open(context) as access:
+            values = {
+                "{project}": str(self.project),
+                "{model}": context.endpoint.default,
+                "{base_url}": access.base_url,
+            }
+            variables = {"TMPDIR": str(folder)} if self.workspaces is None else place.environment()
+            variables |= {name: fill_in(value, values) for name, value in self.config.env.items()}
             variables |= build_variables(describe_episode(item, context), access)
-            variables |= {INPUT_FILE: str(folder / "input")} if self.config.input == "file" else {}
-            variables |= {OUTPUT_FILE: str(folder / "output")} if self.config.output == "file" else {}
+            variables |= {INPUT_FILE: str(seen / "input")} if self.config.input == "file" else {}
+            variables |= {OUTPUT_FILE: str(seen / "output")} if self.config.output == "file" else {}
             if self.config.input == "file":
                 (folder / "input").write_text(task, encoding="utf-8")
-            try:
-                result = await self._run(self._fill_in(task, folder), task, folder, variables)
-            except ProgramError as error:
-                raise AgentFailed(f"{self.accesses.name}: {error}") from None
+            for name, text in self.config.home_files.items():
+                (folder / "home" / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / "home" / name).write_text(fill_in(text, values), encoding="utf-8")
+            stdin = task.encode() if self.config.input == "stdin" else b""
+            cwd = self.cwd if self.workspaces is None else place.workspace / (self.config.cwd or "")
+            result = await self._run(self._fill_in(task, seen, values), place, cwd, row, variables, stdin)
             self._check_exit(result, access.api_key)
             return self._read_answer(result, folder, context)
 
-    def _fill_in(self, task: str, folder: Path) -> list[str]:
+    async def _finish(self, context: EpisodeContext, place: Place, row: Mapping[str, Any]) -> None:
+        """Records what the program has changed, and its reward."""
+        diff = await run_in_daemon_thread(place.describe_changes, "workspace")
+        context.mark({"workspace_diff": diff})
+        if self.config.reward is None:
+            return
+        try:
+            report = await self._score(self.config.reward, place, row)
+            context.reward(report.pop("reward"), **report)
+        except (ProgramError, WorkspaceError, OSError, ValueError) as error:
+            reason = redact_secrets(f"the command of workflow.reward: {error}")
+            context.mark({REPORTED_REWARD: {"error": reason}})
+
+    async def _score(self, config: RewardCommandConfig, place: Place, row: Mapping[str, Any]) -> dict[str, float]:
+        def prepare() -> None:
+            place.renew()
+            place.restore(config.restore)
+            if config.source is not None:
+                copy_over(fill_path(config.source, row, self.project), place.files)
+
+        await run_in_daemon_thread(prepare, "workspace")
+        try:
+            result = await self._run_step(config, place, row)
+        except StepTimeout:
+            if config.timeout_reward is None:
+                raise
+            return {"reward": config.timeout_reward}
+        return read_reward(config.parse, result, place.folder / REPORT)
+
+    async def _run_step(self, step: StepConfig, place: Place, row: Mapping[str, Any]) -> ProgramResult:
+        """Runs a command in the workspace that gets nothing from the agent but its files."""
+        values = {**row, "project": str(self.project), "report": str(place.seen / REPORT)}
+        command = [fill_text(part, values) for part in step.command]
+        try:
+            async with asyncio.timeout(step.timeout_s):
+                return await self._run(command, place, place.workspace, row, place.environment())
+        except TimeoutError:
+            raise StepTimeout(f"{command[0]} took more than {step.timeout_s:g} s") from None
+
+    def _fill_in(self, task: str, folder: Path, values: Mapping[str, str]) -> list[str]:
         """Returns the command with the task, or the files, in place of their placeholders."""
-        values = {OUTPUT_PLACE: str(folder / "output")} if self.config.output == "file" else {}
+        places = {**values, **({OUTPUT_PLACE: str(folder / "output")} if self.config.output == "file" else {})}
         if self.config.input != "stdin":
-            values[INPUT_PLACE] = task if self.config.input == "argument" else str(folder / "input")
-        places = re.compile(
-            "|".join(map(re.escape, values)) or r"(?!)"
-        )  # in one pass: a task may contain a placeholder
-        filled = [self.program, *(places.sub(lambda match: values[match[0]], part) for part in self.config.command[1:])]
+            places[INPUT_PLACE] = task if self.config.input == "argument" else str(folder / "input")
+        filled = [self.program, *(fill_in(part, places) for part in self.config.command[1:])]
         if self.config.input == "argument" and not any(INPUT_PLACE in part for part in self.config.command[1:]):
             filled.append(task)
         return filled
 
     async def _run(
-        self, command: Sequence[str], task: str, folder: Path, variables: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        place: Place,
+        cwd: Path,
+        row: Mapping[str, Any],
+        variables: Mapping[str, str],
+        stdin: bytes = b"",
     ) -> ProgramResult:
         limits = ProgramLimits(self.config.max_memory_mb, self.config.max_processes)
-        stdin = task.encode() if self.config.input == "stdin" else b""
         env = {**inherit_variables(), **variables, **self.guard.environment()}
         if self.container is None:
-            return await run_program(command, cwd=self.cwd, env=env, stdin=stdin, limits=limits, watch=self.watch)
-        env |= {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+            return await run_program(
+                command, cwd=cwd, env=env, stdin=stdin, limits=limits, watch=self.watch, mounts=place.mounts
+            )
+        env |= {name: os.environ[name] for name in (*CLIENT_VARIABLES, "HOME") if name in os.environ}
         name = f"reinforge-{uuid.uuid4().hex}"
-        inside = self.container.build_command(
-            command, name=name, cwd=self.cwd, folder=folder, variables=variables, limits=limits
+        container = self.container
+        if self.workspaces is not None:
+            container = replace(container, image=fill_text(container.image, row))
+        inside = container.build_command(
+            command,
+            name=name,
+            cwd=cwd,
+            folder=place.folder,
+            variables=variables,
+            limits=limits,
+            mounts=place.mounts,
         )
         try:
             return await run_program(
@@ -221,7 +371,12 @@ class CommandAgent:
         return decode_answer(lines[-1], f"the last line that {self.accesses.name} wrote", context)
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
-        """Returns the first example whose task cannot be an argument."""
+        """Returns the first example without a folder or a column that it needs, or whose task cannot be an argument."""
+        for item in items if self.config.workspace is not None else ():
+            row = item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
+            if (problem := self._find_row_problem(row)) is not None:
+                path, message = problem
+                return [Problem(f"workflow.{path}", f"the example {item.id}: {message}")]
         if self.config.input != "argument":
             return []
         for item in items:
@@ -233,6 +388,32 @@ class CommandAgent:
                 message = f"the task of the example {item.id} {reason}"
                 return [Problem("workflow.input", message, "use `input: stdin` or `input: file`")]
         return []
+
+    def _find_row_problem(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Returns the setting that cannot be filled in with a row, and why."""
+        config = self.config
+        assert config.workspace is not None  # else nothing is filled in
+        for path, block in (("workspace", config.workspace), ("reward", config.reward)):
+            try:
+                if block is not None and block.source is not None:
+                    fill_path(block.source, row, self.project)
+            except WorkspaceError as error:
+                return f"{path}.copy", str(error)
+        templates = {
+            "workspace.setup.command": [] if config.workspace.setup is None else config.workspace.setup.command,
+            "reward.command": [] if config.reward is None else config.reward.command,
+            "container.image": [] if config.container is None else [config.container.image],
+        }
+        for path, texts in templates.items():
+            names = [name for name in list_placeholders(texts) if name not in {*row, "project", "report"}]
+            if names:
+                return path, f"its row has no column {names[0]}"
+        return None
+
+
+def fill_in(text: str, values: Mapping[str, str]) -> str:
+    """Returns a text with its placeholders filled in, in one pass: a task may contain a placeholder."""
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
 
 
 def extract_tail(text: str) -> str:
@@ -247,13 +428,13 @@ def inherit_variables() -> dict[str, str]:
     return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
-def find_program(command: Sequence[str], cwd: Path) -> str:
+def find_program(command: Sequence[str], cwd: Path, install: str = "") -> str:
     name = command[0]
     path = str(cwd / Path(name).expanduser()) if "/" in name else shutil.which(name)
     if path is None:
         known = ["python3", "python", "node", "bash", "sh", "deno", "bun", "ruby", "go", "java", "npx", "uv"]
         hint = did_you_mean(name, [each for each in known if shutil.which(each)])
-        fix = "install it, or write its path"
+        fix = install or "install it, or write its path"
         if (cwd / name).is_file():
             fix = f"to run {name} of the folder {cwd}, write ./{name}"
         elif name.startswith("python"):
@@ -273,6 +454,15 @@ def find_program(command: Sequence[str], cwd: Path) -> str:
     return path
 
 
+def find_install(preset: str | None) -> str:
+    """Returns the command that installs a preset's program."""
+    if preset is None:
+        return ""
+    from reinforge.rollout.workflows.presets import INSTALL
+
+    return INSTALL[preset]
+
+
 def find_folder(cwd: Path | None, project_root: Path) -> Path:
     folder = (project_root / (Path() if cwd is None else cwd.expanduser())).resolve()
     if not folder.is_dir():
@@ -283,13 +473,18 @@ def find_folder(cwd: Path | None, project_root: Path) -> Path:
 @register_workflow(config_type=CommandWorkflowConfig)
 async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     refuse_windows("a command")
-    cwd = find_folder(config.cwd, builder.project_root)
+    root, guard = builder.project_root, ProgramGuard()
+    workspaces = None if config.workspace is None else Workspaces(config.workspace, root, guard)
+    cwd = find_folder(config.cwd if workspaces is None else None, root)
     container = find_container(config.container, cwd) if config.container is not None else None
-    program = config.command[0] if container is not None else find_program(config.command, cwd)
-    name = shlex.join(config.command)
-    guard = ProgramGuard()
+    is_inside = container is not None or (workspaces is not None and "/" in config.command[0])
+    written = config.command if workspaces is None else config.command[:1]
+    program = written[0] if is_inside else find_program(written, cwd, find_install(config.preset))
+    name = config.preset or shlex.join(config.command)
     async with open_access(builder, name) as accesses, ProgramWatch().open() as watch, AsyncExitStack() as stack:
         if accesses.gateway is not None:
             await stack.enter_async_context(guard.open())
-        agent = CommandAgent(config, program, cwd, container, accesses, watch, guard)
+            if workspaces is not None:
+                workspaces.find_shared(is_mounted=container is not None)
+        agent = CommandAgent(config, program, cwd, root, container, accesses, watch, guard, workspaces)
         yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=name)

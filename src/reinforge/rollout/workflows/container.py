@@ -35,7 +35,11 @@ KILL_S = 10.0
 class ContainerConfig(Block):
     """A container in which the command runs."""
 
-    image: str = Field(min_length=1, description="The image; it must be present, or the engine pulls it.")
+    image: str = Field(
+        min_length=1,
+        description="The image; it must be present, or the engine pulls it. With a `workspace`, `{NAME}` stands for "
+        "the column NAME of the row.",
+    )
     engine: Literal["docker", "podman"] | None = Field(
         default=None, description="The engine, whose client must be installed; null: docker, or else podman."
     )
@@ -60,6 +64,7 @@ class Container:
         folder: Path,
         variables: Mapping[str, str],
         limits: ProgramLimits,
+        mounts: Sequence[tuple[Path, Path]] = (),
     ) -> list[str]:
         """Returns the client's arguments.
 
@@ -68,20 +73,25 @@ class Container:
 
         Args:
             folder: The episode's own folder, mounted at the same path.
+            mounts: The folders of a workspace and where the container sees them, in place of `cwd` and `folder`.
         """
         arguments = [self.client, "run", "--rm", "--interactive", "--init", "--name", name, "--network", "host"]
         arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-        arguments += ["--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{folder}:{folder}"]
+        arguments += ["--user", f"{os.getuid()}:{os.getgid()}"]
+        for source, place in mounts or [(folder, folder)]:
+            arguments += ["--volume", f"{source}:{place}"]
         if Path(self.client).name == "podman" and os.getuid() != 0:
             arguments.append("--userns=keep-id")  # or the user's own folders would belong to another one inside
-        if self.mount_cwd:
+        if mounts:
+            arguments += ["--workdir", str(cwd)]
+        elif self.mount_cwd:
             arguments += ["--volume", f"{cwd}:{cwd}:ro", "--workdir", str(cwd)]
         if limits.max_memory_mb is not None:
             arguments += ["--memory", f"{limits.max_memory_mb}m", "--memory-swap", f"{limits.max_memory_mb}m"]
         if limits.max_processes is not None:
             arguments += ["--pids-limit", str(limits.max_processes)]
-        for variable in variables:
-            arguments += ["--env", variable]
+        for variable, value in variables.items():
+            arguments += ["--env", f"HOME={value}" if variable == "HOME" else variable]  # the client has its own HOME
         return [*arguments, self.image, *command]
 
     async def kill(self, name: str, env: Mapping[str, str]) -> None:

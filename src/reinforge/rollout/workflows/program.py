@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -180,19 +181,22 @@ async def run_program(
     stdin: bytes = b"",
     limits: ProgramLimits,
     watch: ProgramWatch,
+    mounts: Sequence[tuple[Path, Path]] = (),
 ) -> ProgramResult:
     """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled.
+
+    Args:
+        mounts: Folders, and the places at which the program alone sees them; `cwd` may be inside one.
 
     Raises:
         ProgramError: It cannot be started, or exceeded a limit.
     """
     mark = uuid.uuid4().hex
-    memory = (limits.max_memory_mb or 0) << 20
-    command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(memory), *command]
+    command = build_command(command, cwd, limits.max_memory_mb or 0, mounts)
     loop = asyncio.get_running_loop()
     try:
         transport, output = await loop.subprocess_exec(
-            ProgramOutput, *command, cwd=cwd, env={**env, MARK: mark}, start_new_session=True
+            ProgramOutput, *command, cwd=None if mounts else cwd, env={**env, MARK: mark}, start_new_session=True
         )
     except (OSError, ValueError) as error:
         raise ProgramError(f"{command[0]} cannot be started: {error}") from None
@@ -212,6 +216,22 @@ async def run_program(
     code = transport.get_returncode()
     assert code is not None  # it has exited
     return ProgramResult(code, bytes(output.stdout), bytes(output.stderr))
+
+
+def build_command(
+    command: Sequence[str], cwd: Path, max_memory_mb: int = 0, mounts: Sequence[tuple[Path, Path]] = ()
+) -> list[str]:
+    """Returns the command of a program's supervisor."""
+    supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(max_memory_mb << 20)]
+    return [*supervisor, str(cwd), str(len(mounts)), *(str(path) for mount in mounts for path in mount), *command]
+
+
+def can_mount(folder: Path) -> bool:
+    """Returns whether this machine lets programs see a folder at another place."""
+    if sys.platform != "linux":
+        return False
+    command = build_command(["true"], folder, 0, [(folder, folder)])
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _write(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
@@ -286,10 +306,34 @@ class ProgramGuard:
         return {RUN_MARK: self._mark}
 
     @contextlib.asynccontextmanager
-    async def open_folder(self) -> AsyncIterator[Path]:
+    async def open_folder(self, name: str = "") -> AsyncIterator[Path]:
         """Yields a folder of one episode, which only this user can read, and removes it."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        if name:
+            folder = Path(self.folder or tempfile.gettempdir(), name)
+            folder.mkdir(mode=0o700)
+        else:
+            folder = Path(tempfile.mkdtemp(dir=self.folder))
         try:
             yield folder
         finally:
-            await asyncio.shield(run_in_daemon_thread(lambda: shutil.rmtree(folder, ignore_errors=True), "scratch"))
+            await asyncio.shield(run_in_daemon_thread(lambda: remove(folder), "scratch"))
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link or a folder, also one that cannot be written to; does nothing where there is none."""
+    if not is_folder(path):
+        path.unlink(missing_ok=True)
+        return
+    for root, names, _ in os.walk(path):
+        for each in (root, *(os.path.join(root, name) for name in names)):
+            if is_folder(Path(each)):
+                os.chmod(each, 0o700)
+    shutil.rmtree(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Returns True for a folder itself, and False for a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False

@@ -28,7 +28,8 @@ from reinforge.trainer.provenance import HUB_ID, MODEL_KEYS
 
 HUB = "https://huggingface.co"
 BUNDLED = "bundled:"
-RUN_PROGRAMS = ("reinforge.rollout.workflows.command", "reinforge.rollout.workflows.mcp_server")
+WORKFLOWS = "reinforge.rollout.workflows"
+RUN_PROGRAMS = (f"{WORKFLOWS}.command", f"{WORKFLOWS}.mcp_server", f"{WORKFLOWS}.workspace")
 """The modules whose blocks run a `command`."""
 
 
