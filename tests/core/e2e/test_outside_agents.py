@@ -115,3 +115,35 @@ def test_an_agent_that_never_calls_is_told(project, caplog):
     assert "agent.py has answered without calling the model" in caplog.text
     assert "episodes called the model" in result.output
     assert "OPENAI_BASE_URL" in result.output.partition("episodes called the model")[2]
+
+
+def test_the_template_of_coding_agents_is_trained_by_the_reward_of_its_tests(tmp_path, tiny_model_dir, monkeypatch):
+    """A program stands for the coding agent: it breaks the repository or leaves it, as the model says."""
+    monkeypatch.chdir(tmp_path)
+    call("init", "--template", "coding_agent", code=0)
+    code = (
+        "import glob\nif ask(sys.stdin.read(), max_tokens=4) < 'm':\n    os.remove(glob.glob('*.py')[0])\nprint('done')"
+    )
+    (tmp_path / "agent.py").write_text(PYTHON_AGENT + code)
+    changes = {
+        "workflow.preset": "null",
+        "workflow.command": json.dumps([sys.executable, "{project}/agent.py"]),
+        "workflow.reward.command": json.dumps(
+            ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest", "-q", "--junitxml={report}"]
+        ),
+        "finetuning.policy": json.dumps({"model": str(tiny_model_dir)}),
+        "finetuning.num_epochs": "1",
+        "finetuning.device": "cpu",
+        "trajectory_builders.groups": json.dumps({"_type": "group", "num_generations": 4}),
+    }
+    options = [part for path, value in changes.items() for part in ("-o", path, value)]
+    call("finetune", "run.yml", "--run_name", "r", *options, code=0)
+    summary = json.loads((tmp_path / ".reinforge/runs/r/summary.json").read_text())
+    assert set(summary["episodes"]) == {"ok"}, summary["episodes"]
+    assert [version["num_updates"] for version in summary["policy_versions"]] == [0, 1]
+    rows = read_rows(tmp_path / ".reinforge/runs/r", "SELECT data FROM episodes WHERE phase = 'collect'")
+    episodes = [json.loads(data) for (data,) in rows]
+    assert len({episode["reward"] for episode in episodes}) > 1
+    for episode in episodes:
+        diff = next(mark["data"]["workspace_diff"] for mark in episode["marks"] if "workspace_diff" in mark["data"])
+        assert not diff or episode["reward"] == 0.0, "a repository without its file passes no test"
