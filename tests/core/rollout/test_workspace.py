@@ -92,7 +92,7 @@ async def test_where_mounts_are_forbidden_a_few_paths_are_used_again(run, monkey
     monkeypatch.setattr(workspace, "can_mount", lambda folder: False)
     records = await run(FIX + "print(os.getcwd())", *[{"folder": "a"}] * 6)
     assert [await score(record) for record in records] == [1.0] * 6
-    assert {Path(record.item.output_obj).parent.name for record in records} <= {f"slot-{number}" for number in range(6)}
+    assert {Path(record.item.output_obj).parent.name for record in records} <= set("012345")
     assert [record.message for record in caplog.records if "allows no mounts" in record.message] != []
     with pytest.raises(ConfigError, match=r"workspace\.path: this machine lets no program see"):
         await run("", workspace={"path": str(Path(tempfile.gettempdir()) / "reinforge-testbed")})
@@ -136,7 +136,8 @@ HIDE = {
 
 
 @pytest.mark.parametrize("code", HIDE.values(), ids=HIDE)
-async def test_the_tests_replace_what_the_agent_prepared_and_nothing_outside(run, project, code):
+async def test_the_tests_replace_what_the_agent_prepared_and_nothing_outside(run, project, monkeypatch, code):
+    monkeypatch.setattr(workspace, "can_mount", lambda folder: "here =" not in code)  # a mount cannot be removed
     (project / "tests/a/tests").mkdir()
     (project / "tests/a/check.py").rename(project / "tests/a/tests/check.py")
     outside = project / "outside"
@@ -169,6 +170,15 @@ async def test_what_the_agent_left_running_is_dead_when_its_work_is_scored(run):
     check = "import os, time; time.sleep(0.5); assert time.time() - os.stat('check.py').st_mtime > 0.4"
     (record,) = await run(code, reward={**REWARD, "command": [PYTHON, "-c", check]})
     assert await score(record) == 1.0
+
+
+async def test_the_program_does_not_find_the_tests_and_the_command_of_the_reward_does(run, project):
+    (project / "tests/score.py").write_text("import os; print(len(os.listdir(os.path.dirname(__file__))))")
+    reward = {"command": [PYTHON, "{project}/tests/score.py"], "copy": "tests/{folder}", "parse": "last_number"}
+    code = f"tests = {str(project / 'tests')!r}\nprint(os.listdir(tests))\nopen(tests + '/a', 'w').write('')"
+    (record,) = await run(code, reward=reward)
+    assert (record.item.output_obj, await score(record)) == ("[]", 2.0)
+    assert (project / "tests/a/check.py").read_text() == CHECK
 
 
 CLEAN = """
@@ -272,19 +282,19 @@ async def test_a_diff_is_short_and_follows_no_link(run, project):
 @pytest.mark.parametrize(
     ("row", "settings", "message"),
     [
-        ({}, {}, "workflow.workspace.copy: the example 0: tasks/{folder}: the row has no column folder"),
+        ({}, {}, "workflow: the example 0: tasks/{folder}: the row has no column folder"),
         ({"folder": "../tests/a"}, {}, "folder is '../tests/a', which leads out of the folder"),
         ({"folder": "/etc"}, {}, "folder is '/etc', which leads out of the folder"),
         ({"folder": "b"}, {}, "there is no folder"),
         (
             {"folder": "a"},
             {"reward": {**REWARD, "copy": "hidden/{folder}"}},
-            "workflow.reward.copy: the example 0: hidden",
+            "workflow: the example 0: hidden/{folder}: there is no folder",
         ),
         (
             {"folder": "a"},
-            {"reward": {"command": "x {name}"}},
-            "workflow.reward.command: the example 0: its row has no",
+            {"reward": {"command": ["x", "{name}"]}},
+            "workflow: the example 0: {name}: the row has no column name",
         ),
     ],
 )
@@ -300,7 +310,7 @@ async def test_a_row_without_its_folder_is_told_before_work_starts(run, row, set
         ({"workspace": None, "reward": REWARD}, "need a workspace"),
         ({"home_files": {"../x": ""}}, "must be a path inside the folder of the episode"),
         ({"cwd": "/etc"}, "must be a path inside the folder of the episode"),
-        ({"workspace": {"path": "testbed"}}, "expected an absolute path"),
+        ({"workspace": {"path": "testbed"}}, "workflow.workspace.path"),
         ({"reward": {"command": "pytest", "parse": "junit"}}, "needs {report} in the command"),
         ({"preset": "gemini_cli"}, "preset 'gemini_cli': it speaks Gemini's API"),
         ({"preset": "codx"}, "did you mean"),

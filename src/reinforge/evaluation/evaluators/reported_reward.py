@@ -20,10 +20,7 @@ class ReportedRewardConfig(EvaluatorConfig, name="reported_reward"):
 
 @register_evaluator(config_type=ReportedRewardConfig)
 class ReportedReward(Evaluator):
-    """Reads the last report; an episode without one has no score, since nobody knows how good it was.
-
-    A report may also say why there is no number: `{"error": "..."}`.
-    """
+    """Reads the last report; an episode without one, or with `{"error": "..."}`, has no score."""
 
     is_function = True
 

@@ -17,6 +17,8 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,17 +54,18 @@ from reinforge.rollout.workflows.program import (
     ProgramWatch,
     run_program,
 )
-from reinforge.rollout.workflows.templates import fill_text, list_placeholders
 from reinforge.rollout.workflows.workspace import (
+    REPORT,
+    CommandLine,
     Place,
     RewardCommandConfig,
     StepConfig,
-    StepTimeout,
     WorkspaceConfig,
     WorkspaceError,
     Workspaces,
     copy_over,
     fill_path,
+    fill_row,
     read_reward,
 )
 from reinforge.safe_text import redact_secrets
@@ -83,11 +86,8 @@ INPUT_PLACE, OUTPUT_PLACE = "{input}", "{output}"
 INPUT_FILE, OUTPUT_FILE = "REINFORGE_INPUT_FILE", "REINFORGE_OUTPUT_FILE"
 MAX_ARGUMENT = (128 << 10) - 1
 """Bytes of one argument on Linux, MAX_ARG_STRLEN."""
-REPORT = "tmp/report.xml"
 MAX_LINES, MAX_CHARS = 10, 2_000
 """How much of the end of a program's standard error a reason holds."""
-MERGED = ("env", "home_files")
-"""Settings of a preset that are merged with those of the file."""
 SCRIPT_ENDINGS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb")
 
 
@@ -99,7 +99,7 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         description="A coding agent whose settings are the defaults of the other keys: aider, claude_code, codex, "
         "mini_swe_agent, opencode or qwen_code.",
     )
-    command: list[str] = Field(
+    command: CommandLine = Field(
         min_length=1,
         description="The program and its arguments, as a list or as one string; no shell is involved. `{input}` stands "
         "for the task (`input: argument`) or its file, `{output}` for the file of the answer, `{project}` for the "
@@ -119,12 +119,8 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     cwd: Path | None = Field(
         default=None, description="Working directory; null: the workspace, or without one the project's folder."
     )
-    workspace: WorkspaceConfig | None = Field(
-        default=None, description="A folder of its own for each episode, at the same path; null: it works in `cwd`."
-    )
-    reward: RewardCommandConfig | None = Field(
-        default=None, description="A command that scores the workspace when the program has exited; null: none."
-    )
+    workspace: WorkspaceConfig | None = Field(default=None, description="A folder of its own for each episode.")
+    reward: RewardCommandConfig | None = Field(default=None, description="What scores the workspace afterwards.")
     home_files: dict[str, str] = Field(
         default_factory=dict,
         description="Files of the episode's HOME, which only a `workspace` has, by their path; `{model}` and "
@@ -158,9 +154,9 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         from reinforge.rollout.workflows.presets import find_preset
 
         preset = find_preset(data["preset"])
-        for name in MERGED:
-            preset[name] = {**preset.get(name, {}), **(data.get(name) or {})}
-        return {**data, **{name: value for name, value in preset.items() if data.get(name) is None or name in MERGED}}
+        del preset["install"]
+        merged = {name: {**preset.get(name, {}), **(data.get(name) or {})} for name in ("env", "home_files")}
+        return {**preset, **{name: value for name, value in data.items() if value is not None}, **merged}
 
     @model_validator(mode="after")
     def _check_workspace(self) -> CommandWorkflowConfig:
@@ -171,11 +167,6 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
             if Path(place).is_absolute() or ".." in Path(place).parts:
                 raise ValueError(f"{place} must be a path inside the folder of the episode")
         return self
-
-    @field_validator("command", mode="before", json_schema_input_type=list[str] | str)
-    @classmethod
-    def _split(cls, command: Any) -> Any:
-        return shlex.split(command) if isinstance(command, str) else command
 
     @field_validator("command")
     @classmethod
@@ -208,41 +199,37 @@ class CommandAgent:
     workspaces: Workspaces | None
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        row = item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
         try:
-            async with self._open_place(row) as place:
-                answer = await self._run_agent(item, context, place, row)
+            async with self._open_place(item) as place:
+                answer = await self._run_agent(item, context, place)
                 if self.workspaces is not None:
-                    await self._finish(context, place, row)
+                    context.mark({"workspace_diff": await run_in_daemon_thread(place.describe_changes, "workspace")})
+                if self.config.reward is not None:
+                    await self._score(self.config.reward, place, context)
                 return answer
-        except (ProgramError, WorkspaceError) as error:
+        except (ProgramError, WorkspaceError, TimeoutError) as error:
             raise AgentFailed(f"{self.accesses.name}: {error}") from None
 
     @asynccontextmanager
-    async def _open_place(self, row: Mapping[str, Any]) -> AsyncIterator[Place]:
+    async def _open_place(self, item: EvalInputItem) -> AsyncIterator[Place]:
         if self.workspaces is None:
             async with self.guard.open_folder() as folder:
                 yield Place(folder, folder, self.cwd)
             return
-        async with self.workspaces.open(row) as place:
+        async with self.workspaces.open(find_row(item)) as place:
             if (setup := self.workspaces.config.setup) is not None:
-                result = await self._run_step(setup, place, row)
+                result = await self._run_step(setup, place)
                 if result.exit_code:
                     tail = extract_tail(result.stderr.decode("utf-8", "replace"))
                     raise WorkspaceError(f"workspace.setup {describe_exit(result.exit_code)}:\n{tail}")
             await run_in_daemon_thread(place.stamp, "workspace")
             yield place
 
-    async def _run_agent(
-        self, item: EvalInputItem, context: EpisodeContext, place: Place, row: Mapping[str, Any]
-    ) -> Any:
+    async def _run_agent(self, item: EvalInputItem, context: EpisodeContext, place: Place) -> Any:
         task, folder, seen = format_task(item.input_obj), place.folder, place.seen
         async with self.accesses.open(context) as access:
-            values = {
-                "{project}": str(self.project),
-                "{model}": context.endpoint.default,
-                "{base_url}": access.base_url,
-            }
+            episode = {"{model}": context.endpoint.default, "{base_url}": access.base_url}
+            values = {**episode, "{project}": str(self.project)}
             variables = {"TMPDIR": str(folder)} if self.workspaces is None else place.environment()
             variables |= {name: fill_in(value, values) for name, value in self.config.env.items()}
             variables |= build_variables(describe_episode(item, context), access)
@@ -254,49 +241,42 @@ class CommandAgent:
                 (folder / "home" / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / "home" / name).write_text(fill_in(text, values), encoding="utf-8")
             stdin = task.encode() if self.config.input == "stdin" else b""
-            cwd = self.cwd if self.workspaces is None else place.workspace / (self.config.cwd or "")
-            result = await self._run(self._fill_in(task, seen, values), place, cwd, row, variables, stdin)
+            if self.workspaces is not None and self.config.cwd is not None:
+                place = replace(place, cwd=place.cwd / self.config.cwd)
+            result = await self._run(self._fill_in(task, seen, values), place, variables, stdin)
             self._check_exit(result, access.api_key)
             return self._read_answer(result, folder, context)
 
-    async def _finish(self, context: EpisodeContext, place: Place, row: Mapping[str, Any]) -> None:
-        """Records what the program has changed, and its reward."""
-        diff = await run_in_daemon_thread(place.describe_changes, "workspace")
-        context.mark({"workspace_diff": diff})
-        if self.config.reward is None:
-            return
-        try:
-            report = await self._score(self.config.reward, place, row)
-            context.reward(report.pop("reward"), **report)
-        except (ProgramError, WorkspaceError, OSError, ValueError) as error:
-            reason = redact_secrets(f"the command of workflow.reward: {error}")
-            context.mark({REPORTED_REWARD: {"error": reason}})
+    async def _score(self, config: RewardCommandConfig, place: Place, context: EpisodeContext) -> None:
+        """Reports the reward of the workspace, or why it is unknown."""
+        place = replace(place, mounts=tuple(mount for mount in place.mounts if mount[0].name != "hidden"))
 
-    async def _score(self, config: RewardCommandConfig, place: Place, row: Mapping[str, Any]) -> dict[str, float]:
         def prepare() -> None:
             place.renew()
             place.restore(config.restore)
             if config.source is not None:
-                copy_over(fill_path(config.source, row, self.project), place.files)
+                source = fill_path(config.source, place.values, self.project)
+                copy_over(source, place.files, source)
 
-        await run_in_daemon_thread(prepare, "workspace")
         try:
-            result = await self._run_step(config, place, row)
-        except StepTimeout:
-            if config.timeout_reward is None:
-                raise
-            return {"reward": config.timeout_reward}
-        return read_reward(config.parse, result, place.folder / REPORT)
+            await run_in_daemon_thread(prepare, "workspace")
+            report = read_reward(config.parse, await self._run_step(config, place), place.folder / REPORT)
+            context.reward(report.pop("reward"), **report)
+        except (ProgramError, WorkspaceError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError) and config.timeout_reward is not None:
+                context.reward(config.timeout_reward)
+            else:
+                reason = redact_secrets(f"the command of workflow.reward: {error}")
+                context.mark({REPORTED_REWARD: {"error": reason}})
 
-    async def _run_step(self, step: StepConfig, place: Place, row: Mapping[str, Any]) -> ProgramResult:
+    async def _run_step(self, step: StepConfig, place: Place) -> ProgramResult:
         """Runs a command in the workspace that gets nothing from the agent but its files."""
-        values = {**row, "project": str(self.project), "report": str(place.seen / REPORT)}
-        command = [fill_text(part, values) for part in step.command]
+        command = [fill_row(part, place.values) for part in step.command]
         try:
             async with asyncio.timeout(step.timeout_s):
-                return await self._run(command, place, place.workspace, row, place.environment())
+                return await self._run(command, place, place.environment())
         except TimeoutError:
-            raise StepTimeout(f"{command[0]} took more than {step.timeout_s:g} s") from None
+            raise TimeoutError(f"{command[0]} took more than {step.timeout_s:g} s") from None
 
     def _fill_in(self, task: str, folder: Path, values: Mapping[str, str]) -> list[str]:
         """Returns the command with the task, or the files, in place of their placeholders."""
@@ -309,38 +289,18 @@ class CommandAgent:
         return filled
 
     async def _run(
-        self,
-        command: Sequence[str],
-        place: Place,
-        cwd: Path,
-        row: Mapping[str, Any],
-        variables: Mapping[str, str],
-        stdin: bytes = b"",
+        self, command: Sequence[str], place: Place, variables: Mapping[str, str], stdin: bytes = b""
     ) -> ProgramResult:
         limits = ProgramLimits(self.config.max_memory_mb, self.config.max_processes)
         env = {**inherit_variables(), **variables, **self.guard.environment()}
+        run = partial(run_program, stdin=stdin, watch=self.watch)
         if self.container is None:
-            return await run_program(
-                command, cwd=cwd, env=env, stdin=stdin, limits=limits, watch=self.watch, mounts=place.mounts
-            )
+            return await run(command, cwd=place.cwd, env=env, limits=limits, mounts=place.mounts)
         env |= {name: os.environ[name] for name in (*CLIENT_VARIABLES, "HOME") if name in os.environ}
         name = f"reinforge-{uuid.uuid4().hex}"
-        container = self.container
-        if self.workspaces is not None:
-            container = replace(container, image=fill_text(container.image, row))
-        inside = container.build_command(
-            command,
-            name=name,
-            cwd=cwd,
-            folder=place.folder,
-            variables=variables,
-            limits=limits,
-            mounts=place.mounts,
-        )
+        inside = self.container.build_command(command, place, name=name, variables=variables, limits=limits)
         try:
-            return await run_program(
-                inside, cwd=self.cwd, env=env, stdin=stdin, limits=ProgramLimits(), watch=self.watch
-            )
+            return await run(inside, cwd=self.cwd, env=env, limits=ProgramLimits())
         finally:
             await asyncio.shield(self.container.kill(name, env))
 
@@ -371,12 +331,12 @@ class CommandAgent:
         return decode_answer(lines[-1], f"the last line that {self.accesses.name} wrote", context)
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
-        """Returns the first example without a folder or a column that it needs, or whose task cannot be an argument."""
-        for item in items if self.config.workspace is not None else ():
-            row = item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
-            if (problem := self._find_row_problem(row)) is not None:
-                path, message = problem
-                return [Problem(f"workflow.{path}", f"the example {item.id}: {message}")]
+        """Returns the first example without what the workspace needs, or whose task cannot be an argument."""
+        for item in items if self.workspaces is not None else ():
+            try:
+                self._check_row(find_row(item))
+            except WorkspaceError as error:
+                return [Problem("workflow", f"the example {item.id}: {error}")]
         if self.config.input != "argument":
             return []
         for item in items:
@@ -389,26 +349,19 @@ class CommandAgent:
                 return [Problem("workflow.input", message, "use `input: stdin` or `input: file`")]
         return []
 
-    def _find_row_problem(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Returns the setting that cannot be filled in with a row, and why."""
-        config = self.config
-        assert config.workspace is not None  # else nothing is filled in
-        for path, block in (("workspace", config.workspace), ("reward", config.reward)):
-            try:
-                if block is not None and block.source is not None:
-                    fill_path(block.source, row, self.project)
-            except WorkspaceError as error:
-                return f"{path}.copy", str(error)
-        templates = {
-            "workspace.setup.command": [] if config.workspace.setup is None else config.workspace.setup.command,
-            "reward.command": [] if config.reward is None else config.reward.command,
-            "container.image": [] if config.container is None else [config.container.image],
-        }
-        for path, texts in templates.items():
-            names = [name for name in list_placeholders(texts) if name not in {*row, "project", "report"}]
-            if names:
-                return path, f"its row has no column {names[0]}"
-        return None
+    def _check_row(self, row: Mapping[str, Any]) -> None:
+        assert self.workspaces is not None  # else nothing is filled in
+        steps = [step for step in (self.workspaces.config.setup, self.config.reward) if step is not None]
+        for block in (self.workspaces.config, self.config.reward):
+            if block is not None and block.source is not None:
+                fill_path(block.source, row, self.project)
+        images = [] if self.container is None else [self.container.image]
+        for text in [*images, *(part for step in steps for part in step.command)]:
+            fill_row(text, self.workspaces.add_values(row, Path()))
+
+
+def find_row(item: EvalInputItem) -> Mapping[str, Any]:
+    return item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
 
 
 def fill_in(text: str, values: Mapping[str, str]) -> str:
@@ -428,17 +381,21 @@ def inherit_variables() -> dict[str, str]:
     return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
-def find_program(command: Sequence[str], cwd: Path, install: str = "") -> str:
+def find_program(command: Sequence[str], cwd: Path, preset: str | None = None) -> str:
     name = command[0]
     path = str(cwd / Path(name).expanduser()) if "/" in name else shutil.which(name)
     if path is None:
         known = ["python3", "python", "node", "bash", "sh", "deno", "bun", "ruby", "go", "java", "npx", "uv"]
         hint = did_you_mean(name, [each for each in known if shutil.which(each)])
-        fix = install or "install it, or write its path"
+        fix = "install it, or write its path"
         if (cwd / name).is_file():
             fix = f"to run {name} of the folder {cwd}, write ./{name}"
         elif name.startswith("python"):
             fix = f"write the path of one; this run's own is {sys.executable}"
+        elif preset is not None:
+            from reinforge.rollout.workflows.presets import find_preset
+
+            fix = str(find_preset(preset)["install"])
         raise ConfigError(Problem("command", f'there is no program "{name}" in PATH{hint}', fix))
     if not Path(path).is_file():
         raise ConfigError(Problem("command", f"there is no file {path}", "check the path; it starts from `cwd`"))
@@ -454,15 +411,6 @@ def find_program(command: Sequence[str], cwd: Path, install: str = "") -> str:
     return path
 
 
-def find_install(preset: str | None) -> str:
-    """Returns the command that installs a preset's program."""
-    if preset is None:
-        return ""
-    from reinforge.rollout.workflows.presets import INSTALL
-
-    return INSTALL[preset]
-
-
 def find_folder(cwd: Path | None, project_root: Path) -> Path:
     folder = (project_root / (Path() if cwd is None else cwd.expanduser())).resolve()
     if not folder.is_dir():
@@ -474,17 +422,21 @@ def find_folder(cwd: Path | None, project_root: Path) -> Path:
 async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     refuse_windows("a command")
     root, guard = builder.project_root, ProgramGuard()
-    workspaces = None if config.workspace is None else Workspaces(config.workspace, root, guard)
+    workspaces = None
+    if config.workspace is not None:
+        source = "" if config.reward is None or config.container is not None else config.reward.source or ""
+        fixed = [*takewhile(lambda part: "{" not in part, Path(source).parts)]
+        workspaces = Workspaces(config.workspace, root, guard, root.joinpath(*fixed) if fixed else None)
     cwd = find_folder(config.cwd if workspaces is None else None, root)
     container = find_container(config.container, cwd) if config.container is not None else None
     is_inside = container is not None or (workspaces is not None and "/" in config.command[0])
     written = config.command if workspaces is None else config.command[:1]
-    program = written[0] if is_inside else find_program(written, cwd, find_install(config.preset))
+    program = written[0] if is_inside else find_program(written, cwd, config.preset)
     name = config.preset or shlex.join(config.command)
     async with open_access(builder, name) as accesses, ProgramWatch().open() as watch, AsyncExitStack() as stack:
         if accesses.gateway is not None:
             await stack.enter_async_context(guard.open())
-            if workspaces is not None:
-                workspaces.find_shared(is_mounted=container is not None)
+            if workspaces is not None and container is None:
+                workspaces.check_mounts()
         agent = CommandAgent(config, program, cwd, root, container, accesses, watch, guard, workspaces)
         yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=name)

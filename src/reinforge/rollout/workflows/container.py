@@ -16,6 +16,8 @@ from pydantic import Field
 from reinforge.config.schema import Block
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.workflows.program import ProgramLimits
+from reinforge.rollout.workflows.templates import fill_text
+from reinforge.rollout.workflows.workspace import Place
 
 ENGINES = ("docker", "podman")
 CLIENT_VARIABLES = (
@@ -56,43 +58,31 @@ class Container:
     mount_cwd: bool
 
     def build_command(
-        self,
-        command: Sequence[str],
-        *,
-        name: str,
-        cwd: Path,
-        folder: Path,
-        variables: Mapping[str, str],
-        limits: ProgramLimits,
-        mounts: Sequence[tuple[Path, Path]] = (),
+        self, command: Sequence[str], place: Place, *, name: str, variables: Mapping[str, str], limits: ProgramLimits
     ) -> list[str]:
         """Returns the client's arguments.
 
         The gateway listens on the loopback address alone, so the container uses the host's network. The variables are
         named without their values, which the client takes from its own environment: arguments can be read by any user.
-
-        Args:
-            folder: The episode's own folder, mounted at the same path.
-            mounts: The folders of a workspace and where the container sees them, in place of `cwd` and `folder`.
         """
         arguments = [self.client, "run", "--rm", "--interactive", "--init", "--name", name, "--network", "host"]
         arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         arguments += ["--user", f"{os.getuid()}:{os.getgid()}"]
-        for source, place in mounts or [(folder, folder)]:
-            arguments += ["--volume", f"{source}:{place}"]
+        for folder, seen in place.mounts or [(place.folder, place.folder)]:
+            arguments += ["--volume", f"{folder}:{seen}"]
         if Path(self.client).name == "podman" and os.getuid() != 0:
             arguments.append("--userns=keep-id")  # or the user's own folders would belong to another one inside
-        if mounts:
-            arguments += ["--workdir", str(cwd)]
-        elif self.mount_cwd:
-            arguments += ["--volume", f"{cwd}:{cwd}:ro", "--workdir", str(cwd)]
+        if self.mount_cwd and not place.mounts:
+            arguments += ["--volume", f"{place.cwd}:{place.cwd}:ro"]
+        if self.mount_cwd or place.mounts:
+            arguments += ["--workdir", str(place.cwd)]
         if limits.max_memory_mb is not None:
             arguments += ["--memory", f"{limits.max_memory_mb}m", "--memory-swap", f"{limits.max_memory_mb}m"]
         if limits.max_processes is not None:
             arguments += ["--pids-limit", str(limits.max_processes)]
         for variable, value in variables.items():
             arguments += ["--env", f"HOME={value}" if variable == "HOME" else variable]  # the client has its own HOME
-        return [*arguments, self.image, *command]
+        return [*arguments, fill_text(self.image, place.values) if place.mounts else self.image, *command]
 
     async def kill(self, name: str, env: Mapping[str, str]) -> None:
         """Kills a container that may still run: its processes are not children of the client."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -226,11 +226,13 @@ def build_command(
     return [*supervisor, str(cwd), str(len(mounts)), *(str(path) for mount in mounts for path in mount), *command]
 
 
-def can_mount(folder: Path) -> bool:
-    """Returns whether this machine lets programs see a folder at another place."""
+def can_mount(place: Path | str) -> bool:
+    """Returns whether this machine lets programs see a folder at a place, which is created if there is none."""
     if sys.platform != "linux":
         return False
-    command = build_command(["true"], folder, 0, [(folder, folder)])
+    with contextlib.suppress(OSError):  # then it is not a place of mounts
+        Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = build_command(["true"], Path("/"), 0, [(Path(place), Path(place))])
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -278,6 +280,7 @@ class ProgramGuard:
         self._mark = uuid.uuid4().hex
         self.folder: Path | None = None
         self.pid = 0
+        self._slots: set[int] = set()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[ProgramGuard]:
@@ -306,17 +309,24 @@ class ProgramGuard:
         return {RUN_MARK: self._mark}
 
     @contextlib.asynccontextmanager
-    async def open_folder(self, name: str = "") -> AsyncIterator[Path]:
-        """Yields a folder of one episode, which only this user can read, and removes it."""
-        if name:
-            folder = Path(self.folder or tempfile.gettempdir(), name)
-            folder.mkdir(mode=0o700)
-        else:
-            folder = Path(tempfile.mkdtemp(dir=self.folder))
+    async def open_folder(self) -> AsyncIterator[Path]:
+        """Yields a folder of one episode, which only this user can read, and removes it.
+
+        Its name is free again then, so that few paths occur.
+        """
+        slot = next(number for number in itertools.count() if number not in self._slots)
+        self._slots.add(slot)
+        folder = Path(self.folder or tempfile.gettempdir(), str(slot))
+        folder.mkdir(mode=0o700)
         try:
             yield folder
         finally:
-            await asyncio.shield(run_in_daemon_thread(lambda: remove(folder), "scratch"))
+            await asyncio.shield(run_in_daemon_thread(lambda: self._free(slot, folder), "scratch"))
+
+    def _free(self, slot: int, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # files of another user; the number stays taken
+            remove(folder)
+            self._slots.discard(slot)
 
 
 def remove(path: Path) -> None:
@@ -324,16 +334,13 @@ def remove(path: Path) -> None:
     if not is_folder(path):
         path.unlink(missing_ok=True)
         return
+    path.chmod(0o700)
     for root, names, _ in os.walk(path):
-        for each in (root, *(os.path.join(root, name) for name in names)):
-            if is_folder(Path(each)):
-                os.chmod(each, 0o700)
+        for folder in filter(is_folder, (Path(root, name) for name in names)):
+            folder.chmod(0o700)
     shutil.rmtree(path)
 
 
 def is_folder(path: Path) -> bool:
     """Returns True for a folder itself, and False for a link to one."""
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except FileNotFoundError:
-        return False
+    return path.is_dir() and not path.is_symlink()

@@ -1,9 +1,6 @@
 """A folder of its own for each episode of a program, at the same path in every one, and a command that scores it.
 
-    workspace: {copy: "tasks/{folder}"}          tasks/a in the row {"folder": "a"} is copied
-    reward: {command: [pytest, -q], copy: "tests/{folder}"}
-
-    FOLDER/workspace  home  tmp                  in the folder of the episode, on this machine
+    FOLDER/workspace  home  tmp                  in the episode's own folder, on this machine
     /tmp/reinforge-1000/workspace  home  tmp     what its programs see: paths stand in the prompts of coding agents, and
                                                  siblings share their prompt
 
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import heapq
 import logging
 import os
 import re
@@ -23,13 +19,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from xml.etree import ElementTree
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from reinforge.config.schema import Block
 from reinforge.errors import ConfigError, Problem
@@ -44,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 UNCHANGED = (".git", "__pycache__", ".pytest_cache", "node_modules")
 """Folders that a diff leaves out."""
-MAX_DIFF_CHARS, MAX_DIFF_FILES = 20_000, 200
+REPORT = "tmp/report.xml"
+MAX_DIFF_CHARS, MAX_DIFF_FILES = 20_000, 50
 MAX_FILE_BYTES, MAX_FILE_LINES = 100_000, 2_000
 """A larger file is only named in a diff."""
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -56,26 +53,22 @@ class WorkspaceError(Exception):
     """A workspace cannot be made, or its reward is unknown; the message says why."""
 
 
-class StepTimeout(WorkspaceError):
-    """A command took longer than it may."""
+def split_command(command: Any) -> Any:
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+CommandLine = Annotated[list[str], BeforeValidator(split_command, json_schema_input_type=list[str] | str)]
 
 
 class StepConfig(Block):
     """A command in the workspace."""
 
-    command: list[str] = Field(
+    command: CommandLine = Field(
         min_length=1,
         description="The program and its arguments, as a list or as one string; no shell is involved. `{project}` "
         "stands for the project's folder, `{NAME}` for the column NAME of the row.",
     )
-    timeout_s: float = Field(
-        default=300.0, gt=0, description="Its time limit in seconds; it also counts as time of the episode."
-    )
-
-    @field_validator("command", mode="before", json_schema_input_type=list[str] | str)
-    @classmethod
-    def _split(cls, command: Any) -> Any:
-        return shlex.split(command) if isinstance(command, str) else command
+    timeout_s: float = Field(default=300.0, gt=0, description="Its time limit in seconds, within the episode's.")
 
 
 class WorkspaceConfig(Block):
@@ -87,19 +80,13 @@ class WorkspaceConfig(Block):
         description="The folder that is copied for each episode; `{NAME}` stands for the column NAME of the row. null: "
         "the workspace is empty.",
     )
-    path: Path | None = Field(
+    path: str | None = Field(
         default=None,
+        pattern="^/[^/]",
         description="Where the program sees it, in every episode; null: `workspace` in the folder reinforge-UID of the "
         "system's temporary folder.",
     )
     setup: StepConfig | None = Field(default=None, description="What runs in it before the program.")
-
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, path: Path | None) -> Path | None:
-        if path is not None and (not path.is_absolute() or ".." in path.parts or len(path.parts) < 2):
-            raise ValueError("expected an absolute path, such as /testbed")
-        return path
 
 
 class RewardCommandConfig(StepConfig):
@@ -121,9 +108,7 @@ class RewardCommandConfig(StepConfig):
         description="Names, or patterns of paths such as tests/*, of files and folders that the agent must not "
         "prepare: in its workspace they become what they are in `workspace.copy`, or are removed.",
     )
-    timeout_reward: float | None = Field(
-        default=None, description="The reward if the command exceeds `timeout_s`; null: the reward is missing."
-    )
+    timeout_reward: float | None = Field(default=None, description="The reward after `timeout_s`; null: it is missing.")
 
     @model_validator(mode="after")
     def _check_report(self) -> RewardCommandConfig:
@@ -132,19 +117,20 @@ class RewardCommandConfig(StepConfig):
         return self
 
 
-def fill_path(template: str, row: Mapping[str, Any], project: Path) -> Path:
-    """Returns the folder that a template names in a row.
-
-    Raises:
-        WorkspaceError: The row has no such column, or a path in it leads out of the project; there is no such folder.
-    """
+def fill_row(template: str, row: Mapping[str, Any]) -> str:
+    """Returns a template with the columns of a row; raises a `WorkspaceError` if it has not all of them."""
     for name in list_placeholders(template):
-        value = row.get(name)
-        if not isinstance(value, str | int):
+        if not isinstance(row.get(name), str | int):
             raise WorkspaceError(f"{template}: the row has no column {name} with a string")
-        if ".." in PurePath(str(value)).parts or PurePath(str(value)).is_absolute():
-            raise WorkspaceError(f"{template}: {name} is {str(value)!r}, which leads out of the folder")
-    path = project / fill_text(template, row)
+    return fill_text(template, row)
+
+
+def fill_path(template: str, row: Mapping[str, Any], project: Path) -> Path:
+    """Returns the folder that a template names in a row, or raises a `WorkspaceError`."""
+    path = project / fill_row(template, row)
+    for name in list_placeholders(template):
+        if ".." in PurePath(str(row[name])).parts or PurePath(str(row[name])).is_absolute():
+            raise WorkspaceError(f"{template}: {name} is {str(row[name])!r}, which leads out of the folder")
     if not path.is_dir():
         raise WorkspaceError(f"{template}: there is no folder {path}")
     return path
@@ -157,14 +143,16 @@ class Place:
     Attributes:
         folder: Where they are on this machine.
         seen: Where its programs see the folder.
-        workspace: Where they see the workspace.
+        cwd: Where they start.
+        values: What placeholders stand for: the columns of the row, and more.
     """
 
     folder: Path
     seen: Path
-    workspace: Path
-    mounts: tuple[tuple[Path, Path], ...] = ()
+    cwd: Path
+    values: Mapping[str, Any] = field(default_factory=dict)
     source: Path | None = None
+    mounts: tuple[tuple[Path, Path], ...] = ()
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -175,6 +163,13 @@ class Place:
     def environment(self) -> dict[str, str]:
         return {"HOME": str(self.seen / "home"), "TMPDIR": str(self.seen / "tmp")}
 
+    def make(self) -> None:
+        self.renew()
+        make_folder(self.folder / "hidden")
+        make_folder(self.files)
+        if self.source is not None:
+            copy_over(self.source, self.files, self.source)
+
     def renew(self) -> None:
         """Replaces HOME and TMPDIR, in which a program may have prepared what the next one reads."""
         for name in ("home", "tmp"):
@@ -184,13 +179,14 @@ class Place:
     def restore(self, patterns: Sequence[str]) -> None:
         """Makes the files of these names what they were in the folder that was copied."""
         make_folder(self.files)
-        for root, path in list(find_files(self.files, patterns)):
-            remove(root / path)
-        if self.source is not None:
-            for root, path in find_files(self.source, patterns):
-                for parent in reversed(PurePath(path).parents):
-                    make_folder(self.files / parent)
-                copy_entry(root / path, self.files / path, root)
+        for path in list(find_files(self.files, patterns)):
+            remove(self.files / path)
+        if (source := self.source) is None:
+            return
+        for path in find_files(source, patterns):
+            for parent in reversed(path.parents):
+                make_folder(self.files / parent)
+            copy_over(source / path, self.files / path, source)
 
     def stamp(self) -> None:
         """Notes what is in the workspace before the program runs."""
@@ -198,15 +194,12 @@ class Place:
 
     def describe_changes(self) -> str:
         """Returns the diff of what the program has changed, as far as it is short."""
-        after, parts, length = list_stamps(self.files), list[str](), 0
+        make_folder(self.files)  # a program may have replaced it with a link
+        after = list_stamps(self.files)
         changed = sorted(path for path in after.keys() | self.stamps.keys() if after.get(path) != self.stamps.get(path))
-        for path in changed[:MAX_DIFF_FILES]:
-            parts.append(self._diff(path, path in after)[: MAX_DIFF_CHARS - length])
-            length += len(parts[-1])
-            if length >= MAX_DIFF_CHARS:
-                return "".join(parts) + f"\n... ({len(changed)} files changed)\n"
-        more = len(changed) - MAX_DIFF_FILES
-        return "".join(parts) + (f"... ({more} more files changed)\n" if more > 0 else "")
+        text = "".join(self._diff(path, path in after) for path in changed[:MAX_DIFF_FILES])
+        is_whole = len(text) <= MAX_DIFF_CHARS and len(changed) <= MAX_DIFF_FILES
+        return text if is_whole else f"{text[:MAX_DIFF_CHARS]}\n... ({len(changed)} files changed)\n"
 
     def _diff(self, path: str, exists: bool) -> str:
         before = [] if self.source is None else read_lines(self.source / path)
@@ -222,6 +215,7 @@ class Workspaces:
     """Makes the workspaces of a run's episodes.
 
     Attributes:
+        hidden: The folder of the reward's files, which programs must neither see nor change; None: there is none.
         shared: What every episode sees in place of its own folder; None: this machine does not allow that, so an
             episode gets one of a few paths.
     """
@@ -229,72 +223,38 @@ class Workspaces:
     config: WorkspaceConfig
     project: Path
     guard: ProgramGuard
-    shared: Path | None = None
-    _free: list[int] = field(default_factory=list)
-    _num_slots: int = 0
+    hidden: Path | None
+    shared: Path | None = field(default_factory=lambda: Path(tempfile.gettempdir(), f"reinforge-{os.getuid()}"))
 
-    def find_shared(self, *, is_mounted: bool) -> None:
-        """Decides where programs see their workspace.
-
-        Args:
-            is_mounted: A container mounts it there.
-
-        Raises:
-            ConfigError: `path` cannot be used.
-        """
-        path, shared = self.config.path, Path(tempfile.gettempdir(), f"reinforge-{os.getuid()}")
-        with contextlib.suppress(FileExistsError):
-            shared.mkdir(mode=0o700)
-        found = shared.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            message = f"{shared} is not a folder of this user, and workspaces are mounted there"
-            raise ConfigError(Problem("workspace", message, "remove it, or set TMPDIR"))
-        if path is not None and not is_mounted:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(Problem("workspace.path", f"{path}: {error}", "create the folder")) from None
-        if is_mounted or can_mount(shared):
-            self.shared = shared
-        elif path is not None:
-            message = f"this machine lets no program see its workspace at {path}: mounts are forbidden"
-            raise ConfigError(Problem("workspace.path", message, "leave it out, or run as a user who may mount"))
-        else:
-            logger.warning(
-                "this machine allows no mounts, so workspaces have different paths, and so have the prompts of agents "
-                "that contain them; siblings then share less of their prompts"
-            )
+    def check_mounts(self) -> None:
+        """Gives up `shared` where mounts are forbidden, and raises a `ConfigError` if that gives up `path`, too."""
+        if all(can_mount(place) for place in (self.shared, self.config.path) if place is not None):
+            return
+        if self.config.path is not None:
+            message = f"this machine lets no program see its workspace at {self.config.path}"
+            raise ConfigError(Problem("workspace.path", message, "leave it out, or create the folder and allow mounts"))
+        self.shared = None
+        logger.warning(
+            "this machine allows no mounts, so workspaces have different paths, and so have the prompts of agents that "
+            "contain them; siblings then share less of their prompts, and programs can see the files of the reward"
+        )
 
     @contextlib.asynccontextmanager
     async def open(self, row: Mapping[str, Any]) -> AsyncIterator[Place]:
-        """Yields the place of one episode, and removes it.
-
-        Raises:
-            WorkspaceError: A folder cannot be copied.
-        """
+        """Yields the place of one episode, and removes it; raises a `WorkspaceError` if a folder cannot be copied."""
         source = None if self.config.source is None else fill_path(self.config.source, row, self.project)
-        slot = -1
-        if self.shared is None:
-            slot = heapq.heappop(self._free) if self._free else self._num_slots
-            self._num_slots = max(self._num_slots, slot + 1)
-        try:
-            async with self.guard.open_folder("" if slot < 0 else f"slot-{slot}") as folder:
-                yield await run_in_daemon_thread(lambda: self._build(folder, source), "workspace")
-        finally:
-            if slot >= 0:
-                heapq.heappush(self._free, slot)
+        async with self.guard.open_folder() as folder:
+            seen = self.shared or folder
+            path = None if self.config.path is None else Path(self.config.path)
+            places = {folder: self.shared, folder / "workspace": path, folder / "hidden": self.hidden}
+            mounts = tuple((real, place) for real, place in places.items() if place is not None)
+            place = Place(folder, seen, path or seen / "workspace", self.add_values(row, seen), source)
+            place = replace(place, mounts=mounts if self.shared is not None else ())
+            await run_in_daemon_thread(place.make, "workspace")
+            yield place
 
-    def _build(self, folder: Path, source: Path | None) -> Place:
-        seen = self.shared or folder
-        mounts = [] if self.shared is None else [(folder, self.shared)]
-        if self.config.path is not None:
-            mounts.append((folder / "workspace", self.config.path))
-        place = Place(folder, seen, self.config.path or seen / "workspace", tuple(mounts), source)
-        place.renew()
-        make_folder(place.files)
-        if source is not None:
-            copy_over(source, place.files)
-        return place
+    def add_values(self, row: Mapping[str, Any], seen: Path) -> dict[str, Any]:
+        return {**row, "project": str(self.project), "report": str(seen / REPORT)}
 
 
 def make_folder(path: Path) -> None:
@@ -306,47 +266,39 @@ def make_folder(path: Path) -> None:
     path.mkdir(mode=0o700)
 
 
-def copy_over(source: Path, target: Path, root: Path | None = None) -> None:
-    """Copies the files of a folder into another one, where they replace whatever has their names.
+def copy_over(source: Path, target: Path, root: Path) -> None:
+    """Copies a file, a link or what is in a folder, and replaces whatever has its name; `root` is what is copied.
 
     Raises:
-        WorkspaceError: A link leads out of the folder, or it has a pipe or a device.
+        WorkspaceError: A link leads out of `root`, or there is a pipe or a device.
     """
-    for entry in sorted(source.iterdir()):
-        if is_folder(entry):
-            make_folder(target / entry.name)
-            copy_over(entry, target / entry.name, root or source)
-        else:
-            copy_entry(entry, target / entry.name, root or source)
-
-
-def copy_entry(entry: Path, target: Path, root: Path) -> None:
-    mode = entry.lstat().st_mode
-    remove(target)
+    mode = source.lstat().st_mode
     if stat.S_ISDIR(mode):
         make_folder(target)
-        copy_over(entry, target, root)
-    elif stat.S_ISLNK(mode):
-        named = os.readlink(entry)
-        if os.path.isabs(named) or not (entry.parent / named).resolve().is_relative_to(root.resolve()):
-            raise WorkspaceError(f"{entry} is a link that leads out of its folder; copy what it names")
+        for entry in source.iterdir():
+            copy_over(entry, target / entry.name, root)
+        return
+    remove(target)
+    if stat.S_ISLNK(mode):
+        named = os.readlink(source)
+        if os.path.isabs(named) or not (source.parent / named).resolve().is_relative_to(root.resolve()):
+            raise WorkspaceError(f"{source} is a link that leads out of its folder; copy what it names")
         target.symlink_to(named)
     elif stat.S_ISREG(mode):
-        shutil.copyfile(entry, target)
+        shutil.copyfile(source, target)
         target.chmod(stat.S_IMODE(mode) | 0o600)
     else:
-        raise WorkspaceError(f"{entry} is neither a file nor a folder nor a link, so it cannot be copied")
+        raise WorkspaceError(f"{source} is neither a file nor a folder nor a link, so it cannot be copied")
 
 
-def find_files(root: Path, patterns: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Yields the outermost files and folders whose name or path matches, with the path below `root`."""
+def find_files(root: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    """Yields the paths below `root` of files and folders, of which the name or that path matches."""
     for folder, names, files in os.walk(root):
         for name in [*names, *files]:
-            path = os.path.relpath(os.path.join(folder, name), root)
-            if any(fnmatch(name, pattern) or fnmatch(path, pattern) for pattern in patterns):
-                if name in names:
-                    names.remove(name)
-                yield root, path
+            path = Path(folder, name).relative_to(root)
+            if any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in patterns):
+                names[:] = [each for each in names if each != name]
+                yield path
 
 
 def list_stamps(root: Path) -> dict[str, tuple[int, int]]:
@@ -372,32 +324,24 @@ def read_lines(path: Path) -> list[str] | None:
 
 
 def read_reward(parse: str, result: ProgramResult, report: Path) -> dict[str, float]:
-    """Returns the reward of a command that has ended, as `reward`, and what else it counted.
-
-    Raises:
-        WorkspaceError: Nobody knows the reward.
-    """
-    text = result.stdout.decode("utf-8", "replace")
+    """Returns the reward of a command that has ended, and counts; raises a `WorkspaceError` if it is unknown."""
+    text, ended = result.stdout.decode("utf-8", "replace"), describe_exit(result.exit_code)
     tail = (result.stderr.decode("utf-8", "replace") or text).strip()[-500:]
     if result.exit_code < 0 or result.exit_code in CANNOT_RUN:
-        raise WorkspaceError(f"{describe_exit(result.exit_code)}: {tail}")
+        raise WorkspaceError(f"{ended}: {tail}")
     if parse == "exit_code":
         return {"reward": float(result.exit_code == 0)}
     if parse == "last_number":
         numbers = NUMBER.findall(text)
         if result.exit_code or not numbers:
-            raise WorkspaceError(f"{describe_exit(result.exit_code)} and wrote no number: {tail}")
+            raise WorkspaceError(f"{ended} and wrote no number: {tail}")
         return {"reward": float(numbers[-1])}
     try:
-        cases = list(
-            ElementTree.fromstring(read_regular_file(report, get_limits().program_output_bytes)).iter("testcase")
-        )
+        root = ElementTree.fromstring(read_regular_file(report, get_limits().program_output_bytes))
     except (OSError, ElementTree.ParseError) as error:
-        raise WorkspaceError(
-            f"{describe_exit(result.exit_code)} and its report cannot be read ({error}): {tail}"
-        ) from None
-    kinds = [{child.tag for child in case} for case in cases]
+        raise WorkspaceError(f"{ended} and its report cannot be read ({error}): {tail}") from None
+    kinds = [{child.tag for child in case} for case in root.iter("testcase")]
     passed = [not kind & {"failure", "error"} for kind in kinds if "skipped" not in kind]
     if not passed:
-        raise WorkspaceError(f"{describe_exit(result.exit_code)} and ran no test: {tail}")
+        raise WorkspaceError(f"{ended} and ran no test: {tail}")
     return {"reward": sum(passed) / len(passed), "passed": float(sum(passed)), "tests": float(len(passed))}
