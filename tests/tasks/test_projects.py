@@ -70,8 +70,7 @@ def test_every_file_of_the_readmes_table_is_there_and_named_commands_exist(writt
     prose = {"runs"}  # "reinforge runs the agent"
     assert named - prose <= set(COMMANDS)
     files = re.findall(r"^\| `([\w.]+)`", (folder / "README.md").read_text(), re.MULTILINE)
-    own = {"reward.py"} if template.name != "coding_agent" else set()
-    assert {"run.yml", template.data_file, *own} <= set(files)
+    assert {"run.yml", template.data_file} <= set(files)
     assert [name for name in files if not (folder / name).is_file()] == []
     assert (folder / "README.md").read_text().startswith("# my_project\n")
 
@@ -131,16 +130,6 @@ def test_the_rules_of_the_logs_are_those_that_the_thumbs_follow(tmp_path):
     for row in grammar.write_logs(200, seed=5):
         _, question, reply = (message["content"] for message in row["messages"])
         assert 3 - len(reward.list_broken_rules(question, reply)) == grammar.count_kept_rules(question, reply)
-
-
-def test_each_repository_has_a_row_a_bug_and_tests(tmp_path):
-    write_project(TEMPLATES["coding_agent"], tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
-    for row in rows:
-        names = [path.name for kind in ("tasks", "tests") for path in (tmp_path / kind / row["folder"]).iterdir()]
-        assert names == [f"{row['folder']}.py", f"test_{row['folder']}.py"]
-        assert f"{row['folder']}.py: " in row["question"]
-    assert len(rows) == len(list((tmp_path / "tasks").iterdir())) == 8
 
 
 def test_nothing_is_overwritten_and_every_collision_is_named(written):

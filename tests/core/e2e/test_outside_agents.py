@@ -121,30 +121,21 @@ def test_the_template_of_coding_agents_is_trained_by_the_reward_of_its_tests(tmp
     """A program stands for the coding agent: it breaks the repository or leaves it, as the model says."""
     monkeypatch.chdir(tmp_path)
     call("init", "--template", "coding_agent", code=0)
-    code = (
-        "import glob\nif ask(sys.stdin.read(), max_tokens=4) < 'm':\n    os.remove(glob.glob('*.py')[0])\nprint('done')"
-    )
+    code = "import glob\nif ask(sys.stdin.read(), max_tokens=4) < 'm':\n    os.remove(glob.glob('*.py')[0])"
     (tmp_path / "agent.py").write_text(PYTHON_AGENT + code)
-    changes = {
-        "workflow.preset": "null",
-        "workflow.command": json.dumps([sys.executable, "{project}/agent.py"]),
-        "workflow.reward.command": json.dumps(
-            ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest", "-q", "--junitxml={report}"]
-        ),
-        "finetuning.policy": json.dumps({"model": str(tiny_model_dir)}),
-        "finetuning.num_epochs": "1",
-        "finetuning.device": "cpu",
-        "trajectory_builders.groups": json.dumps({"_type": "group", "num_generations": 4}),
-    }
-    options = [part for path, value in changes.items() for part in ("-o", path, value)]
-    call("finetune", "run.yml", "--run_name", "r", *options, code=0)
-    summary = json.loads((tmp_path / ".reinforge/runs/r/summary.json").read_text())
+    settings = yaml.safe_load((tmp_path / "run.yml").read_text())
+    settings["workflow"] |= {"preset": None, "command": [sys.executable, "{project}/agent.py"]}
+    settings["workflow"]["reward"]["command"][0] = sys.executable
+    settings["finetuning"] |= {"policy": {"model": str(tiny_model_dir)}, "num_epochs": 1, "device": "cpu"}
+    settings["trajectory_builders"]["groups"]["num_generations"] = 4
+    (tmp_path / "run.yml").write_text(yaml.safe_dump(settings))
+    call("finetune", "run.yml", "--run_name", "r", code=0)
+    summary = json.loads((folder := tmp_path / ".reinforge/runs/r").joinpath("summary.json").read_text())
     assert set(summary["episodes"]) == {"ok"}, summary["episodes"]
     assert [version["num_updates"] for version in summary["policy_versions"]] == [0, 1]
-    rows = read_rows(tmp_path / ".reinforge/runs/r", "SELECT data FROM episodes WHERE phase = 'collect'")
-    episodes = [json.loads(data) for (data,) in rows]
+    query = "SELECT data FROM episodes WHERE phase = 'collect'"
+    episodes = [json.loads(data) for (data,) in read_rows(folder, query)]
     assert len({episode["reward"] for episode in episodes}) > 1
     for episode in episodes:
-        marks = [mark["data"] for mark in episode["marks"]]
-        diff = next(mark["workspace_diff"] for mark in marks if "workspace_diff" in mark)
+        (diff,) = [mark["data"]["workspace_diff"] for mark in episode["marks"] if "workspace_diff" in mark["data"]]
         assert not diff or episode["reward"] == 0.0, "a repository without its file passes no test"

@@ -1,15 +1,11 @@
 """A reward that the agent itself reports, in this process and in a worker."""
 
-import json
-
 import pytest
 
 from reinforge.evaluation.evaluators.reported_reward import ReportedReward, ReportedRewardConfig
-from reinforge.files import to_json
 from reinforge.rollout.episode import with_steps
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.runs.journal.episode_json import dump_episode, parse_episode
 from reinforge.types.trajectory import Outcome
 from tests.doubles import examples
 from tests.episodes import collect, make_evaluation, make_runner
@@ -41,13 +37,6 @@ async def test_the_report_of_an_agent_in_a_worker_counts(tmp_path):
     async with open_isolated("agents:report", tmp_path, None, share_environment_seed=True) as workflow:
         (record,) = await collect(make_evaluation(make_runner(workflow), examples(1)))
     assert (await score(record)).score == 0.5
-
-
-async def test_a_report_in_the_journal_is_read_again():
-    record = await run(report)
-    again = parse_episode(json.loads(to_json(dump_episode(record))), record.item)
-    assert [mark.data for mark in again.marks] == [mark.data for mark in record.marks]
-    assert (await score(again, "tests")).score == 3.0
 
 
 async def test_an_agent_without_a_report_has_no_score():

@@ -1,24 +1,27 @@
 """Workspaces of programs: a copy for each episode at one path, scored by a command that the agent cannot prepare."""
 
-import json
 import os
+import re
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.evaluators.reported_reward import ReportedReward, ReportedRewardConfig
 from reinforge.rollout.episode import with_steps
 from reinforge.rollout.workflows import workspace
+from reinforge.rollout.workflows.command import CommandWorkflowConfig
 from reinforge.rollout.workflows.presets import PRESETS
 from reinforge.rollout.workflows.program import ProgramResult
 from reinforge.rollout.workflows.workspace import read_reward
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import make_runner, run_items
+from tests.generated import DOCS
 from tests.outside_agents import PYTHON_AGENT, open_workflow
 
 PYTHON = sys.executable
@@ -28,10 +31,14 @@ CHECK = "import sum; assert sum.add(2, 3) == 5"
 @pytest.fixture
 def project(tmp_path):
     """A project with the task of one bug, and with its tests, which are copied in at the end."""
-    for name, text in {"tasks/a/sum.py": "def add(a, b):\n    return a - b\n", "tests/a/check.py": CHECK}.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path / "tasks/a/sum.py", "def add(a, b):\n    return a - b\n")
+    write(tmp_path / "tests/a/check.py", CHECK)
     return tmp_path
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 REWARD = {"command": [PYTHON, "check.py"], "copy": "tests/{folder}"}
@@ -43,15 +50,14 @@ def run(project):
     """Returns a function that runs an agent in the workspaces of rows."""
 
     async def run(code, *rows, **settings):
-        (project / "agent.py").write_text(PYTHON_AGENT + textwrap.dedent(code))
+        write(project / "agent.py", PYTHON_AGENT + textwrap.dedent(code))
         copy = {"copy": "tasks/{folder}", **settings.pop("workspace", {})}
         settings = {"command": [PYTHON, "{project}/agent.py"], "workspace": copy, "reward": REWARD, **settings}
         items = examples(len(rows or [0]))
         for item, row in zip(items, rows or [{"folder": "a"}], strict=True):
             item.full_dataset_entry = row
         async with open_workflow(project, {"_type": "command", **settings}) as workflow:
-            problems = workflow.example_problems(items)
-            assert problems == [], [f"{problem.path}: {problem.message}" for problem in problems]
+            assert not (found := workflow.example_problems(items)), found[0].message
             return await run_items(make_runner(workflow, ScriptedPolicy(lambda _: "yes"), timeout_s=60), items)
 
     return run
@@ -71,18 +77,19 @@ async def test_a_program_works_in_a_copy_that_a_command_scores(run, project):
     (fixed,) = await run(FIX + "print(ask('fix it'))")
     (left,) = await run("print(ask('fix it'))")
     assert (await score(fixed), await score(left)) == (1.0, 0.0)
-    assert (read_diff(left), len(fixed.calls)) == ("", 1)
+    assert read_diff(left) == ""
     assert read_diff(fixed).splitlines()[-3:] == [" def add(a, b):", "-    return a - b", "+    return a + b"]
     assert "a - b" in (project / "tasks/a/sum.py").read_text(), "the folder itself stays as it is"
 
 
 async def test_every_episode_sees_the_same_paths(run):
-    code = "import time\nprint(ask('x'), os.getcwd(), os.environ['HOME'], os.environ['TMPDIR'], os.listdir('.'))\n"
-    code += (
-        "Path('mine').write_text('')\ntime.sleep(0.2)\nprint(sorted(os.listdir('.')), os.listdir(os.environ['HOME']))"
-    )
-    records = await run("from pathlib import Path\n" + code, *[{"folder": "a"}] * 3, reward=None)
-    outputs = {record.item.output_obj for record in records}
+    code = """
+    import time
+    print(ask('x'), os.getcwd(), os.environ['HOME'], os.environ['TMPDIR'], os.listdir('.'))
+    open('mine', 'w').write(''), time.sleep(0.2)
+    print(sorted(os.listdir('.')), os.listdir(os.environ['HOME']))
+    """
+    outputs = {each.item.output_obj for each in await run(code, *[{"folder": "a"}] * 3, reward=None)}
     home = f"{tempfile.gettempdir()}/reinforge-{os.getuid()}"
     assert outputs == {f"yes {home}/workspace {home}/home {home}/tmp ['sum.py']\n['mine', 'sum.py'] []"}
     assert os.listdir(home) == [], "other processes see none of it"
@@ -115,57 +122,40 @@ async def test_links_that_lead_out_of_the_folder_are_refused_and_others_stay_lin
     (record,) = await run("print(os.readlink('inside'))", reward=None)
     assert record.item.output_obj == "sum.py"
     for target in ("../../agent.py", "/etc/passwd"):
-        (project / "tasks/a/out").unlink(missing_ok=True)
-        (project / "tasks/a/out").symlink_to(target)
+        (project / "tasks/a/inside").unlink()
+        (project / "tasks/a/inside").symlink_to(target)
         (record,) = await run("", reward=None)
-        assert "tasks/a/out is a link that leads out of its folder" in record.reason
-    (project / "tasks/a/out").unlink()
-    os.mkfifo(project / "tasks/a/pipe")
-    (record,) = await run("", reward=None)
-    assert "tasks/a/pipe is neither a file nor a folder nor a link" in record.reason
+        assert "tasks/a/inside is a link that leads out of its folder" in record.reason
 
 
 HIDE = {
     "folder": "os.symlink(outside, 'tests')",
     "file": "os.mkdir('tests'); os.symlink(outside + '/kept.py', 'tests/check.py')",
     "workspace": "here = os.getcwd(); shutil.rmtree(here); os.symlink(outside, here)",
-    "file for folder": "open('tests', 'w').write('')",
     "unwritable": "os.mkdir('tests'); open('tests/check.py', 'w').write(''); os.chmod('tests', 0o500)",
-    "test": "os.mkdir('tests'); open('tests/check.py', 'w').write('')",
 }
 
 
 @pytest.mark.parametrize("code", HIDE.values(), ids=HIDE)
 async def test_the_tests_replace_what_the_agent_prepared_and_nothing_outside(run, project, monkeypatch, code):
     monkeypatch.setattr(workspace, "can_mount", lambda folder: "here =" not in code)  # a mount cannot be removed
-    (project / "tests/a/tests").mkdir()
-    (project / "tests/a/check.py").rename(project / "tests/a/tests/check.py")
+    write(project / "tests/a/tests/check.py", CHECK)
+    (project / "tests/a/check.py").unlink()
     outside = project / "outside"
-    outside.mkdir()
-    (outside / "kept.py").write_text("kept")
+    write(outside / "kept.py", "kept")
     command = [PYTHON, "-c", "import os, sys; sys.path[:0] = ['.', 'tests']; import check"]
-    (record,) = await run(
-        f"import shutil\noutside = {str(outside)!r}\n{code}", reward={"command": command, "copy": "tests/{folder}"}
-    )
+    (record,) = await run(f"import shutil\noutside = {str(outside)!r}\n{code}", reward={**REWARD, "command": command})
     assert await score(record) == 0.0
     assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("kept.py", "kept")]
 
 
 async def test_what_the_agent_left_running_is_dead_when_its_work_is_scored(run):
     code = """
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-            os.execve(sys.executable, [sys.executable, "-c", '''
-    import time
-    while True:
-        open("check.py", "w").write("")
-        open("sum.py", "w").write("add = lambda a, b: 5")
-        time.sleep(0.001)
-    '''.replace("\\n    ", "\\n")], {})
-        os._exit(0)
-    os.wait()
+    import subprocess, time
+    writer = "import time\\nwhile True: open('check.py', 'w').write(''); time.sleep(0.001)"
+    subprocess.Popen([sys.executable, "-c", writer], start_new_session=True, env={}, stdout=-3, stderr=-3)
+    while not os.path.exists("check.py"):
+        time.sleep(0.01)
     """
     check = "import os, time; time.sleep(0.5); assert time.time() - os.stat('check.py').st_mtime > 0.4"
     (record,) = await run(code, reward={**REWARD, "command": [PYTHON, "-c", check]})
@@ -193,9 +183,8 @@ assert not {"OPENAI_API_KEY", "OWN", "SECRET_KEY"} & os.environ.keys()
 
 async def test_the_command_of_the_reward_starts_without_anything_that_the_agent_prepared(run, project, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "canary")
-    (project / "tasks/a/deep").mkdir()
-    (project / "tasks/a/deep/conftest.py").write_text("as it was")
-    (project / "tests/a/check.py").write_text(CLEAN)
+    write(project / "tasks/a/deep/conftest.py", "as it was")
+    write(project / "tests/a/check.py", CLEAN)
     code = """
     home, temporary = os.environ["HOME"], os.environ["TMPDIR"]
     for name in ("sitecustomize.py", "deep/conftest.py", "__pycache__/check.pyc", f"{home}/.x", f"{temporary}/x"):
@@ -204,64 +193,50 @@ async def test_the_command_of_the_reward_starts_without_anything_that_the_agent_
     """
     (record,) = await run(code, env={"OWN": "1"})
     assert await score(record) == 1.0
+    (project / "tests/a/check.py").write_text("import os; assert sorted(os.listdir()) == ['check.py', 'deep']")
+    (record,) = await run(code, workspace={"copy": None})
+    assert await score(record) == 1.0, "an empty workspace has none of these files"
 
 
-def result(code, stdout="", stderr=""):
-    return ProgramResult(code, stdout.encode(), stderr.encode())
+CASE = "<testcase/><testcase><failure/></testcase><testcase><error/></testcase><testcase><skipped/></testcase>"
+REWARDS = [
+    ("exit_code", 0, "", "", 1.0),
+    ("exit_code", 1, "", "", 0.0),
+    ("exit_code", 127, "sh: no such program", "", "exited with code 127: sh: no such program"),
+    ("exit_code", -9, "", "", "was killed by SIGKILL: "),
+    ("last_number", 0, "3 of 4\nscore -0.25e1 %", "", -2.5),
+    ("last_number", 0, "none", "", "exited with code 0 and wrote no number: none"),
+    ("last_number", 1, "5", "", "exited with code 1 and wrote no number: 5"),
+    ("junit", 1, "", f"<suite>{CASE}<testcase/></suite>", 0.5),
+    ("junit", 0, "", "<suite><testcase><skipped/></testcase></suite>", "exited with code 0 and ran no test: "),
+    ("junit", 0, "", "<suite>", "its report cannot be read"),
+]
 
 
-JUNIT = "<testsuites><testsuite>{}</testsuite></testsuites>"
-CASES = (
-    "<testcase/><testcase><failure/></testcase><testcase><error/></testcase><testcase><skipped/></testcase><testcase/>"
-)
-
-
-@pytest.mark.parametrize(
-    ("parse", "ended", "report", "expected"),
-    [
-        ("exit_code", result(0), "", 1.0),
-        ("exit_code", result(1), "", 0.0),
-        ("exit_code", result(127, stderr="sh: no such program"), "", "exited with code 127: sh: no such program"),
-        ("exit_code", result(-9), "", "was killed by SIGKILL: "),
-        ("last_number", result(0, "3 of 4\nscore -0.25e1 %"), "", -2.5),
-        ("last_number", result(0, "none"), "", "exited with code 0 and wrote no number: none"),
-        ("last_number", result(1, "5"), "", "exited with code 1 and wrote no number: 5"),
-        ("junit", result(1), JUNIT.format(CASES), 0.5),
-        ("junit", result(0), JUNIT.format("<testcase><skipped/></testcase>"), "exited with code 0 and ran no test: "),
-        ("junit", result(0), "<testsuites>", "its report cannot be read"),
-        ("junit", result(4, stderr="no such file"), None, "exited with code 4 and its report cannot be read"),
-    ],
-)
-def test_how_a_reward_is_read_and_that_unknown_is_never_0(tmp_path, parse, ended, report, expected):
-    if report is not None:
-        (tmp_path / "report.xml").write_text(report)
-    if isinstance(expected, float):
-        assert read_reward(parse, ended, tmp_path / "report.xml")["reward"] == expected
-        return
-    with pytest.raises(workspace.WorkspaceError) as caught:
-        read_reward(parse, ended, tmp_path / "report.xml")
-    assert expected in str(caught.value)
+@pytest.mark.parametrize(("parse", "code", "output", "report", "expected"), REWARDS)
+def test_how_a_reward_is_read_and_that_unknown_is_never_0(tmp_path, parse, code, output, report, expected):
+    (tmp_path / "report.xml").write_text(report)
+    try:
+        found = read_reward(parse, ProgramResult(code, output.encode(), b""), tmp_path / "report.xml")["reward"]
+    except workspace.WorkspaceError as error:
+        found = str(error)
+    assert found == expected or expected in found
 
 
 async def test_a_command_without_a_reward_is_a_missing_reward(run):
     slow = {"command": [PYTHON, "-c", "import time; time.sleep(60)"], "timeout_s": 0.5}
-    for reward, expected in (
-        ({"command": "no-such-program"}, "no-such-program cannot be started"),
-        (slow, "took more than 0.5 s"),
-        ({**slow, "timeout_reward": -1.0}, -1.0),
-        ({"command": [PYTHON, "-c", "print('1e999')"], "parse": "last_number"}, "reward is inf"),
-    ):
-        (record,) = await run("", reward=reward)
-        found = await score(record)
-        assert found == expected or expected in found
+    infinite = {"command": [PYTHON, "-c", "print('1e999')"], "parse": "last_number"}
+    rewards = [{"command": "no-such-program"}, slow, {**slow, "timeout_reward": -1.0}, infinite]
+    found = [await score((await run("", reward=reward))[0]) for reward in rewards]
+    assert found[2] == -1.0
+    for error, reason in zip(found, ("cannot be started", "took more than 0.5 s", "", "is inf"), strict=True):
+        assert reason in str(error)
 
 
 async def test_a_diff_is_short_and_follows_no_link(run, project):
-    for name in ("gone.py", "folder/linked.py"):
-        (project / "tasks/a" / name).parent.mkdir(exist_ok=True)
-        (project / "tasks/a" / name).write_text("old\n")
-    (project / "secret").mkdir()
-    (project / "secret/linked.py").write_text("secret\n")
+    write(project / "tasks/a/gone.py", "old\n")
+    write(project / "tasks/a/folder/linked.py", "old\n")
+    write(project / "secret/linked.py", "secret\n")
     code = f"""
     import shutil
     os.remove("gone.py"), shutil.rmtree("folder"), os.symlink({str(project / "secret")!r}, "folder")
@@ -272,84 +247,74 @@ async def test_a_diff_is_short_and_follows_no_link(run, project):
     """
     (record,) = await run(code, reward=None)
     diff = read_diff(record)
-    for part in ("binary: changed\n", "long: changed\n", "--- a/folder/linked.py\n", "-old\n"):
-        assert part in diff
-    assert "secret" not in diff
-    assert 19_000 < len(diff) < 21_000
-    assert diff.endswith("files changed)\n")
+    assert {"binary: changed", "long: changed", "--- a/folder/linked.py", "-old"} <= set(diff.splitlines())
+    assert ("secret" in diff, 19_000 < len(diff) < 21_000) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("row", "settings", "message"),
-    [
-        ({}, {}, "workflow: the example 0: tasks/{folder}: the row has no column folder"),
-        ({"folder": "../tests/a"}, {}, "folder is '../tests/a', which leads out of the folder"),
-        ({"folder": "/etc"}, {}, "folder is '/etc', which leads out of the folder"),
-        ({"folder": "b"}, {}, "there is no folder"),
-        (
-            {"folder": "a"},
-            {"reward": {**REWARD, "copy": "hidden/{folder}"}},
-            "workflow: the example 0: hidden/{folder}: there is no folder",
-        ),
-        (
-            {"folder": "a"},
-            {"reward": {"command": ["x", "{name}"]}},
-            "workflow: the example 0: {name}: the row has no column name",
-        ),
-    ],
-)
-async def test_a_row_without_its_folder_is_told_before_work_starts(run, row, settings, message):
-    with pytest.raises(AssertionError) as caught:
-        await run("", row, **settings)
-    assert message in str(caught.value)
+ROWS = [
+    ({}, REWARD, "the example 0: tasks/{folder}: the row has no column folder"),
+    ({"folder": "../tests/a"}, REWARD, "folder is '../tests/a', which leads out of the folder"),
+    ({"folder": "/etc"}, REWARD, "folder is '/etc', which leads out of the folder"),
+    ({"folder": "b"}, REWARD, "there is no folder"),
+    ({"folder": "a"}, {**REWARD, "copy": "hidden/{folder}"}, "example 0: hidden/{folder}: there is no folder"),
+    ({"folder": "a"}, {"command": ["x", "{name}"]}, "example 0: {name}: the row has no column name"),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"workspace": None, "reward": REWARD}, "need a workspace"),
-        ({"home_files": {"../x": ""}}, "must be a path inside the folder of the episode"),
-        ({"cwd": "/etc"}, "must be a path inside the folder of the episode"),
-        ({"workspace": {"path": "testbed"}}, "workflow.workspace.path"),
-        ({"reward": {"command": "pytest", "parse": "junit"}}, "needs {report} in the command"),
-        ({"preset": "gemini_cli"}, "preset 'gemini_cli': it speaks Gemini's API"),
-        ({"preset": "codx"}, "did you mean"),
-        ({"preset": "aider", "command": None}, 'there is no program "aider" in PATH\n    fix: pip install aider-chat'),
-    ],
-)
+@pytest.mark.parametrize(("row", "reward", "message"), ROWS)
+async def test_a_row_without_its_folder_is_told_before_work_starts(run, row, reward, message):
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        await run("", row, reward=reward)
+
+
+REFUSED = [
+    ({"workspace": None, "reward": REWARD}, "need a workspace"),
+    ({"home_files": {"../x": ""}}, "must be a path inside the folder of the episode"),
+    ({"workspace": {"path": "testbed"}}, "workflow.workspace.path"),
+    ({"reward": {"command": "pytest", "parse": "junit"}}, "needs {report} in the command"),
+    ({"preset": "gemini_cli"}, "preset 'gemini_cli': it speaks Gemini's API"),
+    ({"preset": "aider", "command": None}, 'there is no program "aider" in PATH\n    fix: pip install aider-chat'),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
 async def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch, settings, message):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     settings = {"_type": "command", "command": [PYTHON], "workspace": {}, **settings}
-    with pytest.raises(ConfigError) as caught:
-        async with open_workflow(tmp_path, settings, makes_models=False):
-            pass
-    assert message in str(caught.value)
-
-
-STAND_IN = """#!{python}
-import json, os, sys
-home = {{}}
-for folder, _, names in os.walk(os.environ["HOME"]):
-    home |= {{os.path.join(folder, name): open(os.path.join(folder, name)).read() for name in names}}
-print(json.dumps([sys.argv[1:], home, dict(os.environ), sys.stdin.read()]))
-"""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        await open_workflow(tmp_path, settings, makes_models=False).__aenter__()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_preset_gives_a_program_its_task_its_model_and_a_home(tmp_path, monkeypatch, preset):
-    program = tmp_path / "bin" / PRESETS[preset]["command"][0]
-    program.parent.mkdir()
-    program.write_text(STAND_IN.format(python=PYTHON))
+    program = tmp_path / PRESETS[preset]["command"][0]
+    write(program, '#!/bin/sh\necho "$@"; env; cat; find "$HOME/.." -type f -exec cat {} +\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    settings = {"_type": "command", "preset": preset, "output": "last_line_json", "env": {"OWN": "{model}"}}
-    async with open_workflow(tmp_path, settings) as workflow:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    async with open_workflow(tmp_path, {"_type": "command", "preset": preset, "env": {"X": "{model}"}}) as workflow:
         (record,) = await run_items(make_runner(workflow, ScriptedPolicy(), timeout_s=60), examples(1))
-    arguments, home, env, stdin = record.item.output_obj
-    given = json.dumps([arguments, home, env, stdin])
-    assert "{model}" not in given
-    assert "{base_url}" not in given
-    assert env["OWN"] == "agent"
-    assert env["HOME"].startswith(tempfile.gettempdir())
-    assert "agent" in given.replace('"OWN": "agent"', "")
-    assert any("0" in part for part in (stdin, *arguments))
+    output = record.item.output_obj
+    assert ("question 0" in output, "\nX=agent\n" in output, "{model}" in output) == (True, True, False)
+    assert output.replace("X=agent", "").replace("REINFORGE_MODEL=agent", "").count("agent") > 0, "the model"
+
+
+def test_each_preset_has_lines_to_copy():
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "coding-agents.md").read_text(), re.MULTILINE | re.DOTALL)
+    configs = [CommandWorkflowConfig.model_validate(yaml.safe_load(block)["workflow"]) for block in blocks]
+    assert sorted(config.preset for config in configs) == sorted(PRESETS)
+    for config, block in zip(configs, blocks, strict=True):
+        assert (config.reward.parse, f"# {PRESETS[config.preset]['install']}\n" in block) == ("junit", True)
+
+
+async def test_a_container_gets_the_workspace_and_the_image_of_the_row(run, project, monkeypatch):
+    write(project / "docker", f'#!/bin/sh\necho "$@" >> {project}/calls\n')
+    (project / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}:/usr/bin:/bin")
+    settings = {"container": {"image": "repo/{name}:1", "engine": "docker"}, "workspace": {"path": "/testbed"}}
+    (record,) = await run("", {"folder": "a", "name": "x"}, **settings)
+    assert await score(record) == 1.0, "the stand-in exits with code 0"
+    program, _, reward, _ = (project / "calls").read_text().splitlines()
+    home = f"--env HOME={tempfile.gettempdir()}/reinforge-{os.getuid()}/home --env TMPDIR"
+    for part in ("/workspace:/testbed --workdir /testbed", home, f"repo/x:1 {PYTHON}"):
+        assert (part in program, part in reward) == (True, True)
+    assert ("OPENAI_API_KEY" in program, "OPENAI_API_KEY" in reward) == (True, False)
