@@ -102,7 +102,7 @@ async def test_where_mounts_are_forbidden_a_few_paths_are_used_again(run, monkey
     assert {Path(record.item.output_obj).parent.name for record in records} <= set("012345")
     assert [record.message for record in caplog.records if "allows no mounts" in record.message] != []
     with pytest.raises(ConfigError, match=r"workspace\.path: this machine lets no program see"):
-        await run("", workspace={"path": str(Path(tempfile.gettempdir()) / "reinforge-testbed")})
+        await run("", workspace={"path": "/proc/testbed"})
 
 
 async def test_a_path_of_its_own_setup_and_a_folder_to_start_in(run, tmp_path):
