@@ -31,7 +31,7 @@ import openai
 
 from benchmarks.harness_overhead import EXAMPLES, GENERATIONS, run_round
 from benchmarks.machine import describe, refuse_if_busy
-from reinforge.rollout.http.clients import API_KEY, BASE_URL, build_transports, find_library
+from reinforge.rollout.http.clients import API_KEY, BASE_URL, build_classes, find_library
 
 ROUNDS, LIMIT = 7, 1.15
 EPISODES = EXAMPLES * GENERATIONS
@@ -56,7 +56,7 @@ async def use_handle(item, llm, context):
 
 
 async def use_transport(item, llm, context):
-    transport = build_transports(LIBRARY).asynchronous(lambda: context.endpoint)
+    transport = build_classes(LIBRARY).async_transport(lambda: context.endpoint)
     return json.loads((await transport.handle_async_request(REQUEST)).content)["choices"][0]["message"]["content"]
 
 

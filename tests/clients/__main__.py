@@ -20,11 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from reinforge.rollout.workflows.presets import PRESETS
 from tests.openai_server import fails
 from tests.protocols.openai_service import OpenAIService
 
 FOLDER, RUNS = Path(".clients"), Path(".clients/runs")
 EXAMPLE = Path("examples/tool_agent")
+NPM = ("node", "coding-agents")
+"""Environments of npm's packages, beside our own."""
 SHORT = {
     "finetuning.num_epochs": "1",
     "finetuning.output_dir": str(RUNS.absolute()),
@@ -42,6 +45,7 @@ QUIET = {
 }
 """Frameworks send nothing home from the tests."""
 FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported files"
+CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
 SERVED = "fine-tuning on our server"
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
@@ -84,11 +88,11 @@ class Environment:
     @property
     def python(self) -> Path:
         """Its interpreter; npm's packages are used from this one."""
-        return Path(sys.executable) if self.name == "node" else self.folder.absolute() / "bin" / "python"
+        return Path(sys.executable) if self.name in NPM else self.folder.absolute() / "bin" / "python"
 
     def install(self) -> None:
         """Makes it, or updates it."""
-        if self.name == "node":
+        if self.name in NPM:
             self.folder.mkdir(parents=True, exist_ok=True)
             run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(self.folder), *self.packages])
             return
@@ -125,7 +129,7 @@ class Environment:
         """Trains the example for an epoch."""
         shutil.rmtree(RUNS / self.name, ignore_errors=True)
         folder, settings = EXAMPLE, {**SHORT, "workflow.function": f"{Path(self.example).stem}:agent"}
-        if self.name == "node":
+        if self.name in NPM:
             folder = shutil.copytree(EXAMPLE, self.folder / EXAMPLE.name, dirs_exist_ok=True)
             settings = {**SHORT, "workflow": f"{{_type: command, command: [node, {self.example}]}}"}
         options = [part for path, value in settings.items() for part in ("-o", path, value)]
@@ -159,6 +163,14 @@ def check_gateway(environment: Environment) -> None:
 def check_export(environment: Environment) -> None:
     """Loads exported GGUF files in llama.cpp."""
     run([str(environment.python), "-m", "tests.clients.exported"])
+
+
+def check_coding_agents(environment: Environment) -> None:
+    """Trains every preset whose program the environment has; one refused request of a program is a failure."""
+    bin_folder = environment.folder.absolute() / ("node_modules/.bin" if environment.name in NPM else "bin")
+    presets = [name for name, preset in PRESETS.items() if (bin_folder / preset["command"][0]).exists()]
+    variables = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    run([sys.executable, "-m", "tests.clients.coding_agents", *presets], variables=variables)
 
 
 def check_tinker(environment: Environment) -> None:
@@ -208,6 +220,7 @@ CHECKS = {
     SERVED: check_served_fine_tuning,
     GATEWAY: check_gateway,
     EXPORT: check_export,
+    CODING: check_coding_agents,
     TINKER: check_tinker,
     ART: check_art,
     NAT: check_nat,
@@ -232,6 +245,12 @@ ENVIRONMENTS = (
     Environment("dspy", ("dspy",), ("dspy", "page:dspy")),
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
+    Environment(
+        "coding-agents",
+        ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169", "opencode-ai@1.18"),
+        (CODING,),
+    ),
+    Environment("python-agents", ("mini-swe-agent==2.4.*", "aider-chat==0.86.*"), (CODING,)),
     Environment("schemathesis", ("schemathesis",), (GATEWAY,)),
     Environment(
         "tinker",

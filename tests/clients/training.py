@@ -98,6 +98,7 @@ class Training:
         workflow: The settings of the agent.
         ways: Ids of the examples.
         choose: Returns the pattern of the reply to a request.
+        max_model_len: Tokens of its longest sequence.
         sampled: Every reply of the model.
         trained: The samples of the algorithm, by episode.
     """
@@ -106,17 +107,19 @@ class Training:
     workflow: dict[str, Any]
     ways: tuple[str, ...] = WAYS
     choose: Callable[[Any], str] = choose_pattern
+    max_model_len: int = 16384
     sampled: list[TokenLogprobs] = field(default_factory=list)
     trained: dict[str, list[Any]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Runs and checks it."""
-        model = make_tiny_model(self.folder / "model", max_position_embeddings=16384)
+        model = make_tiny_model(self.folder / "model", max_position_embeddings=self.max_model_len)
         (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
         registry, settings = self._build_registry(), self._build_settings(model)
         loaded, options = build_config(settings, registry=registry), RunOptions(run_name="r", progress=SilentProgress())
         summary = asyncio.run(run_async(loaded, options, registry))
-        assert [version.num_updates for version in summary.policy_versions] == [0, 1, 1], "an update follows each epoch"
+        updates = [version.num_updates for version in summary.policy_versions]
+        assert updates == [0] + [1] * settings["finetuning"]["num_epochs"], "an update follows each epoch"
         self.check()
 
     def _build_registry(self) -> Any:

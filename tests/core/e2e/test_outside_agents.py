@@ -113,3 +113,27 @@ def test_an_agent_that_never_calls_is_told(project, caplog):
     assert "agent.py has answered without calling the model" in caplog.text
     assert "episodes called the model" in result.output
     assert "OPENAI_BASE_URL" in result.output.partition("episodes called the model")[2]
+
+
+def test_the_template_of_coding_agents_is_trained_by_the_reward_of_its_tests(tmp_path, tiny_model_dir, monkeypatch):
+    """A program stands for the coding agent: it breaks the repository or leaves it, as the model says."""
+    monkeypatch.chdir(tmp_path)
+    call("init", "--template", "coding_agent", code=0)
+    code = "import glob\nif ask(sys.stdin.read(), max_tokens=4) < 'm':\n    os.remove(glob.glob('*.py')[0])"
+    (tmp_path / "agent.py").write_text(PYTHON_AGENT + code)
+    settings = yaml.safe_load((tmp_path / "run.yml").read_text())
+    settings["workflow"] |= {"preset": None, "command": [sys.executable, "{project}/agent.py"]}
+    settings["workflow"]["reward"]["command"][0] = sys.executable
+    settings["finetuning"] |= {"policy": {"model": str(tiny_model_dir)}, "num_epochs": 1, "device": "cpu"}
+    settings["trajectory_builders"]["groups"]["num_generations"] = 4
+    (tmp_path / "run.yml").write_text(yaml.safe_dump(settings))
+    call("finetune", "run.yml", "--run_name", "r", code=0)
+    summary = json.loads((folder := tmp_path / ".reinforge/runs/r").joinpath("summary.json").read_text())
+    assert set(summary["episodes"]) == {"ok"}, summary["episodes"]
+    assert [version["num_updates"] for version in summary["policy_versions"]] == [0, 1]
+    query = "SELECT data FROM episodes WHERE phase = 'collect'"
+    episodes = [json.loads(data) for (data,) in read_rows(folder, query)]
+    assert len({episode["reward"] for episode in episodes}) > 1
+    for episode in episodes:
+        (diff,) = [mark["data"]["workspace_diff"] for mark in episode["marks"] if "workspace_diff" in mark["data"]]
+        assert not diff or episode["reward"] == 0.0, "a repository without its file passes no test"

@@ -13,6 +13,7 @@ from reinforge.errors import ConfigError
 from reinforge.rollout.workflows import command_workflow, program_runner
 from reinforge.rollout.workflows.container import Container
 from reinforge.rollout.workflows.program_runner import ProgramLimits
+from reinforge.rollout.workflows.workspace import Place
 from reinforge.types.trajectory import Outcome
 from tests.doubles import examples
 from tests.outside_agents import NODE_AGENT, PYTHON_AGENT, find_processes_in, open_workflow, run_episodes
@@ -413,9 +414,8 @@ async def test_a_container_gets_the_variables_and_the_limits_and_is_removed(tmp_
 def test_podman_without_root_keeps_the_user_who_owns_the_mounted_folders(tmp_path, monkeypatch):
     def build(client):
         container = Container(client, "image", True)
-        return container.build_command(
-            ["x"], name="n", cwd=tmp_path, folder=tmp_path, variables={}, limits=ProgramLimits()
-        )
+        place = Place(tmp_path, tmp_path, tmp_path)
+        return container.build_command(["x"], place, name="n", variables={}, limits=ProgramLimits())
 
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     assert "--userns=keep-id" in build("/usr/bin/podman")

@@ -1,4 +1,4 @@
-"""Scores what the agent itself reported: `context.reward(0.5, tests_passed=3)`."""
+"""Scores what the agent itself reported, `context.reward(0.5, tests_passed=3)`, or a command's reward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from reinforge.types.steps import REPORTED_REWARD
 
 
 class ReportedRewardConfig(EvaluatorConfig, name="reported_reward"):
-    """Scores what the agent itself reported with `context.reward(value, **metrics)`."""
+    """Scores what the agent itself reported with `context.reward(value, **metrics)`, or what `workflow.reward` did."""
 
     metric: str = Field(default="reward", description="`reward`, or the name of another number that the agent reports.")
 
 
 @register_evaluator(config_type=ReportedRewardConfig)
 class ReportedReward(Evaluator):
-    """Reads the last report; an episode without one has no score, since nobody knows how good it was."""
+    """Reads the last report; an episode without one, or with `{"error": "..."}`, has no score."""
+
+    is_function = True
 
     def __init__(self, config: ReportedRewardConfig):
         self.config = config
@@ -35,6 +37,8 @@ class ReportedReward(Evaluator):
         ]
         if not reports:
             return missing_score(item, "the agent did not call context.reward(...)")
+        if "error" in reports[-1]:
+            return missing_score(item, reports[-1]["error"])
         if self.config.metric not in reports[-1]:
             return missing_score(item, f"context.reward(...) reported no {self.config.metric!r}")
         return EvalOutputItem(id=item.id, score=reports[-1][self.config.metric], reasoning=reports[-1])

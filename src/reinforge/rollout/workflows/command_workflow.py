@@ -1,7 +1,8 @@
 """Agents that are programs: `workflow: {_type: command, command: [node, agent.js]}`.
 
 The program gets its task, calls the model at OPENAI_BASE_URL (or ANTHROPIC_BASE_URL) with the SDK of its language, and
-writes its answer. Each episode is one run of the program, in a process group of its own.
+writes its answer. Each episode is one run of the program, in a process group of its own; with a `workspace` it works in
+a copy of a folder, and a command may score what it did there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import shutil
 import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from reinforge.errors import ConfigError, PolicyFailure, Problem, did_you_mean
 from reinforge.files import read_regular_file
@@ -28,6 +31,7 @@ from reinforge.limits import get_limits
 from reinforge.registry import register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.processes import describe_exit
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.workflows.container import CLIENT_VARIABLES, Container, ContainerConfig, find_container
 from reinforge.rollout.workflows.outside_agent import (
     AgentAccess,
@@ -50,8 +54,23 @@ from reinforge.rollout.workflows.program_runner import (
     ProgramWatch,
     run_program,
 )
+from reinforge.rollout.workflows.workspace import (
+    REPORT,
+    CommandLine,
+    Place,
+    RewardCommandConfig,
+    StepConfig,
+    WorkspaceConfig,
+    WorkspaceError,
+    Workspaces,
+    copy_over,
+    fill_path,
+    fill_row,
+    read_reward,
+)
 from reinforge.safe_text import redact_secrets
 from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.steps import REPORTED_REWARD
 
 INHERITED = frozenset(
     {
@@ -75,10 +94,16 @@ SCRIPT_ENDINGS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb")
 class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     """A program in any language that calls the model through OpenAI's or Anthropic's API."""
 
-    command: list[str] = Field(
+    preset: str | None = Field(
+        default=None,
+        description="A coding agent whose settings are the defaults of the other keys: aider, claude_code, codex, "
+        "mini_swe_agent, opencode or qwen_code.",
+    )
+    command: CommandLine = Field(
         min_length=1,
         description="The program and its arguments, as a list or as one string; no shell is involved. `{input}` stands "
-        "for the task (`input: argument`) or its file, `{output}` for the file of the answer.",
+        "for the task (`input: argument`) or its file, `{output}` for the file of the answer, `{project}` for the "
+        "project's folder, `{model}` and `{base_url}` for the model's name and URL.",
     )
     input: Literal["stdin", "file", "argument"] = Field(
         default="stdin",
@@ -91,11 +116,20 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         description="Where the answer is: the whole standard output; its last line, as JSON; or the text of the file "
         "REINFORGE_OUTPUT_FILE.",
     )
-    cwd: Path | None = Field(default=None, description="Working directory; null: the project's folder.")
+    cwd: Path | None = Field(
+        default=None, description="Working directory; null: the workspace, or without one the project's folder."
+    )
+    workspace: WorkspaceConfig | None = Field(default=None, description="A folder of its own for each episode.")
+    reward: RewardCommandConfig | None = Field(default=None, description="What scores the workspace afterwards.")
+    home_files: dict[str, str] = Field(
+        default_factory=dict,
+        description="Files of the episode's HOME, which only a `workspace` has, by their path; `{model}` and "
+        "`{base_url}` are filled in.",
+    )
     env: dict[str, str] = Field(
         default_factory=dict,
         description="Additional environment variables. A program gets PATH, HOME and the like, but no secret of your "
-        "environment unless you name it here: `TOKEN: ${TOKEN}`.",
+        "environment unless you name it here: `TOKEN: ${TOKEN}`. `{project}`, `{model}`, `{base_url}` are filled in.",
     )
     policy_error_codes: list[int] = Field(
         default_factory=list,
@@ -112,10 +146,27 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         default=None, description="Run it in a container; null: as a process of this machine."
     )
 
-    @field_validator("command", mode="before", json_schema_input_type=list[str] | str)
+    @model_validator(mode="before")
     @classmethod
-    def _split(cls, command: Any) -> Any:
-        return shlex.split(command) if isinstance(command, str) else command
+    def _apply_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("preset"), str):
+            return data
+        from reinforge.rollout.workflows.presets import find_preset
+
+        preset = find_preset(data["preset"])
+        del preset["install"]
+        merged = {name: {**preset.get(name, {}), **(data.get(name) or {})} for name in ("env", "home_files")}
+        return {**preset, **{name: value for name, value in data.items() if value is not None}, **merged}
+
+    @model_validator(mode="after")
+    def _check_workspace(self) -> CommandWorkflowConfig:
+        if self.workspace is None and (self.reward is not None or self.home_files):
+            raise ValueError("`reward` and `home_files` need a workspace; `workspace: {}` is an empty one")
+        places = [*self.home_files, *([] if self.workspace is None or self.cwd is None else [str(self.cwd)])]
+        for place in places:
+            if Path(place).is_absolute() or ".." in Path(place).parts:
+                raise ValueError(f"{place} must be a path inside the folder of the episode")
+        return self
 
     @field_validator("command")
     @classmethod
@@ -140,57 +191,116 @@ class CommandAgent:
     config: CommandWorkflowConfig
     program: str
     cwd: Path
+    project: Path
     container: Container | None
     accesses: AgentAccess
     watch: ProgramWatch
     guard: ProgramGuard
+    workspaces: Workspaces | None
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
-        task = format_task(item.input_obj)
-        async with self.accesses.open(context) as access, self.guard.open_folder() as folder:
-            variables = {"TMPDIR": str(folder), **self.config.env}
+        try:
+            async with self._open_place(item) as place:
+                answer = await self._run_agent(item, context, place)
+                if self.workspaces is not None:
+                    context.mark({"workspace_diff": await run_in_daemon_thread(place.describe_changes, "workspace")})
+                if self.config.reward is not None:
+                    await self._score(self.config.reward, place, context)
+                return answer
+        except (ProgramError, WorkspaceError, TimeoutError) as error:
+            raise AgentFailed(f"{self.accesses.name}: {error}") from None
+
+    @asynccontextmanager
+    async def _open_place(self, item: EvalInputItem) -> AsyncIterator[Place]:
+        if self.workspaces is None:
+            async with self.guard.open_folder() as folder:
+                yield Place(folder, folder, self.cwd)
+            return
+        async with self.workspaces.open(find_row(item)) as place:
+            if (setup := self.workspaces.config.setup) is not None:
+                result = await self._run_step(setup, place)
+                if result.exit_code:
+                    tail = extract_tail(result.stderr.decode("utf-8", "replace"))
+                    raise WorkspaceError(f"workspace.setup {describe_exit(result.exit_code)}:\n{tail}")
+            await run_in_daemon_thread(place.stamp, "workspace")
+            yield place
+
+    async def _run_agent(self, item: EvalInputItem, context: EpisodeContext, place: Place) -> Any:
+        task, folder, seen = format_task(item.input_obj), place.folder, place.seen
+        async with self.accesses.open(context) as access:
+            episode = {"{model}": context.endpoint.default, "{base_url}": access.base_url}
+            values = {**episode, "{project}": str(self.project)}
+            variables = {"TMPDIR": str(folder)} if self.workspaces is None else place.environment()
+            variables |= {name: fill_in(value, values) for name, value in self.config.env.items()}
             variables |= build_variables(describe_episode(item, context), access)
-            variables |= {INPUT_FILE: str(folder / "input")} if self.config.input == "file" else {}
-            variables |= {OUTPUT_FILE: str(folder / "output")} if self.config.output == "file" else {}
+            variables |= {INPUT_FILE: str(seen / "input")} if self.config.input == "file" else {}
+            variables |= {OUTPUT_FILE: str(seen / "output")} if self.config.output == "file" else {}
             if self.config.input == "file":
                 (folder / "input").write_text(task, encoding="utf-8")
-            try:
-                result = await self._run(self._fill_in(task, folder), task, folder, variables)
-            except ProgramError as error:
-                raise AgentFailed(f"{self.accesses.name}: {error}") from None
+            for name, text in self.config.home_files.items():
+                (folder / "home" / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / "home" / name).write_text(fill_in(text, values), encoding="utf-8")
+            stdin = task.encode() if self.config.input == "stdin" else b""
+            if self.workspaces is not None and self.config.cwd is not None:
+                place = replace(place, cwd=place.cwd / self.config.cwd)
+            result = await self._run(self._fill_in(task, seen, values), place, variables, stdin)
             self._check_exit(result, access.api_key)
             return self._read_answer(result, folder, context)
 
-    def _fill_in(self, task: str, folder: Path) -> list[str]:
+    async def _score(self, config: RewardCommandConfig, place: Place, context: EpisodeContext) -> None:
+        """Reports the reward of the workspace, or why it is unknown."""
+        place = replace(place, mounts=tuple(mount for mount in place.mounts if mount[0].name != "hidden"))
+
+        def prepare() -> None:
+            place.renew()
+            place.restore(config.restore)
+            if config.source is not None:
+                source = fill_path(config.source, place.values, self.project)
+                copy_over(source, place.files, source)
+
+        try:
+            await run_in_daemon_thread(prepare, "workspace")
+            report = read_reward(config.parse, await self._run_step(config, place), place.folder / REPORT)
+            context.reward(report.pop("reward"), **report)
+        except (ProgramError, WorkspaceError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError) and config.timeout_reward is not None:
+                context.reward(config.timeout_reward)
+            else:
+                reason = redact_secrets(f"the command of workflow.reward: {error}")
+                context.mark({REPORTED_REWARD: {"error": reason}})
+
+    async def _run_step(self, step: StepConfig, place: Place) -> ProgramResult:
+        """Runs a command in the workspace that gets nothing from the agent but its files."""
+        command = [fill_row(part, place.values) for part in step.command]
+        try:
+            async with asyncio.timeout(step.timeout_s):
+                return await self._run(command, place, place.environment())
+        except TimeoutError:
+            raise TimeoutError(f"{command[0]} took more than {step.timeout_s:g} s") from None
+
+    def _fill_in(self, task: str, folder: Path, values: Mapping[str, str]) -> list[str]:
         """Returns the command with the task, or the files, in place of their placeholders."""
-        values = {OUTPUT_PLACE: str(folder / "output")} if self.config.output == "file" else {}
+        places = {**values, **({OUTPUT_PLACE: str(folder / "output")} if self.config.output == "file" else {})}
         if self.config.input != "stdin":
-            values[INPUT_PLACE] = task if self.config.input == "argument" else str(folder / "input")
-        places = re.compile(
-            "|".join(map(re.escape, values)) or r"(?!)"
-        )  # in one pass: a task may contain a placeholder
-        filled = [self.program, *(places.sub(lambda match: values[match[0]], part) for part in self.config.command[1:])]
+            places[INPUT_PLACE] = task if self.config.input == "argument" else str(folder / "input")
+        filled = [self.program, *(fill_in(part, places) for part in self.config.command[1:])]
         if self.config.input == "argument" and not any(INPUT_PLACE in part for part in self.config.command[1:]):
             filled.append(task)
         return filled
 
     async def _run(
-        self, command: Sequence[str], task: str, folder: Path, variables: Mapping[str, str]
+        self, command: Sequence[str], place: Place, variables: Mapping[str, str], stdin: bytes = b""
     ) -> ProgramResult:
         limits = ProgramLimits(self.config.max_memory_mb, self.config.max_processes)
-        stdin = task.encode() if self.config.input == "stdin" else b""
         env = {**inherit_variables(), **variables, **self.guard.environment()}
+        run = partial(run_program, stdin=stdin, watch=self.watch)
         if self.container is None:
-            return await run_program(command, cwd=self.cwd, env=env, stdin=stdin, limits=limits, watch=self.watch)
-        env |= {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+            return await run(command, cwd=place.cwd, env=env, limits=limits, mounts=place.mounts)
+        env |= {name: os.environ[name] for name in (*CLIENT_VARIABLES, "HOME") if name in os.environ}
         name = f"reinforge-{uuid.uuid4().hex}"
-        inside = self.container.build_command(
-            command, name=name, cwd=self.cwd, folder=folder, variables=variables, limits=limits
-        )
+        inside = self.container.build_command(command, place, name=name, variables=variables, limits=limits)
         try:
-            return await run_program(
-                inside, cwd=self.cwd, env=env, stdin=stdin, limits=ProgramLimits(), watch=self.watch
-            )
+            return await run(inside, cwd=self.cwd, env=env, limits=ProgramLimits())
         finally:
             await asyncio.shield(self.container.kill(name, env))
 
@@ -221,7 +331,12 @@ class CommandAgent:
         return decode_answer(lines[-1], f"the last line that {self.accesses.name} wrote", context)
 
     def example_problems(self, items: Sequence[EvalInputItem]) -> list[Problem]:
-        """Returns the first example whose task cannot be an argument."""
+        """Returns the first example without what the workspace needs, or whose task cannot be an argument."""
+        for item in items if self.workspaces is not None else ():
+            try:
+                self._check_row(find_row(item))
+            except WorkspaceError as error:
+                return [Problem("workflow", f"the example {item.id}: {error}")]
         if self.config.input != "argument":
             return []
         for item in items:
@@ -233,6 +348,25 @@ class CommandAgent:
                 message = f"the task of the example {item.id} {reason}"
                 return [Problem("workflow.input", message, "use `input: stdin` or `input: file`")]
         return []
+
+    def _check_row(self, row: Mapping[str, Any]) -> None:
+        assert self.workspaces is not None  # else nothing is filled in
+        steps = [step for step in (self.workspaces.config.setup, self.config.reward) if step is not None]
+        for block in (self.workspaces.config, self.config.reward):
+            if block is not None and block.source is not None:
+                fill_path(block.source, row, self.project)
+        images = [] if self.container is None else [self.container.image]
+        for text in [*images, *(part for step in steps for part in step.command)]:
+            fill_row(text, self.workspaces.add_values(row, Path()))
+
+
+def find_row(item: EvalInputItem) -> Mapping[str, Any]:
+    return item.full_dataset_entry if isinstance(item.full_dataset_entry, Mapping) else {}
+
+
+def fill_in(text: str, values: Mapping[str, str]) -> str:
+    """Returns a text with its placeholders filled in, in one pass: a task may contain a placeholder."""
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
 
 
 def extract_tail(text: str) -> str:
@@ -247,7 +381,7 @@ def inherit_variables() -> dict[str, str]:
     return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
-def find_program(command: Sequence[str], cwd: Path) -> str:
+def find_program(command: Sequence[str], cwd: Path, preset: str | None = None) -> str:
     name = command[0]
     path = str(cwd / Path(name).expanduser()) if "/" in name else shutil.which(name)
     if path is None:
@@ -258,6 +392,10 @@ def find_program(command: Sequence[str], cwd: Path) -> str:
             fix = f"to run {name} of the folder {cwd}, write ./{name}"
         elif name.startswith("python"):
             fix = f"write the path of one; this run's own is {sys.executable}"
+        elif preset is not None:
+            from reinforge.rollout.workflows.presets import find_preset
+
+            fix = str(find_preset(preset)["install"])
         raise ConfigError(Problem("command", f'there is no program "{name}" in PATH{hint}', fix))
     if not Path(path).is_file():
         raise ConfigError(Problem("command", f"there is no file {path}", "check the path; it starts from `cwd`"))
@@ -283,13 +421,22 @@ def find_folder(cwd: Path | None, project_root: Path) -> Path:
 @register_workflow(config_type=CommandWorkflowConfig)
 async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     refuse_windows("a command")
-    cwd = find_folder(config.cwd, builder.project_root)
+    root, guard = builder.project_root, ProgramGuard()
+    workspaces = None
+    if config.workspace is not None:
+        source = "" if config.reward is None or config.container is not None else config.reward.source or ""
+        fixed = [*takewhile(lambda part: "{" not in part, Path(source).parts)]
+        workspaces = Workspaces(config.workspace, root, guard, root.joinpath(*fixed) if fixed else None)
+    cwd = find_folder(config.cwd if workspaces is None else None, root)
     container = find_container(config.container, cwd) if config.container is not None else None
-    program = config.command[0] if container is not None else find_program(config.command, cwd)
-    name = shlex.join(config.command)
-    guard = ProgramGuard()
+    is_inside = container is not None or (workspaces is not None and "/" in config.command[0])
+    written = config.command if workspaces is None else config.command[:1]
+    program = written[0] if is_inside else find_program(written, cwd, config.preset)
+    name = config.preset or shlex.join(config.command)
     async with open_access(builder, name) as accesses, ProgramWatch().open() as watch, AsyncExitStack() as stack:
         if accesses.gateway is not None:
             await stack.enter_async_context(guard.open())
-        agent = CommandAgent(config, program, cwd, container, accesses, watch, guard)
+            if workspaces is not None and container is None:
+                workspaces.check_mounts()
+        agent = CommandAgent(config, program, cwd, root, container, accesses, watch, guard, workspaces)
         yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=name)

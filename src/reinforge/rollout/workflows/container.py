@@ -16,6 +16,8 @@ from pydantic import Field
 from reinforge.config.schema import Block
 from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.workflows.program_runner import ProgramLimits
+from reinforge.rollout.workflows.templates import fill_text
+from reinforge.rollout.workflows.workspace import Place
 
 ENGINES = ("docker", "podman")
 CLIENT_VARIABLES = (
@@ -35,7 +37,11 @@ KILL_S = 10.0
 class ContainerConfig(Block):
     """A container in which the command runs."""
 
-    image: str = Field(min_length=1, description="The image; it must be present, or the engine pulls it.")
+    image: str = Field(
+        min_length=1,
+        description="The image; it must be present, or the engine pulls it. With a `workspace`, `{NAME}` stands for "
+        "the column NAME of the row.",
+    )
     engine: Literal["docker", "podman"] | None = Field(
         default=None, description="The engine, whose client must be installed; null: docker, or else podman."
     )
@@ -52,37 +58,31 @@ class Container:
     mount_cwd: bool
 
     def build_command(
-        self,
-        command: Sequence[str],
-        *,
-        name: str,
-        cwd: Path,
-        folder: Path,
-        variables: Mapping[str, str],
-        limits: ProgramLimits,
+        self, command: Sequence[str], place: Place, *, name: str, variables: Mapping[str, str], limits: ProgramLimits
     ) -> list[str]:
         """Returns the client's arguments.
 
         The gateway listens on the loopback address alone, so the container uses the host's network. The variables are
         named without their values, which the client takes from its own environment: arguments can be read by any user.
-
-        Args:
-            folder: The episode's own folder, mounted at the same path.
         """
         arguments = [self.client, "run", "--rm", "--interactive", "--init", "--name", name, "--network", "host"]
         arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-        arguments += ["--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{folder}:{folder}"]
+        arguments += ["--user", f"{os.getuid()}:{os.getgid()}"]
+        for folder, seen in place.mounts or [(place.folder, place.folder)]:
+            arguments += ["--volume", f"{folder}:{seen}"]
         if Path(self.client).name == "podman" and os.getuid() != 0:
             arguments.append("--userns=keep-id")  # or the user's own folders would belong to another one inside
-        if self.mount_cwd:
-            arguments += ["--volume", f"{cwd}:{cwd}:ro", "--workdir", str(cwd)]
+        if self.mount_cwd and not place.mounts:
+            arguments += ["--volume", f"{place.cwd}:{place.cwd}:ro"]
+        if self.mount_cwd or place.mounts:
+            arguments += ["--workdir", str(place.cwd)]
         if limits.max_memory_mb is not None:
             arguments += ["--memory", f"{limits.max_memory_mb}m", "--memory-swap", f"{limits.max_memory_mb}m"]
         if limits.max_processes is not None:
             arguments += ["--pids-limit", str(limits.max_processes)]
-        for variable in variables:
-            arguments += ["--env", variable]
-        return [*arguments, self.image, *command]
+        for variable, value in variables.items():
+            arguments += ["--env", f"HOME={value}" if variable == "HOME" else variable]  # the client has its own HOME
+        return [*arguments, fill_text(self.image, place.values) if place.mounts else self.image, *command]
 
     async def kill(self, name: str, env: Mapping[str, str]) -> None:
         """Kills a container that may still run: its processes are not children of the client."""

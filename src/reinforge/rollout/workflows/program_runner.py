@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -176,15 +177,19 @@ async def run_program(
     stdin: bytes = b"",
     limits: ProgramLimits,
     watch: ProgramWatch,
+    mounts: Sequence[tuple[Path, Path]] = (),
 ) -> ProgramResult:
-    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled."""
+    """Runs a program to its end; kills everything that it has started then, and when the caller is cancelled.
+
+    Args:
+        mounts: Folders, and the places at which the program alone sees them; `cwd` may be inside one.
+    """
     mark = uuid.uuid4().hex
-    memory = (limits.max_memory_mb or 0) << 20
-    command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(memory), *command]
+    command = build_command(command, cwd, limits.max_memory_mb or 0, mounts)
     loop = asyncio.get_running_loop()
     try:
         transport, output = await loop.subprocess_exec(
-            ProgramOutput, *command, cwd=cwd, env={**env, MARK: mark}, start_new_session=True
+            ProgramOutput, *command, cwd=None if mounts else cwd, env={**env, MARK: mark}, start_new_session=True
         )
     except (OSError, ValueError) as error:
         raise ProgramError(f"{command[0]} cannot be started: {error}") from None
@@ -204,6 +209,24 @@ async def run_program(
     code = transport.get_returncode()
     assert code is not None  # it has exited
     return ProgramResult(code, bytes(output.stdout), bytes(output.stderr))
+
+
+def build_command(
+    command: Sequence[str], cwd: Path, max_memory_mb: int = 0, mounts: Sequence[tuple[Path, Path]] = ()
+) -> list[str]:
+    """Returns the command of a program's supervisor."""
+    supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(max_memory_mb << 20)]
+    return [*supervisor, str(cwd), str(len(mounts)), *(str(path) for mount in mounts for path in mount), *command]
+
+
+def can_mount(place: Path | str) -> bool:
+    """Returns whether this machine lets programs see a folder at a place, which is created if there is none."""
+    if sys.platform != "linux":
+        return False
+    with contextlib.suppress(OSError):  # then it is not a place of mounts
+        Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = build_command(["true"], Path("/"), 0, [(Path(place), Path(place))])
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _write(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
@@ -250,6 +273,7 @@ class ProgramGuard:
         self._mark = uuid.uuid4().hex
         self.folder: Path | None = None
         self.pid = 0
+        self._slots: set[int] = set()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[ProgramGuard]:
@@ -279,9 +303,37 @@ class ProgramGuard:
 
     @contextlib.asynccontextmanager
     async def open_folder(self) -> AsyncIterator[Path]:
-        """Yields a folder of one episode, which only this user can read, and removes it."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        """Yields a folder of one episode, which only this user can read, and removes it.
+
+        Its name is free again then, so that few paths occur.
+        """
+        slot = next(number for number in itertools.count() if number not in self._slots)
+        self._slots.add(slot)
+        folder = Path(self.folder or tempfile.gettempdir(), str(slot))
+        folder.mkdir(mode=0o700)
         try:
             yield folder
         finally:
-            await asyncio.shield(run_in_daemon_thread(lambda: shutil.rmtree(folder, ignore_errors=True), "scratch"))
+            await asyncio.shield(run_in_daemon_thread(lambda: self._free(slot, folder), "scratch"))
+
+    def _free(self, slot: int, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # files of another user; the number stays taken
+            remove(folder)
+            self._slots.discard(slot)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link or a folder, also one that cannot be written to; does nothing where there is none."""
+    if not is_folder(path):
+        path.unlink(missing_ok=True)
+        return
+    path.chmod(0o700)
+    for root, names, _ in os.walk(path):
+        for folder in filter(is_folder, (Path(root, name) for name in names)):
+            folder.chmod(0o700)
+    shutil.rmtree(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Returns True for a folder itself, and False for a link to one."""
+    return path.is_dir() and not path.is_symlink()

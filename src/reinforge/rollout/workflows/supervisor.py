@@ -1,6 +1,8 @@
 """Runs one program and, once it has ended, kills whatever it has left: a process of its own around each program.
 
-    python supervisor.py RUN MEMORY PROGRAM ARGUMENTS...
+    python supervisor.py RUN MEMORY CWD NUM_MOUNTS FOLDER PLACE FOLDER PLACE... PROGRAM ARGUMENTS...
+
+The program starts in CWD and sees each FOLDER at its PLACE; other processes see what was there before.
 
 On Linux it adopts the program's orphans (`PR_SET_CHILD_SUBREAPER`), also those with an environment and a session of
 their own (`env -i setsid ...`), so that all of them are its children in the end. It does the same when the run asks it
@@ -20,6 +22,10 @@ from typing import NoReturn
 
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's `prctl`."""
+NEW_MOUNTS, NEW_USERS = 0x20000, 0x10000000
+"""Flags of `unshare`."""
+BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000
+"""Flags of `mount`."""
 CANNOT_START = 127
 END_S = 2.0
 ROUND_S = 0.01
@@ -34,7 +40,7 @@ def end(*_: object) -> NoReturn:
     raise Ended
 
 
-def main(run: int, max_memory: int, command: list[str]) -> None:
+def main(run: int, max_memory: int, cwd: str, mounts: list[str], command: list[str]) -> None:
     program, status = 0, int(signal.SIGKILL)  # as `wait` gives it
     try:
         signal.signal(signal.SIGTERM, end)
@@ -43,7 +49,7 @@ def main(run: int, max_memory: int, command: list[str]) -> None:
             prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         if os.getppid() == run:
-            program = start(max_memory, command)
+            program = start(max_memory, cwd, mounts, command)
             status = wait_for(program)
     except Ended:
         pass
@@ -61,7 +67,7 @@ def main(run: int, max_memory: int, command: list[str]) -> None:
     os._exit(code)
 
 
-def start(max_memory: int, command: list[str]) -> int:
+def start(max_memory: int, cwd: str, mounts: list[str], command: list[str]) -> int:
     """Returns the process id of the program.
 
     `RLIMIT_DATA` counts what can be written to, so it fits Node and Go, which reserve more addresses than they use.
@@ -74,10 +80,35 @@ def start(max_memory: int, command: list[str]) -> int:
     if max_memory:
         resource.setrlimit(resource.RLIMIT_DATA, (max_memory, max_memory))
     try:
+        if mounts:
+            mount_folders(mounts)
+        os.chdir(cwd)
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{command[0]} cannot be started: {error}\n".encode(errors="backslashreplace"))
     os._exit(CANNOT_START)
+
+
+def mount_folders(mounts: list[str]) -> None:
+    """Mounts folders at their places, for this process and those that it starts.
+
+    A namespace of mounts needs the rights of root, or a namespace of users, in which this user is itself alone.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+    if library.unshare(NEW_MOUNTS):
+        check(library.unshare(NEW_USERS | NEW_MOUNTS), "a namespace of mounts")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    check(library.mount(None, b"/", None, RECURSIVE | PRIVATE, None), "/")
+    for folder, place in zip(mounts[::2], mounts[1::2], strict=True):
+        check(library.mount(os.fsencode(folder), os.fsencode(place), None, BIND | RECURSIVE, None), place)
+
+
+def check(failed: int, what: str) -> None:
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
 
 
 def wait_for(program: int) -> int:
@@ -113,4 +144,6 @@ def list_children() -> list[int]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    run, max_memory, cwd, num_mounts, *rest = sys.argv[1:]
+    end_of_mounts = 2 * int(num_mounts)
+    main(int(run), int(max_memory), cwd, rest[:end_of_mounts], rest[end_of_mounts:])

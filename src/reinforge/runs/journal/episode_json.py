@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reinforge.files import to_plain
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, Mark, ModelCall
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
@@ -39,9 +38,7 @@ def dump_episode(record: EpisodeRecord) -> dict[str, Any]:
         "wall_s": round(record.wall_s, 6),
         **({} if record.overflow is None else {"overflow": record.overflow}),
         "calls": [_dump_call(call) for call in record.calls],
-        "marks": [
-            {**asdict(mark), "data": to_plain(mark.data) if mark.data is not None else None} for mark in record.marks
-        ],
+        "marks": [asdict(mark) for mark in record.marks],
     }
 
 

@@ -2,6 +2,7 @@
 
 function/   word problems; the agent is a function that asks the model once, and every answer can be checked
 tools/      questions at a shop's counter; the agent has two tools
+coding_agent/  repositories with a bug each; a coding agent fixes them, and hidden tests are the reward
 logs/       logged chats of a help desk with the customers' thumbs
 shared/     what every project has: .gitignore, and the instructions for coding agents
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import storage_boundary
+from reinforge.tasks.projects.coding_tasks import write_repositories, write_tasks
 from reinforge.types.seeding import stable_random
 
 HERE, ENDING = Path(__file__).parent, ".tmpl"
@@ -40,6 +42,7 @@ class ProjectTemplate:
     Attributes:
         name: Its folder here, and the value of `--template`.
         commands: What to run first, in the project's folder.
+        write_files: Returns further files of the project, by path.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ProjectTemplate:
     data_file: str
     write_rows: Callable[[], Iterable[Row]]
     commands: tuple[str, ...]
+    write_files: Callable[[], Mapping[str, str]] = dict
 
     def build_files(self, project_name: str) -> dict[str, str]:
         files = {
@@ -57,6 +61,7 @@ class ProjectTemplate:
         for source in sorted((HERE / self.name).glob(f"*{ENDING}")):
             files[source.name.removesuffix(ENDING)] = source.read_text(encoding="utf-8")
         files = {path: text.replace("@NAME@", project_name) for path, text in files.items()}
+        files |= self.write_files()
         files[self.data_file] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.write_rows())
         return dict(sorted(files.items()))
 
@@ -99,6 +104,14 @@ TEMPLATES = {
             "function", "an agent function whose answers can be checked (GRPO)", "data.jsonl", write_word_problems, RUN
         ),
         ProjectTemplate("tools", "an agent with two tools (GRPO)", "data.jsonl", write_shop_questions, RUN),
+        ProjectTemplate(
+            "coding_agent",
+            "a coding agent in eight repositories with bugs, scored by hidden tests (GRPO)",
+            "data.jsonl",
+            write_tasks,
+            ("reinforge check run.yml", *RUN[1:]),
+            write_repositories,
+        ),
         ProjectTemplate(
             "logs", "logged chats with thumbs up and down (KTO)", "logs.jsonl", write_chats, (IMPORT, *RUN[1:])
         ),

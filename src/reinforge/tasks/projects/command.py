@@ -11,7 +11,7 @@ from reinforge.cli.exits import exit_on_error
 from reinforge.cli.options import DEBUG, JSON, GroupedCommand
 from reinforge.cli.output import say, say_json
 
-KINDS = ("function", "tools", "logs")
+KINDS = ("function", "tools", "coding_agent", "logs")
 """The templates; a test compares them with `reinforge.tasks.projects.TEMPLATES`, which is imported on use."""
 
 
@@ -31,9 +31,10 @@ def command(name: str, template: str, as_json: bool, debug: bool) -> None:
       function  an agent function whose answers can be checked (GRPO)
       tools     an agent with two tools (GRPO)
       logs      logged chats with thumbs up and down (KTO)
+      coding_agent  a coding agent in eight repositories with bugs, scored by hidden tests (GRPO)
 
     The project trains offline on a CPU, with a tiny model that is made on first use; one line of run.yml names a
-    pretrained model instead.
+    pretrained model instead. coding_agent needs a pretrained model, a GPU and the agent.
 
     \b
     Example:
