@@ -53,8 +53,8 @@ class BodyReader:
     async def close(self) -> None:
         if self._process is not None:
             self._process.kill()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._end)
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._end()
 
     def _ask(self, head: list[Any], body: bytes) -> Any:
         if self._process is None:
