@@ -220,15 +220,6 @@ async def test_wrong_lists_of_steps_and_limits_are_refused(art, model):
         await art.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
 
 
-async def test_one_server_owns_the_folder(base, tmp_path):
-    async with ARTServer(base, tmp_path):
-        with pytest.raises(StorageError, match="another server works on"):
-            async with ARTServer(base, tmp_path):
-                pass
-    async with ARTServer(base, tmp_path):
-        pass
-
-
 async def test_a_model_for_which_there_was_no_room_is_found_again(base, tmp_path, caplog):
     async with ARTServer(base, tmp_path) as server:
         first, second = await server.create("one"), await server.create("two")
@@ -327,6 +318,17 @@ class Engines:
         self.now -= 1
 
 
+@pytest.fixture
+async def engines(monkeypatch):
+    """The engines of earlier steps: `go` lets them load; all are closed in the end."""
+    engines = Engines()
+    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
+    engines.earlier = EarlierSteps("cpu")
+    yield engines
+    await engines.earlier.close()
+    assert engines.now == 0
+
+
 class Step:
     """A step that can be loaded."""
 
@@ -338,59 +340,44 @@ async def use(earlier, step, seconds=0.01):
         await asyncio.sleep(seconds)
 
 
-async def test_no_more_earlier_steps_are_loaded_than_there_is_memory_for(monkeypatch):
-    engines = Engines()
-    engines.go.set()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier = EarlierSteps("cpu")
-    steps = [Step() for _ in range(6)]
-    await asyncio.wait_for(asyncio.gather(*(use(earlier, step) for _ in range(3) for step in steps)), 20)
-    assert engines.most == MAX_LOADED
-    await earlier.close()
-    assert engines.now == 0
-
-
-async def test_a_step_whose_client_hangs_up_while_it_loads_is_loaded_once_and_freed(monkeypatch):
-    engines = Engines()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier, step = EarlierSteps("cpu"), Step()
-    call = asyncio.ensure_future(use(earlier, step))
-    await wait_for(lambda: engines.now)
+async def hang_up(call):
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_no_more_earlier_steps_are_loaded_than_there_is_memory_for(engines):
     engines.go.set()
-    await use(earlier, step)
+    steps = [Step() for _ in range(6)]
+    await asyncio.wait_for(asyncio.gather(*(use(engines.earlier, step) for _ in range(3) for step in steps)), 20)
+    assert engines.most == MAX_LOADED
+
+
+async def test_a_step_whose_client_hangs_up_while_it_loads_is_loaded_once_and_freed(engines):
+    step = Step()
+    call = asyncio.ensure_future(use(engines.earlier, step))
+    await wait_for(lambda: engines.now)
+    await hang_up(call)
+    engines.go.set()
+    await use(engines.earlier, step)
     assert engines.most == 1
-    await earlier.close()
-    assert engines.now == 0
 
 
-async def test_a_step_that_loads_for_nobody_is_freed_if_the_client_that_needs_its_room_hangs_up(monkeypatch):
-    engines = Engines()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier, steps = EarlierSteps("cpu"), [Step() for _ in range(MAX_LOADED + 2)]
+async def test_a_step_that_loads_for_nobody_is_freed_if_the_client_that_needs_its_room_hangs_up(engines):
+    steps = [Step() for _ in range(MAX_LOADED + 2)]
     for count, step in enumerate(steps[: MAX_LOADED + 1], 1):  # the last one waits until the first one is freed
-        call = asyncio.ensure_future(use(earlier, step))
+        call = asyncio.ensure_future(use(engines.earlier, step))
         await wait_for(lambda: engines.now == min(count, MAX_LOADED))  # noqa: B023
         await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
+        await hang_up(call)
     engines.go.set()
-    await use(earlier, steps[-1])
+    await use(engines.earlier, steps[-1])
     assert engines.most == MAX_LOADED
-    await earlier.close()
-    assert engines.now == 0
 
 
-async def test_a_step_that_cannot_be_loaded_is_tried_again(monkeypatch):
-    engines = Engines()
+async def test_a_step_that_cannot_be_loaded_is_tried_again(engines):
     engines.go.set()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier, step, failures = EarlierSteps("cpu"), Step(), [EngineError("damaged")]
-    load = engines.load
+    step, failures, load = Step(), [EngineError("damaged")], engines.load
     engines.load = lambda *args, **settings: (_ for _ in ()).throw(failures.pop()) if failures else load(*args)
     with pytest.raises(EngineError, match="damaged"):
-        await use(earlier, step)
-    await use(earlier, step)
-    await earlier.close()
-    assert engines.now == 0
+        await use(engines.earlier, step)
+    await use(engines.earlier, step)
