@@ -173,22 +173,17 @@ async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(art, tmp_path
     await art.create()
 
 
-async def test_a_model_that_was_being_deleted_when_the_server_was_killed_does_not_come_back(base, tmp_path):
+async def test_what_a_killed_server_left_is_removed(base, tmp_path):
+    """A model that was being deleted does not come back, and half a step is no step."""
     async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-    (tmp_path / model["id"]).rename(tmp_path / f".trash-{model['id']}-1-1")
-    async with ARTServer(base, tmp_path) as server:
-        assert server.app.models.names == ()
-        assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_step_that_was_being_written_when_the_server_was_killed_is_removed(base, tmp_path):
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
+        deleted, model = await server.create("deleted"), await server.create()
+    (tmp_path / deleted["id"]).rename(tmp_path / f".trash-{deleted['id']}-1-1")
     checkpoints = tmp_path / model["id"] / "checkpoints"
     (checkpoints / ".tmp-1-1").mkdir()
     (checkpoints / ".tmp-1-1" / "adapter_model.safetensors").write_bytes(b"half")
-    async with ARTServer(base, tmp_path):
+    async with ARTServer(base, tmp_path) as server:
+        assert ("agent" in server.app.models.names, "deleted" in server.app.models.names) == (True, False)
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [model["id"]]
         assert list(checkpoints.iterdir()) == []
 
 
