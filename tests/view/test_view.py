@@ -4,7 +4,6 @@ import http.cookiejar
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from types import SimpleNamespace
@@ -16,20 +15,13 @@ from reinforge.cli import main
 from reinforge.cli import watch as watch_module
 from reinforge.runs.rows import EpochMetrics
 from tests.scripted_run import ScriptedRun
+from tests.serving.serving import start_command
 from tests.view.view_browser import begin_run
 
 
 async def test_view_prints_an_address_that_opens_and_ends_with_ctrl_c(tmp_path):
     await ScriptedRun(tmp_path).run()
-    command = [sys.executable, "-m", "reinforge", "view", "--output_dir", str(tmp_path), "--port", "0"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
+    process = start_command("view", "--output_dir", tmp_path, "--port", "0", bufsize=1)
     try:
         assert process.stdout.readline() == f"Runs in {tmp_path}, until you press Ctrl-C:\n"
         address = process.stdout.readline().strip()
