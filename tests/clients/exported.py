@@ -23,6 +23,7 @@ from reinforge.exports.gguf import file as gguf_file
 from reinforge.exports.judge import Parity, compare, make_greedy
 from reinforge.exports.llama_cpp_policy import LlamaCppPolicy
 from reinforge.types.request import ModelRequest, SamplingParams
+from tests.exports.gguf_files import LLAMA3_ROPE
 from tests.models import make_tiny_model
 
 FAMILIES: dict[str, dict[str, object]] = {
@@ -31,14 +32,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
 }
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA_3 = {**LLAMA3_ROPE, "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 TEXTS = ("what is the capital of France?", "It's 12 o'clock,\n\n  said the quick\tfox: 3 + 44 = é漢!", "a" * 40)
 MAX_NATS = 5e-4
 """With keys and values in float32; both programs sum in float32, in different orders."""

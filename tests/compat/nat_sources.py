@@ -46,3 +46,11 @@ def copy_package(source: Path, folder: Path, change=lambda text: text):
     folder.mkdir(parents=True)
     for path in sorted(source.glob("*.py")):
         (folder / path.name).write_text(change(path.read_text()))
+
+
+def install_plugin(folder: Path, name: str, entry_points: str):
+    """Writes what an installed package says of itself: the distribution and its entry points."""
+    info = folder / f"{name.replace('-', '_')}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(entry_points)

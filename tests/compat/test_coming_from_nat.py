@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.compat.nat_sources import install_plugin
 from tests.generated import DOCS
 from tests.scripted_run import ScriptedRun
 
@@ -59,10 +60,7 @@ async def test_agent_and_evaluator_of_the_page_train(tmp_path):
 def test_the_commands_of_the_page_take_the_option(tmp_path):
     """The agent and the evaluator come from a package that registers them for the toolkit."""
     (tmp_path / "nat_page.py").write_text(f"{BLOCKS['agent.py']}\n{BLOCKS['evaluator.py']}")
-    info = tmp_path / "nat_page-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nat-page\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[nat.components]\npage = nat_page\n")
+    install_plugin(tmp_path, "nat-page", "[nat.components]\npage = nat_page\n")
     (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     (tmp_path / "run.yml").write_text(FILE)
     [block] = COMMANDS

@@ -15,6 +15,7 @@ from reinforge.compat.nat import MODULES
 from reinforge.errors import ConfigError
 from reinforge.rollout.isolation.isolated_agent import LOADER
 from reinforge.rollout.isolation.worker_pool import WORKER_SETUP, WorkerPool
+from tests.compat.nat_sources import install_plugin
 
 
 @pytest.fixture
@@ -120,10 +121,7 @@ eval:
 def test_the_option_loads_an_installed_plugin_of_the_toolkit(tmp_path):
     """`eval --compat nat` on a file whose evaluator a package registers through the toolkit's entry points."""
     (tmp_path / "nat_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "nat_plugin-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nat-plugin\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[nat.components]\nplugin = nat_plugin\nbroken = not_there\n")
+    install_plugin(tmp_path, "nat-plugin", "[nat.components]\nplugin = nat_plugin\nbroken = not_there\n")
     (tmp_path / "task.py").write_text("def agent(item, llm, context):\n    return item.input_obj\n")
     (tmp_path / "data.jsonl").write_text('{"question": "abc"}\n{"question": "a"}\n')
     (tmp_path / "eval.yml").write_text(FILE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.nat_sources import copy_package, with_our_imports, with_their_imports
+from tests.compat.nat_sources import copy_package, install_plugin, with_our_imports, with_their_imports
 from tests.protocols.art_service import ARTModel, ARTService
 
 TESTS = Path(__file__).parents[1]
@@ -104,10 +104,7 @@ def example(request, tmp_path):
     """The example's project, installed as a plugin of the toolkit, or of ours with its import lines changed."""
     group = "nat.components" if request.param == "theirs" else "reinforge.components"
     copy_package(EXAMPLE, tmp_path / "rl_example", with_our_imports if request.param == "ours" else (lambda text: text))
-    info = tmp_path / "rl_example-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rl-example\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\nrl = rl_example.register\n")
+    install_plugin(tmp_path, "rl-example", f"[{group}]\nrl = rl_example.register\n")
     rows = [{"id": number, "question": "XO"[number % 2], "answer": "Win!"} for number in range(1, 25)]
     (tmp_path / "data").mkdir()
     for name in ("data", "eval_data"):

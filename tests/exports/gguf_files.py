@@ -25,6 +25,16 @@ NAMES = {
 }
 
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 def name_in_gguf(name: str) -> str:
     """`model.layers.1.mlp.up_proj.weight` -> `blk.1.ffn_up.weight`."""
     path, _, kind = name.rpartition(".")

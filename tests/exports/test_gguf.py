@@ -17,6 +17,7 @@ from reinforge.exports.gguf.file import (
     write_gguf,
 )
 from reinforge.exports.gguf.tokenizer import SPLITS
+from tests.exports.gguf_files import LLAMA3_ROPE
 from tests.models import make_tiny_model
 
 # 128 is the size that transformers' reader takes for granted
@@ -102,14 +103,7 @@ def test_smaller_files_are_close(tmp_path, file_type, limit):
 
 
 def test_rope_scaling_of_llama_3_is_written(tmp_path):
-    scaling = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
+    scaling = {**LLAMA3_ROPE, "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
     import gguf
 
     *_, path = export(tmp_path, rope_parameters=scaling)

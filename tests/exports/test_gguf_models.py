@@ -21,19 +21,11 @@ from reinforge.exports.gguf import source
 from reinforge.exports.gguf.families import find_llama3_rotation
 from reinforge.exports.gguf.header import BLOCKS, GGUFError, read_header
 from reinforge.exports.gguf.source import ensure_converted
-from tests.exports.gguf_files import pack_header, pack_tensor, pack_text, write_gguf
+from tests.exports.gguf_files import LLAMA3_ROPE, pack_header, pack_tensor, pack_text, write_gguf
 from tests.models import SENTENCES, make_tiny_model
 from tests.tokenizer_kinds import TOKENIZERS
 
 TEXTS = ["the quick brown fox", "play at row 12, column  3", "<|user|>what is it?<|end|>", "tabs\t and\n\nlines é 日"]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +50,7 @@ def compute_logits(module):
     [
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 8}),
-        ("llama", {"rope_parameters": LLAMA3, "head_dim": 64, "max_position_embeddings": 131072}),
+        ("llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 64, "max_position_embeddings": 131072}),
         ("mistral", {"sliding_window": 8}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 32}),
@@ -141,6 +133,12 @@ def test_pieces_of_sentencepiece_give_the_tokens_of_its_merges(tmp_path):
 # damaged, hostile and unsupported files
 
 TEXT = 8
+
+
+def pack_setting(value):
+    return pack_header(settings=1, rest=pack_text("a") + value)
+
+
 ARCHITECTURE = pack_text("general.architecture") + struct.pack("<I", TEXT) + pack_text("llama")
 
 
@@ -155,16 +153,10 @@ ARCHITECTURE = pack_text("general.architecture") + struct.pack("<I", TEXT) + pac
         (pack_header(tensors=2**63), "claims to have 9,223,372,036,854,775,808 tensors"),
         (pack_header(settings=2**40), "claims to have 1,099,511,627,776 settings"),
         (pack_header(settings=1, rest=struct.pack("<Q", 2**60) + bytes(40)), "of 1,152,921,504,606,846,976 bytes"),
-        (
-            pack_header(settings=1, rest=pack_text("a") + struct.pack("<IQ", TEXT, 2**50) + bytes(9)),
-            "ends in the middle",
-        ),
-        (
-            pack_header(settings=1, rest=pack_text("a") + struct.pack("<IIQ", 9, 4, 2**50)),
-            "values in a list, more than",
-        ),
-        (pack_header(settings=1, rest=pack_text("a") + struct.pack("<IIQ", 9, 9, 1)), "a list of the unknown type 9"),
-        (pack_header(settings=1, rest=pack_text("a") + struct.pack("<I", 77)), "of the unknown type 77"),
+        (pack_setting(struct.pack("<IQ", TEXT, 2**50) + bytes(9)), "ends in the middle"),
+        (pack_setting(struct.pack("<IIQ", 9, 4, 2**50)), "values in a list, more than"),
+        (pack_setting(struct.pack("<IIQ", 9, 9, 1)), "a list of the unknown type 9"),
+        (pack_setting(struct.pack("<I", 77)), "of the unknown type 77"),
         (pack_header(settings=2, rest=ARCHITECTURE * 2), "has two settings called 'general.architecture'"),
         (pack_header(tensors=1, rest=pack_text("t") + struct.pack("<I", 2**31) + bytes(40)), "2147483648 dimensions"),
         (pack_header(tensors=1, rest=pack_tensor("t", (4, 2**62, 2**62))), "is too short: the tensor 't' ends at byte"),
@@ -307,29 +299,26 @@ class Stopped(BaseException):
     """What a signal raises in the middle of a conversion."""
 
 
-def stop_conversion(monkeypatch):
+def interrupt_conversion(file, monkeypatch):
     def stop(tensors, path, metadata=None):
         path.write_bytes(b"half")
         raise Stopped
 
-    monkeypatch.setattr(gguf_convert, "save_file", stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_convert, "save_file", stop)
+        with pytest.raises(Stopped):
+            ensure_converted(file, "model")
 
 
 def test_an_interrupted_conversion_leaves_nothing(file, cache, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_conversion(patch)
-        with pytest.raises(Stopped):
-            ensure_converted(file, "model")
+    interrupt_conversion(file, monkeypatch)
     assert [path.name for path in cache.iterdir()] == [".lock"]
     assert load_module(str(file), torch.float32) is not None
 
 
 def test_without_staging_an_interrupted_conversion_is_taken_for_a_model(file, cache, monkeypatch):
     monkeypatch.setattr(source, "write_folder", lambda folder, fill, **_: fill(folder))
-    with monkeypatch.context() as patch:
-        stop_conversion(patch)
-        with pytest.raises(Stopped):
-            ensure_converted(file, "model")
+    interrupt_conversion(file, monkeypatch)
     with pytest.raises(Exception, match="cannot load the model"):
         load_module(str(file), torch.float32)
 

@@ -72,16 +72,6 @@ def test_any_other_template_is_left_to_ollama(template):
     assert find_blocks(renderer(template)) is None
 
 
-def test_chatml_in_ollamas_language():
-    assert find_blocks(renderer(CHATML)).format() == (
-        "{{ if not .System }}<|im_start|>system\nYou are Smol.<|im_end|>\n{{ end }}{{ range .Messages }}"
-        '{{ if eq .Role "system" }}<|im_start|>system\n{{ .Content }}<|im_end|>\n{{ end }}'
-        '{{ if eq .Role "user" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n{{ end }}'
-        '{{ if eq .Role "assistant" }}<|im_start|>assistant\n{{ .Content }}<|im_end|>\n{{ end }}'
-        "{{ end }}<|im_start|>assistant\n"
-    )
-
-
 def test_a_modelfile():
     sampling = SamplingConfig(temperature=0.7, top_p=0.9, top_k=20)
     text = format_modelfile("m.gguf", sampling, ["<|im_end|>", 'a"b'], find_blocks(renderer(CHATML)))

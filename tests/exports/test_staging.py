@@ -116,8 +116,11 @@ def test_files_that_came_in_the_meantime_are_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("damage", ["foreign", "changed", "checkpoint", "file", "link"])
-def test_other_things_are_refused(tmp_path, damage):
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [("foreign", "mine"), ("changed", "changed since"), ("checkpoint", ""), ("file", ""), ("link", "symbolic link")],
+)
+def test_other_things_are_refused(tmp_path, damage, says):
     target = tmp_path / "out"
     if damage in ("foreign", "changed"):
         write(target)
@@ -133,4 +136,4 @@ def test_other_things_are_refused(tmp_path, damage):
         target.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError) as refused:
         check_target(target)
-    assert "--output" in str(refused.value)
+    assert all(text in str(refused.value) for text in ("--output", says))

@@ -10,7 +10,7 @@ from reinforge.errors import StorageError, TrajectoryError
 from reinforge.multiagent import build_agents, build_protocol
 from reinforge.multiagent.nip.job_files import GroupFiles, JobRecord
 from reinforge.multiagent.nip.rollouts import encode_dialogues
-from reinforge.multiagent.nip.training_data import PreferenceArguments, TrainingData
+from reinforge.multiagent.nip.training_data import TrainingData
 from reinforge.types.request import ChatPrompt, TokenLogprobs
 from reinforge.types.supports import Supports
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
@@ -94,18 +94,3 @@ def test_a_dialogue_whose_verifier_said_nothing_costs_that_dialogue():
     unknown = encode_dialogues([dialogue(1, truth=None)], HANDLER)
     with pytest.raises(TrajectoryError, match="verifier/0: y is unknown"):
         DATA.build_supervised({}, {"verifier": unknown})
-
-
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (("p", "n", (), None, None), ("p", "n", None, None)),
-        (("p", "n", ("x",), None, None), ("p", "n", "x", None)),
-        (("p", "n", (), "x", "t"), ("p", "n", "x", "t")),
-        (("t", "p", ({},), "x", None), ("p", {}, "x", "t")),
-        (("t", "p", ({}, "x"), None, None), ("p", {}, "x", "t")),
-    ],
-)
-def test_the_orders_in_which_preferences_are_passed(call, expected):
-    given = PreferenceArguments.from_call(*call)
-    assert (given.preferred, given.rejected, given.job_name, given.timesteps) == expected

@@ -48,11 +48,10 @@ async def test_what_a_group_is(backend):
 
 
 async def test_a_supervised_job_makes_the_model_that_is_switched_to(backend):
-    params = backend.experiment()
-    group = backend.group(params)
+    group = backend.group()
     await group.wait_for_ready(60)
     before = await group.sample(ASKED)
-    job = await group.create_supervised_fine_tune_job(both(params), job_name="first")
+    job = await group.create_supervised_fine_tune_job(both(group.hyper_params), job_name="first")
     assert job == group.fine_tune_job_id == group.get_state_dict()["fine_tune_job_id"]
     assert await group.get_fine_tune_job_status() in ("pending", "running", "succeeded")
     assert group.model_name == backend.model, "the job's model is not served yet"
@@ -69,10 +68,9 @@ async def test_a_supervised_job_makes_the_model_that_is_switched_to(backend):
 
 async def test_every_way_to_pass_preferences(backend):
     """neural-interactive-proofs passes the timesteps first and the job's name by its keyword."""
-    params = backend.experiment()
-    group = backend.group(params)
-    good = {"prover": replies(params, "prover", [f"yes {i}" for i in range(12)])}
-    bad = {"prover": replies(params, "prover", [f"no {i}" for i in range(12)])}
+    group = backend.group()
+    good = {"prover": replies(group.hyper_params, "prover", [f"yes {i}" for i in range(12)])}
+    bad = {"prover": replies(group.hyper_params, "prover", [f"no {i}" for i in range(12)])}
     timesteps = good
     job = await group.create_dpo_fine_tune_job(timesteps, good, bad, job_name="pairs")
     assert await group.wait_for_fine_tune_job(60) == "succeeded"
@@ -131,10 +129,10 @@ def test_an_agent_is_in_one_group_and_in_the_one_that_it_names(backend):
 
 
 def test_the_blocking_view_and_plain_event_loops(backend):
-    params = backend.experiment()
-    group = backend.group(params)
+    group = backend.group()
     group.sync.wait_for_ready(60)
-    asyncio.run(group.create_supervised_fine_tune_job(both(params)))  # an event loop that is closed right after
+    job = group.create_supervised_fine_tune_job(both(group.hyper_params))
+    asyncio.run(job)  # an event loop that is closed right after
     assert group.sync.wait_for_fine_tune_job(60) == "succeeded"
     group.sync.switch_to_next_model()
     assert group.sync.model_name == group.fine_tuned_model_name
@@ -142,8 +140,7 @@ def test_the_blocking_view_and_plain_event_loops(backend):
 
 
 async def test_jobs_accept_trajectories(backend):
-    params = backend.experiment()
-    group = backend.group(params)
+    group = backend.group()
     asked = [
         [EpisodeItem(role="user", content=f"P q{i}"), EpisodeItem(role="assistant", content=f"it is {i}", trained=True)]
         for i in range(12)
@@ -156,16 +153,15 @@ async def test_jobs_accept_trajectories(backend):
 
 
 async def test_a_verifiers_guess_becomes_the_truth(backend):
-    params = backend.experiment()
-    group = backend.group(params)
-    wrong = rollouts(params, decision="reject", truth="accept")
+    group = backend.group()
+    wrong = rollouts(group.hyper_params, decision="reject", truth="accept")
     await group.create_supervised_fine_tune_job({}, {"verifier": wrong})
     assert await group.wait_for_fine_tune_job(60) == "succeeded"
     collection = group.files.read_trajectories(next(group.files.jobs.iterdir()).name)
     for [trajectory] in collection.trajectories:
         assert [turn.content for turn in trajectory.turns][-1] == "accept"
         assert trajectory.turns[0].content.startswith("is it"), "its other replies are unchanged"
-    unknown = rollouts(params, truth=None)
+    unknown = rollouts(group.hyper_params, truth=None)
     with pytest.raises(TrajectoryError, match="y is unknown, so the guess cannot be replaced"):
         await group.create_supervised_fine_tune_job({}, {"verifier": unknown})
     with pytest.raises(TrajectoryError, match="prover is not a verifier"):
@@ -327,16 +323,15 @@ async def test_a_damaged_model_is_not_served(backend):
 
 async def test_pairs_of_equal_replies_are_left_out(backend, caplog):
     """Their gradients cancel: a job of nothing else ends as failed, and one of other pairs too trains on those."""
-    params = backend.experiment()
-    group = backend.group(params)
+    group = backend.group()
     same = [f"say {i}" for i in range(12)]
-    good = {"prover": replies(params, "prover", same)}
+    good = {"prover": replies(group.hyper_params, "prover", same)}
     await group.create_dpo_fine_tune_job(good, good)
     assert await group.wait_for_fine_tune_job(60) == "failed"
     assert "pairs" in (reason := await group.get_fine_tune_job_error_repr())
     assert "12" in reason
     assert group.model_name == backend.model
-    mixed = {"prover": replies(params, "prover", [*same[:2], *(f"no {i}" for i in range(10))])}
+    mixed = {"prover": replies(group.hyper_params, "prover", [*same[:2], *(f"no {i}" for i in range(10))])}
     first = await group.create_dpo_fine_tune_job(good, mixed)
     assert await group.wait_for_fine_tune_job(60) == "succeeded", await group.get_fine_tune_job_error_repr()
     assert await group.create_dpo_fine_tune_job(good, mixed) == first

@@ -6,11 +6,9 @@ from typing import Any
 
 from tests.project import Project
 from tests.protocols.art_service import ARTService
+from tests.protocols.hosted import set_finetuning
 
 FAST = {"poll_interval_s": 0.02, "timeout_s": 5.0, "ready_s": 5.0, "settle_s": 2.0, "max_retries": 4}
-KEPT = (
-    "enabled", "trainer", "trajectory_builder", "trainer_adapter", "reward_function", "output_dir", "run_configuration",
-)  # fmt: skip
 
 
 def describe_backend(service: ARTService, protocol: int, key: str = "${ART_KEY}") -> dict[str, Any]:
@@ -29,10 +27,5 @@ def use_art_adapter(project: Project, service: ARTService, protocol: int, **sett
         "builder": {"_type": "openpipe_art_traj_builder", "num_generations": 4, "examples_per_epoch": 16}
     }
     project.settings["trainers"] = {"trainer": {"_type": "openpipe_art_trainer"}}
-    block = project.settings["finetuning"]
-    project.settings["finetuning"] = {
-        **{key: block[key] for key in KEPT if key in block},
-        "num_epochs": 1,
-        "gate": {"num_samples": 2},
-    }
+    set_finetuning(project, num_epochs=1, gate={"num_samples": 2})
     return project

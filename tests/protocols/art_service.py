@@ -57,7 +57,6 @@ class ARTJob:
     Attributes:
         groups: The trajectory groups as they were sent.
         config: The settings as they were sent; protocol 1: `config` and `dev_config`.
-        began_s: When it started.
         seconds: How long it takes.
         end: `succeeded`, `failed` or `hangs`.
         step: The step that it made; None: it has not ended.
@@ -66,7 +65,6 @@ class ARTJob:
     id: str
     groups: list[dict[str, Any]]
     config: dict[str, Any]
-    began_s: float
     seconds: float
     end: str
     step: int | None = None
@@ -342,7 +340,7 @@ class ARTService(StandIn):
         for group in groups:
             _check_group(group, needs_logprobs=not allows_all)
         end = self.ends.pop(0) if self.ends else "succeeded"
-        job = ARTJob(f"job-{next(self._numbers)}", groups, config, time.monotonic(), self.seconds, end)
+        job = ARTJob(f"job-{next(self._numbers)}", groups, config, self.seconds, end)
         self.jobs.append(job)
         return job
 

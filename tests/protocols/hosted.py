@@ -26,7 +26,7 @@ async def connect_adapter(
     algorithm: Algorithm | None = None,
     kind: type[OpenAIAdapter] = OpenAIAdapter,
     **settings: Any,
-) -> AsyncIterator[OpenAIAdapter]:
+) -> AsyncIterator[Any]:
     config = OpenAIAdapterConfig(base_url=service.url, **{**FAST_SETTINGS, **settings})
     adapter = kind(config, algorithm or SFT(), service.url, SecretStr(service.key))
     await adapter.initialize(FinetuneConfig())
@@ -55,12 +55,13 @@ def use_openai_adapter(project: Project, service: OpenAIService, key: str = "${S
     project.settings["trajectory_builders"] = {
         "builder": {"_type": "group", "num_generations": 4, "examples_per_epoch": 16}
     }
-    project.settings["finetuning"] = {
-        **{key: project.settings["finetuning"][key] for key in KEPT_KEYS if key in project.settings["finetuning"]},
-        "num_epochs": 2,
-        "algorithm": {"_type": "sft", "min_reward": 0.9},
-        "gate": {"num_samples": 2},
-    }
+    set_finetuning(project, num_epochs=2, algorithm={"_type": "sft", "min_reward": 0.9}, gate={"num_samples": 2})
+
+
+def set_finetuning(project: Project, **block: Any) -> None:
+    """Replaces all of a project's `finetuning` but the names of its components."""
+    before = project.settings["finetuning"]
+    project.settings["finetuning"] = {**{key: before[key] for key in KEPT_KEYS if key in before}, **block}
 
 
 KEPT_KEYS = (

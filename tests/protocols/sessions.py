@@ -7,7 +7,7 @@ from reinforge.protocols.sessions.server.api import SessionLimits, SessionsApi
 from reinforge.serving.app import ServeApp
 from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
-from tests.loop_thread import LoopThread
+from tests.loop_thread import serve_in_thread
 
 NAME = "tiny/base"
 
@@ -17,13 +17,8 @@ def serve_sessions(model, folder, **limits):
     api = SessionsApi(
         BaseModels({NAME: PolicyConfig(model=str(model))}), folder, device="cpu", limits=SessionLimits(**limits)
     )
-    app = ServeApp(ServedModels(), [api])
-    with LoopThread() as thread:
-        thread.call(app.__aenter__())
-        try:
-            yield app
-        finally:
-            thread.call(app.__aexit__(None, None, None))
+    with serve_in_thread(ServeApp(ServedModels(), [api])) as app:
+        yield app
 
 
 def use_http_adapter(project, app, **settings):

@@ -65,25 +65,6 @@ async def test_every_name_of_a_step_serves_its_weights(art, model):
     assert missing.status_code == 404
 
 
-async def stream(server, name, seed):
-    body = {"model": name, "messages": PROMPT, "seed": seed, "max_tokens": 12, "stream": True}
-    async with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: {")]
-    chunks = [json.loads(line) for line in lines]
-    texts = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
-    return [text for text in texts if text], chunks[0]["model_version"]
-
-
-async def test_streams_of_every_step_have_its_weights(art, model):
-    group = await build_group(art)
-    await art.wait(await art.start_job(model, [{"trajectories": group}]))
-    for name, version in (("agent@0", 0), ("agent@1", 1)):
-        texts, found = await stream(art, name, 3)
-        whole = await art.sample(name, 3, max_tokens=12)
-        assert "".join(texts) == whole["choices"][0]["message"]["content"]
-        assert found == version
-
-
 class Racing(ScriptedPolicy):
     async def stream(self, request, markers=()):
         await self.publish(2)
@@ -246,9 +227,8 @@ async def test_settings_of_the_model_win_over_those_of_a_job(art):
 
 async def test_a_failed_job_breaks_the_stream_of_its_response_off(art):
     await art.call("POST", "/register", DESCRIBED)
-    body = build_call(MADE_UP)
     with pytest.raises(httpx.RemoteProtocolError):
-        await art.http.post("/_train_model", json=body)
+        await art.http.post("/_train_model", json=build_call(MADE_UP))
 
 
 @pytest.mark.parametrize(
@@ -297,8 +277,6 @@ async def test_a_deleted_model_is_no_longer_served(art, model, tmp_path):
 
 
 def test_the_oldest_replies_are_forgotten_first():
-    from reinforge.types.request import TokenLogprobs
-
     replies = SampledReplies(max_tokens=12)
     for number in range(4):
         replies._add("tiny", TokenLogprobs((1, 2), (3, 4), (-0.5, -float(number))))

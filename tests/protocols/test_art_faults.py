@@ -173,22 +173,17 @@ async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(art, tmp_path
     await art.create()
 
 
-async def test_a_model_that_was_being_deleted_when_the_server_was_killed_does_not_come_back(base, tmp_path):
+async def test_what_a_killed_server_left_is_removed(base, tmp_path):
+    """A model that was being deleted does not come back, and half a step is no step."""
     async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
-    (tmp_path / model["id"]).rename(tmp_path / f".trash-{model['id']}-1-1")
-    async with ARTServer(base, tmp_path) as server:
-        assert server.app.models.names == ()
-        assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_step_that_was_being_written_when_the_server_was_killed_is_removed(base, tmp_path):
-    async with ARTServer(base, tmp_path) as server:
-        model = await server.create()
+        deleted, model = await server.create("deleted"), await server.create()
+    (tmp_path / deleted["id"]).rename(tmp_path / f".trash-{deleted['id']}-1-1")
     checkpoints = tmp_path / model["id"] / "checkpoints"
     (checkpoints / ".tmp-1-1").mkdir()
     (checkpoints / ".tmp-1-1" / "adapter_model.safetensors").write_bytes(b"half")
-    async with ARTServer(base, tmp_path):
+    async with ARTServer(base, tmp_path) as server:
+        assert ("agent" in server.app.models.names, "deleted" in server.app.models.names) == (True, False)
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [model["id"]]
         assert list(checkpoints.iterdir()) == []
 
 
@@ -218,15 +213,6 @@ async def test_wrong_lists_of_steps_and_limits_are_refused(art, model):
     for steps in (["1"], [True], [None], "1"):
         await art.call("DELETE", path, {"steps": steps}, 422)
         await art.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
-
-
-async def test_one_server_owns_the_folder(base, tmp_path):
-    async with ARTServer(base, tmp_path):
-        with pytest.raises(StorageError, match="another server works on"):
-            async with ARTServer(base, tmp_path):
-                pass
-    async with ARTServer(base, tmp_path):
-        pass
 
 
 async def test_a_model_for_which_there_was_no_room_is_found_again(base, tmp_path, caplog):
@@ -327,6 +313,17 @@ class Engines:
         self.now -= 1
 
 
+@pytest.fixture
+async def engines(monkeypatch):
+    """The engines of earlier steps: `go` lets them load; all are closed in the end."""
+    engines = Engines()
+    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
+    engines.earlier = EarlierSteps("cpu")
+    yield engines
+    await engines.earlier.close()
+    assert engines.now == 0
+
+
 class Step:
     """A step that can be loaded."""
 
@@ -338,59 +335,44 @@ async def use(earlier, step, seconds=0.01):
         await asyncio.sleep(seconds)
 
 
-async def test_no_more_earlier_steps_are_loaded_than_there_is_memory_for(monkeypatch):
-    engines = Engines()
-    engines.go.set()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier = EarlierSteps("cpu")
-    steps = [Step() for _ in range(6)]
-    await asyncio.wait_for(asyncio.gather(*(use(earlier, step) for _ in range(3) for step in steps)), 20)
-    assert engines.most == MAX_LOADED
-    await earlier.close()
-    assert engines.now == 0
-
-
-async def test_a_step_whose_client_hangs_up_while_it_loads_is_loaded_once_and_freed(monkeypatch):
-    engines = Engines()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier, step = EarlierSteps("cpu"), Step()
-    call = asyncio.ensure_future(use(earlier, step))
-    await wait_for(lambda: engines.now)
+async def hang_up(call):
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_no_more_earlier_steps_are_loaded_than_there_is_memory_for(engines):
     engines.go.set()
-    await use(earlier, step)
+    steps = [Step() for _ in range(6)]
+    await asyncio.wait_for(asyncio.gather(*(use(engines.earlier, step) for _ in range(3) for step in steps)), 20)
+    assert engines.most == MAX_LOADED
+
+
+async def test_a_step_whose_client_hangs_up_while_it_loads_is_loaded_once_and_freed(engines):
+    step = Step()
+    call = asyncio.ensure_future(use(engines.earlier, step))
+    await wait_for(lambda: engines.now)
+    await hang_up(call)
+    engines.go.set()
+    await use(engines.earlier, step)
     assert engines.most == 1
-    await earlier.close()
-    assert engines.now == 0
 
 
-async def test_a_step_that_loads_for_nobody_is_freed_if_the_client_that_needs_its_room_hangs_up(monkeypatch):
-    engines = Engines()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier, steps = EarlierSteps("cpu"), [Step() for _ in range(MAX_LOADED + 2)]
+async def test_a_step_that_loads_for_nobody_is_freed_if_the_client_that_needs_its_room_hangs_up(engines):
+    steps = [Step() for _ in range(MAX_LOADED + 2)]
     for count, step in enumerate(steps[: MAX_LOADED + 1], 1):  # the last one waits until the first one is freed
-        call = asyncio.ensure_future(use(earlier, step))
+        call = asyncio.ensure_future(use(engines.earlier, step))
         await wait_for(lambda: engines.now == min(count, MAX_LOADED))  # noqa: B023
         await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
+        await hang_up(call)
     engines.go.set()
-    await use(earlier, steps[-1])
+    await use(engines.earlier, steps[-1])
     assert engines.most == MAX_LOADED
-    await earlier.close()
-    assert engines.now == 0
 
 
-async def test_a_step_that_cannot_be_loaded_is_tried_again(monkeypatch):
-    engines = Engines()
+async def test_a_step_that_cannot_be_loaded_is_tried_again(engines):
     engines.go.set()
-    monkeypatch.setattr(earlier_module, "import_engine", lambda: engines)
-    earlier, step, failures = EarlierSteps("cpu"), Step(), [EngineError("damaged")]
-    load = engines.load
+    step, failures, load = Step(), [EngineError("damaged")], engines.load
     engines.load = lambda *args, **settings: (_ for _ in ()).throw(failures.pop()) if failures else load(*args)
     with pytest.raises(EngineError, match="damaged"):
-        await use(earlier, step)
-    await use(earlier, step)
-    await earlier.close()
-    assert engines.now == 0
+        await use(engines.earlier, step)
+    await use(engines.earlier, step)

@@ -18,7 +18,12 @@ from tests.protocols.fine_tuning import CopyLauncher, FineTuningServer, NamesOnl
 from tests.protocols.test_graders import string_check
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+ASKED = [{"role": "user", "content": "q"}]
 PYTHON = {"type": "python", "name": "p", "source": "def grade(sample, item): return item['x'] / 2"}
+
+
+def answered(content="a", **fields):
+    return [*ASKED, {"role": "assistant", "content": content, **fields}]
 
 
 def make_server(folder, run, **arguments):
@@ -110,35 +115,17 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
         (b"\xff\xfe\n", "supervised", "UTF-8"),
         ([{"messages": [{"role": "bot", "content": "x"}]}], "supervised", "line 1: messages[0]: unknown role 'bot'"),
         ([{**supervised_rows(1)[0], "answer": 1}], "supervised", "line 1: unexpected keys answer"),
-        (
-            [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]}],
-            "supervised",
-            "line 1: messages: no assistant message has a weight other than 0",
-        ),
-        (
-            [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 2}]}],
-            "supervised",
-            "weight must be 0 or 1",
-        ),
-        (
-            [{"messages": [{"role": "user", "content": [IMAGE]}, {"role": "assistant", "content": "a"}]}],
-            "supervised",
-            "line 1: messages[0].content[0]: only parts of the type text are supported, found image_url",
-        ),
+        ([{"messages": answered(weight=0)}], "supervised", "line 1: messages: no assistant message has a weight other"),
+        ([{"messages": answered(weight=2)}], "supervised", "weight must be 0 or 1"),
+        ([{"messages": answered([IMAGE])}], "supervised", "messages[1].content[0]: only parts of the type text are"),
         (supervised_rows(1), "dpo", "line 1: unexpected keys messages"),
         (supervised_rows(1), "reinforcement", "line 1: messages: the last message is the assistant's"),
-        ([{"messages": [{"role": "user", "content": "q"}]}], "reinforcement", "line 1: item has no answer"),
-        (
-            [{"messages": [{"role": "user", "content": "q"}], "answer": 1, "tools": [{"type": "function"}]}],
-            "reinforcement",
-            "line 1: tools: a job with a grader trains answers without tools",
-        ),
+        ([{"messages": ASKED}], "reinforcement", "line 1: item has no answer"),
+        ([{"messages": ASKED, "answer": 1, "tools": [{"type": "function"}]}], "reinforcement", "line 1: tools: a job"),
     ],
 )
 async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, client, rows, method, message):
-    settings = {}
-    if method == "reinforcement":
-        settings["grader"] = string_check()
+    settings = {"grader": string_check()} if method == "reinforcement" else {}
     job = await create(client, rows, method={"type": method, method: settings})
     await server.wait(job.id)
     done = await client.fine_tuning.jobs.retrieve(job.id)
@@ -185,7 +172,7 @@ async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client, bo
 async def test_a_field_that_a_grader_reads_after_the_answers_json_is_checked_too(server, client):
     template = "{{sample.output_json.city}} in {{item.country}}"
     method = {"type": "reinforcement", "reinforcement": {"grader": string_check(input=template, reference="x")}}
-    job = await create(client, [{"messages": [{"role": "user", "content": "q"}]}], method=method)
+    job = await create(client, [{"messages": ASKED}], method=method)
     done = await server.wait(job.id)
     assert "line 1: item has no country" in done.error.message
 
@@ -324,7 +311,7 @@ async def test_graders_in_python_that_were_turned_off_do_not_run_in_older_jobs(t
     """The job was queued by a server that allowed them; the next server does not."""
     launcher = CopyLauncher(finished_run)
     launcher.hold.clear()
-    rows = [{"messages": [{"role": "user", "content": "q"}], "x": 1}]
+    rows = [{"messages": ASKED, "x": 1}]
     method = {"type": "reinforcement", "reinforcement": {"grader": PYTHON}}
     allowing = make_server(tmp_path, finished_run, launcher=launcher, jobs={"allow_python": True})
     async with allowing, openai.AsyncOpenAI(base_url=allowing.url, api_key="x") as client:
@@ -493,19 +480,6 @@ async def test_permissions_of_checkpoints_are_not_implemented(server, client):
     assert (refused.value.status_code, refused.value.code) == (501, "not_implemented")
 
 
-async def test_environment_variables_are_not_expanded_in_what_clients_send(server, client, monkeypatch):
-    monkeypatch.setenv("CANARY", "sk-canary-77")
-    grader = string_check(name="${CANARY}", reference="${CANARY}")
-    rows = [{"messages": [{"role": "user", "content": "q"}]}]
-    method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
-    job = await create(client, rows, method=method)
-    await server.wait(job.id)
-    from reinforge.config.loader import build_config
-
-    config = json.loads((server.api.settings.folder / "jobs" / job.id / "config.json").read_text())
-    assert build_config(config).config.eval.evaluators["score"].grader["reference"] == "${CANARY}"
-
-
 class TestGraders:
     async def test_a_grader_is_run_on_one_answer(self, server, client):
         grader = string_check(name="same")
@@ -532,18 +506,6 @@ class TestGraders:
             assert found.reward is None
             assert found.metadata.errors.python_grader_runtime_error is True
             assert "ZeroDivisionError" in found.metadata.errors.python_grader_runtime_error_details
-
-
-async def test_every_route_needs_the_key(tmp_path, finished_run):
-    async with (
-        make_server(tmp_path, finished_run, token="sk-own") as server,
-        aiohttp.ClientSession() as session,
-    ):
-        for route in server.api.routes():
-            path = route.path.replace("{id}", "x").replace("{name:.+}", "x").replace("{rest:.*}", "")
-            method = "POST" if route.method == "*" else route.method
-            async with session.request(method, f"{server.app.address}{path}") as response:
-                assert response.status == 401, route.path
 
 
 def test_a_request_reads_the_deprecated_form():

@@ -64,9 +64,6 @@ def make_client(service):
 
 
 def wait(client, job_id):
-    """Polls as the client's users do."""
-    import time
-
     while (job := client.fine_tuning.jobs.retrieve(job_id)).status in ("validating_files", "queued", "running"):
         time.sleep(0.1)
     return job

@@ -21,7 +21,7 @@ from reinforge.protocols.openai.server.records import (
     JobState,
     TunedModel,
 )
-from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused, make_event
+from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, make_event
 from reinforge.serving.routes import make_id
 from tests.fault.sizes import scaled
 
@@ -105,21 +105,11 @@ def test_a_state_and_its_models_are_recorded_together_or_not_at_all(store):
         store.find_file("file-9")
 
 
-class TestRequestsSentTwice:
-    def test_a_retry_after_ten_minutes_is_a_job_of_its_own(self, store, monkeypatch):
-        first = store.create_job(make_job(), "body")
-        now = file_store.time.time()
-        monkeypatch.setattr(file_store.time, "time", lambda: now + file_store.RETRY_S + 1)
-        assert store.create_job(make_job(), "body", is_retry=True).id != first.id
-
-    def test_a_key_names_one_request_also_after_a_restart(self, store):
-        first = store.create_job(make_job(), "body", ["header:k"])
-        again = reopen(store)
-        assert again.create_job(make_job(), "body", ["header:k"]).id == first.id
-        with pytest.raises(KeyReused, match="'k' belongs to another request"):
-            again.create_job(make_job(), "other", ["header:k"])
-        assert again.create_job(make_job(), "other", ["job_key:k"]).id != first.id, "keys of two kinds differ"
-        assert len(again.list_jobs(None, 10)[0]) == 2
+def test_a_retry_after_ten_minutes_is_a_job_of_its_own(store, monkeypatch):
+    first = store.create_job(make_job(), "body")
+    now = file_store.time.time()
+    monkeypatch.setattr(file_store.time, "time", lambda: now + file_store.RETRY_S + 1)
+    assert store.create_job(make_job(), "body", is_retry=True).id != first.id
 
 
 def test_an_event_with_the_same_id_is_recorded_once(store):

@@ -20,6 +20,8 @@ from reinforge.types.request import ModelReply
 
 ANSWER, REFERENCE = "{{sample.output_text}}", "{{item.answer}}"
 PROMPT = [{"role": "user", "content": "Rate: {{sample.output_text}} (expected {{item.answer}})"}]
+MULTI = {"type": "multi", "name": "both"}
+LABEL_MODEL = {"type": "label_model", "name": "l", "model": "judge-model", "input": PROMPT, "labels": ["good", "bad"]}
 SCORE_MODEL = {"type": "score_model", "name": "s", "model": "judge-model", "input": PROMPT, "range": [0, 10]}
 
 
@@ -27,14 +29,9 @@ def string_check(operation="eq", input=ANSWER, reference=REFERENCE, name="same")
     return {"type": "string_check", "name": name, "operation": operation, "input": input, "reference": reference}
 
 
-def similarity(metric, name="near"):
-    return {
-        "type": "text_similarity",
-        "name": name,
-        "input": ANSWER,
-        "reference": REFERENCE,
-        "evaluation_metric": metric,
-    }
+def similarity(metric):
+    compared = {"input": ANSWER, "reference": REFERENCE}
+    return {"type": "text_similarity", "name": "near", **compared, "evaluation_metric": metric}
 
 
 async def grade(grader, text, item=None, **arguments):
@@ -198,7 +195,7 @@ def test_a_formula_without_a_value_gives_no_reward(text):
 
 async def test_multi_combines_the_scores_of_its_parts():
     parts = {"same": string_check(), "near": similarity("fuzzy_match")}
-    multi = {"type": "multi", "name": "both", "graders": parts, "calculate_output": "0.8 * same + 0.2 * near"}
+    multi = {**MULTI, "graders": parts, "calculate_output": "0.8 * same + 0.2 * near"}
     found = await grade(multi, "Rome")
     assert (found.reward, found.sub_rewards) == (pytest.approx(1.0), {"same": 1.0, "near": 1.0})
     found = await grade(multi, "Rom")
@@ -207,17 +204,17 @@ async def test_multi_combines_the_scores_of_its_parts():
 
 async def test_a_single_grader_in_a_multi_goes_by_its_name():
     """The official client's types allow only one."""
-    multi = {"type": "multi", "name": "m", "graders": string_check(name="same"), "calculate_output": "2 * same"}
+    multi = {**MULTI, "graders": string_check(name="same"), "calculate_output": "2 * same"}
     assert (await grade(multi, "Rome")).reward == 2.0
 
 
 async def test_a_part_that_fails_leaves_the_whole_without_reward():
-    parts = {"same": string_check(), "other": string_check(reference="{{item.city}}", name="other")}
-    multi = {"type": "multi", "name": "both", "graders": parts, "calculate_output": "same + other"}
-    found = await grade(multi, "Rome")
+    parts = {"same": string_check(), **{name: string_check(reference=f"{{{{item.{name}}}}}") for name in ("x", "y")}}
+    found = await grade({**MULTI, "graders": parts, "calculate_output": "same + x + y"}, "Rome")
     assert found.reward is None, "part of a reward is not a reward"
-    assert found.sub_rewards == {"same": 1.0, "other": None}
-    assert "other: item has no city" in found.errors["invalid_variable_error"]
+    assert found.sub_rewards == {"same": 1.0, "x": None, "y": None}
+    for failed in ("x: item has no x", "y: item has no y"):
+        assert failed in found.errors["invalid_variable_error"]
 
 
 async def test_an_answer_that_is_not_the_json_scores_0():
@@ -238,8 +235,8 @@ async def test_an_answer_that_is_not_the_json_scores_0():
         (similarity("cosine"), "needs an embedding model"),
         (similarity("meteor"), "needs WordNet"),
         (similarity("rouge_9"), "allowed: fuzzy_match"),
-        ({"type": "multi", "name": "m", "graders": {}, "calculate_output": "1"}, "grader.graders"),
-        ({"type": "multi", "name": "m", "graders": {"a": string_check()}, "calculate_output": "b"}, "not the name"),
+        ({**MULTI, "graders": {}, "calculate_output": "1"}, "grader.graders"),
+        ({**MULTI, "graders": {"a": string_check()}, "calculate_output": "b"}, "not the name"),
         ({"type": "python", "name": "p", "source": "def grade("}, "not valid Python"),
         ({"type": "python", "name": "p", "source": "def grade(sample, item): return 1"}, "turned off"),
         ({"type": "score_model", "name": "s", "model": "m", "input": [], "range": [1, 1]}, "grader.input"),
@@ -247,37 +244,15 @@ async def test_an_answer_that_is_not_the_json_scores_0():
         ({**SCORE_MODEL, "sampling_params": {"temperature": math.inf}}, "grader.sampling_params.temperature"),
         ({**SCORE_MODEL, "sampling_params": {"reasoning_effort": "high"}}, "reasoning_effort 'high' is not supported"),
         (
-            {
-                "type": "multi",
-                "name": "m",
-                "graders": {"same": string_check(reference="{{x}}")},
-                "calculate_output": "same",
-            },
-            r"grader\.graders\.same\.reference: ",
+            {**MULTI, "graders": {"a": string_check(reference="{{x}}")}, "calculate_output": "a"},
+            r"graders\.a\.reference",
         ),
-        (
-            {
-                "type": "label_model",
-                "name": "l",
-                "model": "m",
-                "input": [{"role": "user", "content": "x"}],
-                "labels": ["a"],
-                "passing_labels": ["b"],
-            },
-            "passing_labels has b",
-        ),
+        ({**LABEL_MODEL, "passing_labels": ["b"]}, "passing_labels has b"),
     ],
 )
 def test_a_grader_that_is_not_valid_is_refused_with_its_path(value, message):
     with pytest.raises(ConfigError, match=message):
         parse_grader(value)
-
-
-async def test_two_parts_that_fail_alike_are_both_named():
-    parts = {name: string_check(reference=f"{{{{item.{name}}}}}", name=name) for name in ("x", "y")}
-    found = await grade({"type": "multi", "name": "m", "graders": parts, "calculate_output": "x + y"}, "Rome")
-    assert "x: item has no x" in found.error
-    assert "y: item has no y" in found.error
 
 
 class Judge:
@@ -338,10 +313,8 @@ async def test_an_answer_too_long_for_the_judge_gives_no_reward():
 
 @pytest.mark.parametrize(("label", "score"), [("good", 1.0), ("bad", 0.0)])
 async def test_a_label_passes_or_not(label, score):
-    labels = {"labels": ["good", "bad"], "passing_labels": ["good"]}
-    grader = {"type": "label_model", "name": "l", "model": "judge-model", "input": PROMPT, **labels}
     judge = Judge('{"reason": "", "label": "odd"}', f'{{"reason": "", "label": "{label}"}}')
-    assert (await grade(grader, "Rome", find_model=judge.find)).reward == score
+    assert (await grade({**LABEL_MODEL, "passing_labels": ["good"]}, "Rome", find_model=judge.find)).reward == score
 
 
 async def test_a_grader_is_an_evaluator_of_any_run():

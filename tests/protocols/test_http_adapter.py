@@ -44,11 +44,31 @@ def config_of(policy=None, **settings):
     return run_config(policy.pop("model", NAME), **policy).model_copy(update=settings)
 
 
-async def open_adapter(app, policy=None, algorithm=None, **settings):
+async def open_adapter(app, policy=None):
     config = HttpAdapterConfig(url=app.address, api_key="secretkey", max_retries=2)
-    adapter = HttpAdapter(config, algorithm or GRPOConfig())
-    await adapter.initialize(config_of(policy, **settings))
+    adapter = HttpAdapter(config, GRPOConfig())
+    await adapter.initialize(config_of(policy))
     return adapter
+
+
+@pytest.fixture
+async def remote(server):
+    adapter = await open_adapter(server)
+    yield adapter
+    await adapter.cleanup()
+
+
+@pytest.fixture
+async def local(tiny_model_dir):
+    """The same model in this process."""
+    adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
+    await adapter.initialize(run_config(tiny_model_dir))
+    yield adapter
+    await adapter.cleanup()
+
+
+async def sample_groups(adapter, count=3):
+    return [await sample_group(adapter.policy(), number) for number in range(count)]
 
 
 def same_tokens(first, second):
@@ -82,10 +102,7 @@ async def test_the_same_trajectories_make_the_same_weights_as_here(server, tiny_
     assert not server.api._sessions, "the session ends with the adapter"
 
 
-async def test_what_the_agent_asks_for_comes_back_exactly(server, tiny_model_dir):
-    local = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    await local.initialize(run_config(tiny_model_dir))
-    remote = await open_adapter(server)
+async def test_what_the_agent_asks_for_comes_back_exactly(local, remote):
     here, there = local.policy(), remote.policy()
     params = SamplingParams(max_tokens=6, seed=3, top_k=5)
     request = ModelRequest(prompt(1), params, num_top_logprobs=2)
@@ -105,8 +122,6 @@ async def test_what_the_agent_asks_for_comes_back_exactly(server, tiny_model_dir
     )
     with pytest.raises(ContextOverflow, match="max_model_len"):
         await there.sample(ModelRequest(prompt(2000), params))
-    await remote.cleanup()
-    await local.cleanup()
 
 
 def lose_first_response(monkeypatch, method, end):
@@ -125,53 +140,43 @@ def lose_first_response(monkeypatch, method, end):
     return seen
 
 
-async def train_here(model, groups):
-    local = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    await local.initialize(run_config(model))
+async def train_here(local, groups):
     await train(local, groups, 0)
-    fingerprint = await local.policy().fingerprint()
-    await local.cleanup()
-    return fingerprint
+    return await local.policy().fingerprint()
 
 
-async def test_a_lost_response_makes_no_second_job(server, tiny_model_dir, monkeypatch):
-    remote = await open_adapter(server)
-    groups = [await sample_group(remote.policy(), number) for number in range(3)]
+async def test_a_lost_response_makes_no_second_job(local, remote, monkeypatch):
+    groups = await sample_groups(remote)
     seen = lose_first_response(monkeypatch, "POST", "/jobs")
     await train(remote, groups, 0)
     assert len(seen) == 2
-    assert await remote.policy().fingerprint() == await train_here(tiny_model_dir, groups)
-    await remote.cleanup()
+    assert await remote.policy().fingerprint() == await train_here(local, groups)
 
 
-async def test_without_the_job_key_a_lost_response_trains_twice(server, tiny_model_dir, monkeypatch):
+async def test_without_the_job_key_a_lost_response_trains_twice(local, remote, monkeypatch):
     keys = (f"key {number}" for number in range(9))
     read = session_module.read_job
     monkeypatch.setattr(session_module, "read_job", lambda sent: read(sent.model_copy(update={"job_key": next(keys)})))
-    remote = await open_adapter(server)
-    groups = [await sample_group(remote.policy(), number) for number in range(3)]
+    groups = await sample_groups(remote)
     lose_first_response(monkeypatch, "POST", "/jobs")
     ref = await remote.submit(collect(groups, 0))
     for key in ("key 0", "key 1"):
         await remote.wait_until_complete(ref.model_copy(update={"metadata": {"job_key": key}}))
     await remote.policy().publish(1)
-    assert await remote.policy().fingerprint() != await train_here(tiny_model_dir, groups)
-    await remote.cleanup()
+    assert await remote.policy().fingerprint() != await train_here(local, groups)
 
 
-async def test_a_job_that_is_sent_again_is_not_one_too_many(server, monkeypatch, set_limit):
+async def test_a_job_that_is_sent_again_is_not_one_too_many(remote, monkeypatch, set_limit):
     """The one job that may wait is the job itself, whose response was lost."""
     release, update = threading.Event(), Engine.update
     monkeypatch.setattr(Engine, "update", lambda *args, **options: release.wait(12) and update(*args, **options))
     set_limit("waiting_jobs", 1)
-    remote = await open_adapter(server)
-    groups = [await sample_group(remote.policy(), number) for number in range(3)]
+    groups = await sample_groups(remote)
     ref = await remote.submit(collect(groups, 0))
     async with asyncio.timeout(9):  # the server would refuse another job for 10 s
         assert await remote.submit(collect(groups, 0)) == ref
     release.set()
     await remote.wait_until_complete(ref)
-    await remote.cleanup()
 
 
 async def test_a_lost_response_opens_no_second_session(server, monkeypatch):
@@ -182,14 +187,12 @@ async def test_a_lost_response_opens_no_second_session(server, monkeypatch):
     await remote.cleanup()
 
 
-async def test_a_job_key_stands_for_one_job(server):
-    remote = await open_adapter(server)
-    groups = [await sample_group(remote.policy(), number) for number in range(2)]
+async def test_a_job_key_stands_for_one_job(remote):
+    groups = await sample_groups(remote, 2)
     ref = await remote.submit(collect(groups, 0))
     with pytest.raises(BackendError, match="submitted with other trajectories"):
         await remote.submit(collect(groups[:1], 0))
     await remote.wait_until_complete(ref)
-    await remote.cleanup()
 
 
 async def test_another_session_goes_on_from_saved_weights(server, tmp_path):
@@ -279,13 +282,11 @@ async def test_a_wrong_key_names_the_setting(server):
 
 
 async def test_a_server_that_was_stopped_has_the_saved_weights_when_it_is_back(tiny_model_dir, tmp_path):
-    bases, folder = (
-        BaseModels({NAME: PolicyConfig(model=str(tiny_model_dir))}),
-        tmp_path / "run/checkpoints/step-000001",
-    )
+    bases = BaseModels({NAME: PolicyConfig(model=str(tiny_model_dir))})
+    folder = tmp_path / "run" / "checkpoints" / "step-000001"
     async with ServeApp(ServedModels(), [SessionsApi(bases, tmp_path / "kept", device="cpu")]) as app:
         before = await open_adapter(app)
-        await train(before, [await sample_group(before.policy(), number) for number in range(2)], 0)
+        await train(before, await sample_groups(before, 2), 0)
         await before.save(folder, 1)
         saved = await before.policy().fingerprint()
     async with ServeApp(ServedModels(), [SessionsApi(bases, tmp_path / "kept", device="cpu")], port=app.port) as app:

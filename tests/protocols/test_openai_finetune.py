@@ -172,31 +172,6 @@ def test_a_custom_builder_needs_no_tokens(hosted, service, pairs):
     assert hosted.summary["policy_versions"][-1]["version"] == 1
 
 
-def test_a_failed_job_ends_the_run_with_the_services_message(hosted, service):
-    service.ends = ["succeeded", "failed"]
-    result = hosted.finetune()
-    assert result.exit_code == 3
-    reason = hosted.summary["reason"]
-    assert "the job of epoch 1 ended with status failed: ftjob-" in reason
-    assert "server_error: The job failed due to an internal error" in reason
-
-
-def test_a_rejected_key_is_an_environment_failure(hosted, service, monkeypatch):
-    monkeypatch.setenv("STANDIN_KEY", "sk-canary-wrong")
-    result = hosted.finetune()
-    assert result.exit_code == 4
-    assert "401 invalid_api_key: Incorrect API key provided: ***" in result.output
-    assert "sk-canary" not in result.output
-
-
-def test_smoke_is_rejected(hosted, service):
-    result = hosted.finetune("--smoke")
-    assert result.exit_code == 2
-    assert "finetuning.policy.batch.steps_per_job" in result.output
-    assert "--smoke" in result.output
-    assert not service.calls
-
-
 def test_a_run_needs_no_torch(hosted, service):
     """With torch, transformers, peft and safetensors blocked."""
     hosted.write_files()

@@ -26,7 +26,6 @@ async def test_the_base_is_served_until_a_job_is_published(openai_service: OpenA
     openai_service.deploys_after, openai_service.words = 2, ("good of old",)
     async with connect_adapter(openai_service, SFT(SFTConfig(min_reward=0.5))) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         before = await policy.fingerprint()
         reply = await policy.sample(ModelRequest(HELLO, SamplingParams(seed=1, temperature=0.5, max_tokens=9)))
         assert (reply.tokens, reply.policy_version, policy.version) == (None, 0, 0)
@@ -52,7 +51,6 @@ async def test_the_next_job_starts_from_the_last_model_or_from_scratch(
 ) -> None:
     async with connect_adapter(openai_service, fine_tune_from_scratch=scratch) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         for number in range(2):
             await adapter.wait_until_complete(await adapter.submit(make_collection(job_key=str(number))))
             await policy.publish(number + 1)
@@ -63,9 +61,8 @@ async def test_the_next_job_starts_from_the_last_model_or_from_scratch(
 async def test_a_reply_of_another_model_is_an_error(openai_service: OpenAIService) -> None:
     async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
-        made = (status.metadata or {})["fine_tuned_model"]
+        made = status.metadata["fine_tuned_model"]
         openai_service.serves[made] = "gpt-test"
         with pytest.raises(BackendError, match=f"requested the model '{made}', but 'gpt-test-2026-01-01' replied"):
             await policy.publish(1)
@@ -79,7 +76,6 @@ async def test_a_model_that_never_becomes_available(openai_service: OpenAIServic
     openai_service.deploys_after = 1_000
     async with connect_adapter(openai_service, ready_s=0.3) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         await adapter.wait_until_complete(await adapter.submit(make_collection()))
         with pytest.raises(
             BackendUnavailable, match=r"not available 0\.3 s after its job ended \(ready_s\): .*model_not_found"
@@ -90,11 +86,10 @@ async def test_a_model_that_never_becomes_available(openai_service: OpenAIServic
 async def test_checkpoints_store_the_models_name(openai_service: OpenAIService, tmp_path: Any) -> None:
     async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         assert await adapter.save(tmp_path / "0", 0)
         status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
         assert await adapter.save(tmp_path / "1", 1), "saved before it is published"
-        made = (status.metadata or {})["fine_tuned_model"]
+        made = status.metadata["fine_tuned_model"]
     assert json.loads((tmp_path / "1" / "openai_model.json").read_text()) == {
         "model": made,
         "base_model": "gpt-test",
@@ -102,7 +97,6 @@ async def test_checkpoints_store_the_models_name(openai_service: OpenAIService, 
     }
     async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         assert await adapter.restore(tmp_path / "1", 1)
         assert (policy.served_model, policy.version) == (made, 1)
         assert await adapter.restore(tmp_path / "0", 0)
@@ -110,8 +104,7 @@ async def test_checkpoints_store_the_models_name(openai_service: OpenAIService, 
     config = OpenAIAdapterConfig(base_url=openai_service.url, api_key=openai_service.key)
     later = OpenAIAdapter(config, SFT(), openai_service.url, config.api_key)
     await later.initialize(FinetuneConfig.model_validate({"policy": {"model": str(tmp_path / "1")}}))
-    policy = later.policy()
-    assert policy is not None
+    policy: Any = later.policy()
     assert (policy.served_model, policy.model_name) == (made, "gpt-test")
     await later.cleanup()
 
@@ -119,7 +112,6 @@ async def test_checkpoints_store_the_models_name(openai_service: OpenAIService, 
 async def test_a_hosted_policy_without_tokens(openai_service: OpenAIService) -> None:
     async with connect_adapter(openai_service) as adapter:
         policy = adapter.policy()
-        assert policy is not None
         with pytest.raises(BackendError, match="cannot score token ids"):
             await policy.score([[1, 2]])
         weighted = [{**HELLO[0], "weight": 0}]

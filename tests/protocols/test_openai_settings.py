@@ -80,11 +80,6 @@ def test_local_settings_are_rejected(finetuning: dict[str, Any], path: str, fix:
     assert fix in problem.partition("fix:")[2]
 
 
-def test_all_problems_are_reported_at_once() -> None:
-    problems = find_problems(GRPO(), policy={"dtype": "bfloat16", "lora": {}}, deterministic=True)
-    assert len(problems) == 4
-
-
 class OwnSFT(SFT):
     """A subclass, which may assign credit differently."""
 

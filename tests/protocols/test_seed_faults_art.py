@@ -66,12 +66,17 @@ def test_art_12_a_turn_without_logprobs_is_context_that_the_model_saw():
     assert kept.is_trainable
 
 
-@pytest.mark.parametrize("enabled", [False, True])
-async def test_art_17_a_group_without_variance_goes_with_or_without_a_curriculum(enabled):
+def make_trainer(**curriculum):
     trainer = ARTTrainer(ARTTrainerConfig())
-    trainer.curriculum_config = FinetuneConfig(curriculum_learning={"enabled": enabled}).curriculum_learning
+    trainer.curriculum_config = FinetuneConfig(curriculum_learning=curriculum).curriculum_learning
     trainer.run_config = FinetuneConfig()
     trainer._curriculum_state = {"current_percentile": 0.3, "last_expansion_epoch": -1}
+    return trainer
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+async def test_art_17_a_group_without_variance_goes_with_or_without_a_curriculum(enabled):
+    trainer = make_trainer(enabled=enabled)
     same = [trajectory(1, turn(3)), trajectory(1, turn(4))]
     one = TrajectoryCollection(trajectories=[same], run_id="r")
     assert trainer.apply_curriculum_learning(one, 0).trajectories == [], "also where it is the only group"
@@ -83,10 +88,7 @@ async def test_art_17_a_group_without_variance_goes_with_or_without_a_curriculum
 
 async def test_the_curriculum_judges_plain_messages_outside_a_run():
     """Trajectories of a user's own code, which no run has recorded."""
-    trainer = ARTTrainer(ARTTrainerConfig())
-    trainer.curriculum_config = FinetuneConfig().curriculum_learning
-    trainer.run_config = FinetuneConfig()
-    trainer._curriculum_state = {"current_percentile": 0.3, "last_expansion_epoch": -1}
+    trainer = make_trainer()
     said = [EpisodeItem(role="user", content="2+2?"), EpisodeItem(role="assistant", content="4")]
     groups = [[Trajectory(episode=said, reward=reward) for reward in rewards] for rewards in ((0, 1), (1, 1), (0, 0.5))]
     kept = trainer.apply_curriculum_learning(TrajectoryCollection(trajectories=groups, run_id="r"), 0)

@@ -1,6 +1,5 @@
 """`_type: tinker`: what the service is sent, and that its sums make the steps of the embedded engine."""
 
-import asyncio
 import math
 
 import numpy as np
@@ -186,19 +185,6 @@ def test_without_the_sdk_the_message_says_what_to_install(tiny_model_dir):
         TinkerService(CONFIG, 0)
 
 
-async def test_the_adapter_loads_serves_and_closes(tiny_model_dir, service, tmp_path):
-    adapter = TinkerAdapter(CONFIG, GRPO(GRPOConfig()), open_service=lambda config, seed: service)
-    await adapter.initialize(make_run(tiny_model_dir))
-    policy = adapter.policy()
-    assert policy.model_name == "tiny"
-    assert await adapter.save(tmp_path / "step-000000", 0)
-    assert await adapter.restore(tmp_path / "step-000000", 0)
-    reply = await policy.sample(ModelRequest([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=2)))
-    assert len(reply.tokens.token_ids) <= 2
-    await asyncio.gather(adapter.cleanup())
-    assert service.is_closed
-
-
 class TinyModelConfig(TypedConfig, name="tiny_tokenizer"):
     """A bundled model."""
 
@@ -230,6 +216,7 @@ async def test_a_job_of_the_loop_trains_there_and_is_served(tiny_model_dir, serv
     adapter = TinkerAdapter(CONFIG, GRPO(GRPOConfig()), open_service=lambda config, seed: service)
     await adapter.initialize(make_run(tiny_model_dir, schedule={"warmup_steps": 0}))
     policy, asked = adapter.policy(), [{"role": "user", "content": "play"}]
+    assert policy.model_name == "tiny"
     replies = [await policy.sample(ModelRequest(asked, SamplingParams(max_tokens=5, seed=seed))) for seed in (1, 2)]
     siblings = [
         Trajectory(
@@ -250,9 +237,12 @@ async def test_a_job_of_the_loop_trains_there_and_is_served(tiny_model_dir, serv
     await policy.publish(1)
     after = [row.sum() for row in await policy.score(rows)]
     assert after[1] - before[1] > 0 > after[0] - before[0]
+    assert await adapter.save(tmp_path / "step-000001", 1)
+    assert await adapter.restore(tmp_path / "step-000001", 1)
     failed = await adapter.wait_until_complete(
         await adapter.submit(TrajectoryCollection(trajectories=[[siblings[0]]], run_id="r", epoch=1, job_key="b"))
     )
     assert failed.status is TrainingStatusEnum.FAILED
     assert [row.sum() for row in await policy.score(rows)] == pytest.approx(after)
     await adapter.cleanup()
+    assert service.is_closed

@@ -85,8 +85,9 @@ def pairs(context, continuation):
 
 
 def count_the_context(system, context, continuation, logprobs):
+    """The mask of earlier versions: from column 0 to the last log-prob that is not 0."""
     places = torch.arange(logprobs.shape[1])
-    return places <= torch.where(logprobs != 0, places, -1).amax(dim=1)[:, None]
+    return places <= torch.where(logprobs.detach() != 0, places, -1).amax(dim=1)[:, None]
 
 
 def test_log_probs_after_zeros_for_the_context_give_the_same_perplexity(monkeypatch):

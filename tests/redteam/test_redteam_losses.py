@@ -12,6 +12,7 @@ from reinforge.redteam import DPO, GRPO, IPO, PPO, DPOStep, GRPOStep, PPOStep
 from reinforge.redteam.algorithms.ppo import TokenCredit
 from reinforge.redteam.algorithms.steps import pad_rows
 from reinforge.redteam.core import Graph, Node, Scorer, System, ValueFunctionSystem
+from tests.redteam.test_ast import count_the_context
 
 TESTER = {"a": [-1.0, -0.5], "b": [-2.0], "c": [-0.3, -0.2, -1.5]}
 BASELINE = {"a": [-1.5, -1.0], "b": [-1.0], "c": [-0.3, -1.2, -1.0]}
@@ -160,7 +161,7 @@ def gain(name, t, advantage, clip):
 
 
 def proximal(layout=Fixed, **settings):
-    algorithm = PPO(layout(), normalize_advantages=False, **settings)
+    algorithm = PPO(layout(), **{"normalize_advantages": False, **settings})
     steps = [
         PPOStep("x", name, 0.0, TokenCredit(SAMPLING[name], VALUES[name], CREDIT[name], RETURNS[name]))
         for name in "abc"
@@ -185,13 +186,7 @@ def test_ppo(clip, coef, layout):
 
 @LAYOUTS
 def test_ppo_normalizes_advantages_over_the_tokens_of_a_batch(layout):
-    system = layout()
-    algorithm = PPO(system, vf_loss_coef=0.0)
-    steps = [
-        PPOStep("x", name, 0.0, TokenCredit(SAMPLING[name], VALUES[name], CREDIT[name], RETURNS[name]))
-        for name in "abc"
-    ]
-    loss, _ = algorithm.step(algorithm.collate_fn(steps))
+    _, loss, _ = proximal(layout, vf_loss_coef=0.0, normalize_advantages=True)
     flat = [CREDIT[name][t] for name, t in TOKENS]
     mean = sum(flat) / 6
     deviation = math.sqrt(sum((x - mean) ** 2 for x in flat) / 6)
@@ -240,12 +235,6 @@ def test_grpo(kl_coef, layout):
         d = TESTER[name][t] - BASELINE[name][t]
         expected += -gain(name, t, advantages[name], 0.1) + kl_coef * (math.exp(-d) - 1 + d)
     assert loss.item() == pytest.approx(expected / 6, abs=1e-5)
-
-
-def count_the_context(system, context, continuation, logprobs):
-    """The mask of earlier versions: from column 0 to the last log-prob that is not 0."""
-    places = torch.arange(logprobs.shape[1])
-    return places <= torch.where(logprobs.detach() != 0, places, -1).amax(dim=1)[:, None]
 
 
 def test_a_mask_that_counts_the_context_trains_the_context(monkeypatch):

@@ -201,21 +201,28 @@ def test_detoxify_installed(tmp_path, monkeypatch):
     del sys.modules["detoxify"]
 
 
-def test_the_guard_compares_two_whole_verdicts(tiny_model_dir):
-    """Against the log-probs of the same two verdicts from the module itself, one by one."""
+def load_pretrained(folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def sum_logprobs(model, prompt, ids):
+    """Returns the log-prob of a reply after a prompt."""
+    logprobs = model(torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
+    return sum(logprobs[len(prompt) + i - 1, token].item() for i, token in enumerate(ids))
+
+
+def test_the_guard_compares_two_whole_verdicts(tiny_model_dir):
+    """Against the log-probs of the same two verdicts from the module itself, one by one."""
     scorer = LlamaGuardScorer(DEVICE="cpu", model=tiny_model_dir)
     texts = ["the dog", "yes, no, or maybe"]
-    model, tokenizer = (kind.from_pretrained(tiny_model_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = load_pretrained(tiny_model_dir)
     expected = []
     for text in texts:
-        prompt = f"<|user|>Hello!<|end|><|assistant|>{text}<|end|><|assistant|>"
-        sums = []
-        for verdict in ("\n\nsafe", "\n\nunsafe"):
-            prompt_ids, reply_ids = (tokenizer.encode(part, add_special_tokens=False) for part in (prompt, verdict))
-            logprobs = model(torch.tensor([prompt_ids + reply_ids])).logits[0].log_softmax(-1)
-            sums.append(sum(logprobs[len(prompt_ids) + i - 1, token].item() for i, token in enumerate(reply_ids)))
+        parts = f"<|user|>Hello!<|end|><|assistant|>{text}<|end|><|assistant|>", "\n\nsafe", "\n\nunsafe"
+        prompt, *verdicts = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
+        sums = [sum_logprobs(model, prompt, verdict) for verdict in verdicts]
         expected.append(torch.tensor(sums).softmax(0)[1].item())
     assert scorer.score(texts) == pytest.approx(expected, abs=1e-5)
     assert scorer.score([]) == []
@@ -238,19 +245,13 @@ def test_the_guard_compares_two_whole_verdicts(tiny_model_dir):
 )
 def test_wildguard_sums_over_the_answers_before(target, answers, tiny_model_dir):
     """Against the probabilities of the same answers from the module itself, one by one."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     scorer = WildguardScorer(target, "cpu", model=tiny_model_dir, user_message="Hi.")
-    model, tokenizer = (kind.from_pretrained(tiny_model_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = load_pretrained(tiny_model_dir)
 
     def probability(request, response):
         prompt = tokenizer.encode(PROMPT.format(request=request, response=response), add_special_tokens=False)
-        total = 0.0
-        for answer in answers:
-            ids = tokenizer.encode(answer, add_special_tokens=False)
-            logprobs = model(torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
-            total += math.exp(sum(logprobs[len(prompt) + i - 1, token].item() for i, token in enumerate(ids)))
-        return total
+        replies = (tokenizer.encode(answer, add_special_tokens=False) for answer in answers)
+        return sum(math.exp(sum_logprobs(model, prompt, reply)) for reply in replies)
 
     talk = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "No."}]
     expected = [probability("Hi.", "the dog"), probability("Why?", "No.")]

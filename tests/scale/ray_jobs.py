@@ -11,11 +11,23 @@ from safetensors.torch import load_file
 from reinforge import crash
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.algorithms.kto import KTO, KTOConfig
+from reinforge.algorithms.ppo import PPO, PPOConfig
+from reinforge.algorithms.sft import SFT
 from reinforge.config.schema import FinetuneConfig
 from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.scale.jobs import prompt, sample_group, train
+
+ALGORITHMS = {
+    "grpo": lambda: GRPO(GRPOConfig()),
+    "sft": SFT,
+    "dpo": lambda: DPO(DPOConfig()),
+    "ppo": lambda: PPO(PPOConfig()),
+    "kto": lambda: KTO(KTOConfig(threshold=0.5)),
+}
 
 
 def run_config(model, **policy):
@@ -66,6 +78,13 @@ async def ray_adapter(model, policy=None, algorithm=None, **settings):
         yield adapter
     finally:
         await adapter.cleanup()
+
+
+async def assert_samples_again(policy, groups, job):
+    """The newest weights are served, and the same seed gives the same tokens on any worker."""
+    again = [each.episode[1].logprobs for each in await sample_group(policy, 1, job)]
+    assert {tokens.policy_version for tokens in again} == {job}
+    assert [tokens.token_ids for tokens in again] == [each.episode[1].logprobs.token_ids for each in groups[1]]
 
 
 def numbers_of(adapter):

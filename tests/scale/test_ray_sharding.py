@@ -8,30 +8,29 @@ import textwrap
 
 import pytest
 
-from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.algorithms.kto import KTO, KTOConfig
-from reinforge.algorithms.ppo import PPO, PPOConfig
-from reinforge.algorithms.sft import SFT
 from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.ray.cluster import RayConnection
 from reinforge.types.sample import LossSpec
-from tests.scale.jobs import collect, measure_distance, sample_group, train
-from tests.scale.ray_jobs import kill, load_moments, numbers_of, ray_adapter, sample_job, save, train_here
+from tests.scale.jobs import collect, measure_distance, train
+from tests.scale.ray_jobs import (
+    ALGORITHMS,
+    assert_samples_again,
+    kill,
+    load_moments,
+    numbers_of,
+    ray_adapter,
+    sample_job,
+    save,
+    train_here,
+)
 
 pytestmark = [
     pytest.mark.fault,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`"),
 ]
-ALGORITHMS = {
-    "grpo": lambda: GRPO(GRPOConfig()),
-    "sft": SFT,
-    "dpo": lambda: DPO(DPOConfig()),
-    "ppo": lambda: PPO(PPOConfig()),
-    "kto": lambda: KTO(KTOConfig(threshold=0.5)),
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +53,7 @@ async def test_workers_that_divide_the_model_make_the_steps_of_one_process(
     async with ray_adapter(tiny_model_dir, policy, ALGORITHMS[name](), sharding="full") as adapter:
         assert adapter.engine.members.sharding == "full"
         for job, groups in enumerate(jobs):
-            again = await sample_group(adapter.policy(), 1, job)
-            assert {each.episode[1].logprobs.policy_version for each in again} == {job}
-            assert [each.episode[1].logprobs.token_ids for each in again] == [
-                each.episode[1].logprobs.token_ids for each in groups[1]
-            ], "the gathered weights sample the same tokens"
+            await assert_samples_again(adapter.policy(), groups, job)  # from the gathered weights
             await train(adapter, groups, job)
         found = await save(adapter, tmp_path / "step-000003", 3)
         fingerprint = await adapter.policy().fingerprint()

@@ -78,18 +78,15 @@ def test_when_a_process_dies_all_end_and_one_process_resumes_the_divided_run(pro
     assert len(read_rows(project)) == 3
 
 
-LOSS = """
+ALGORITHM = """
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.engine import LossOutput, register_loss
+from reinforge.registry import register_algorithm
+from reinforge.types.sample import LossSpec
 
 @register_loss("own_pg")
 def own_pg(batch, logprobs_BT):
     return LossOutput(-batch.advantages * logprobs_BT)
-"""
-ALGORITHM = """
-import own_losses
-from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.registry import register_algorithm
-from reinforge.types.sample import LossSpec
 
 class OwnConfig(GRPOConfig, name="own"):
     pass
@@ -121,7 +118,6 @@ if __name__ == "__main__":
 
 
 def test_a_script_with_a_loss_of_its_own_trains_in_every_process(project):
-    project.write("own_losses.py", LOSS)
     project.write("own_algorithm.py", ALGORITHM)
     project.write("script.py", SCRIPT.replace("MODEL", str(project.model)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import signal
+import subprocess
+import sys
 
 import httpx
 
@@ -16,6 +19,18 @@ async def serve(policies, features=(), **settings):
         models.add(name, policy)
     async with ServeApp(models, features, **settings) as app:
         yield app
+
+
+def start_command(*arguments, stderr=subprocess.PIPE, **settings):
+    """Starts `reinforge ...` so that SIGINT reaches it, which a shell's background jobs ignore."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "reinforge", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **settings,
+    )
 
 
 def http(app, **settings):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,23 +23,24 @@ class Endless(ScriptedPolicy):
         super().__init__()
         self.text, self.num_running, self.num_stopped = text, 0, 0
 
-    async def sample(self, request):
+    @contextmanager
+    def counted(self):
         self.num_running += 1
         try:
-            await asyncio.sleep(25)  # longer than `wait_for` waits
+            yield
         finally:
             self.num_running -= 1
             self.num_stopped += 1
 
+    async def sample(self, request):
+        with self.counted():
+            await asyncio.sleep(25)  # longer than `wait_for` waits
+
     async def stream(self, request, markers=()):
-        self.num_running += 1
-        try:
+        with self.counted():
             while True:
                 yield ReplyPiece(self.text, TokenLogprobs((1,), (2,), (-1.0,), texts=(self.text,)))
                 await asyncio.sleep(0)
-        finally:
-            self.num_running -= 1
-            self.num_stopped += 1
 
 
 async def open_chat(app, **fields):

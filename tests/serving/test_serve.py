@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from reinforge.serving.command import PROTOCOLS
 from reinforge.serving.loading import lock_folder
 from tests.capture_page import SNIPPET
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
+from tests.serving.serving import start_command
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 SNIPPETS = {name: text for name, _, text in SNIPPET.findall(PAGE.read_text(encoding="utf-8"))}
@@ -37,14 +37,7 @@ def served(tiny_model_dir, tmp_path_factory):
     (runs / "support-1").mkdir()
     (runs / "support-1" / "run.sqlite").touch()
     shutil.copytree(tiny_model_dir, runs / "support-1" / "model")
-    command = [sys.executable, "-m", "reinforge", "serve", "support-1", "--output_dir", str(runs), "--port", "0"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
+    process = start_command("serve", "support-1", "--output_dir", runs, "--port", "0")
     try:
         lines = [process.stdout.readline() for _ in range(4)]
         assert lines[0] == "Loading support-1 ...\n", process.stderr.read()
@@ -130,16 +123,8 @@ class ServedJobs:
 
     def __init__(self, model, folder):
         self.folder = folder
-        command = [sys.executable, "-m", "reinforge", "serve", str(model), "--port", "0", "--device", "cpu"]
-        command += ["--fine_tuning", "--art", "--tinker", "--data_dir", str(folder)]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-        )
+        parts = ("--fine_tuning", "--art", "--tinker", "--data_dir", folder, "--port", "0", "--device", "cpu")
+        self.process = start_command("serve", model, *parts, stderr=subprocess.STDOUT, start_new_session=True)
         lines = iter(self.process.stdout.readline, "")
         said = list(itertools.takewhile(lambda line: "Point Tinker's clients" not in line, lines))
         [address] = re.findall(r"OPENAI_BASE_URL=(\S+)", "".join(said))

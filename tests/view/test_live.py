@@ -6,13 +6,12 @@ import os
 import shutil
 
 from reinforge.errors import StorageError
-from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.replay import RunReplay
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.view import library as library_module
 from reinforge.view.library import RunLibrary
 from tests.doubles import examples
-from tests.view.view_browser import Browser
+from tests.view.view_browser import Browser, begin_run
 
 
 def record(journal, number):
@@ -22,10 +21,7 @@ def record(journal, number):
 
 
 async def test_a_live_run_tells_of_every_change(tmp_path):
-    journal = RunJournal(tmp_path / "r")
-    (tmp_path / "r" / "config.yml").write_text("finetuning:\n  num_epochs: 3\n")
-    journal.start_session()
-    journal.set_facts(status="running", reason="")
+    journal = begin_run(tmp_path)
     record(journal, 0)
     async with Browser(tmp_path) as browser:
         page = await browser.page("/runs/r")
@@ -55,9 +51,7 @@ async def read_change(stream):
 
 async def test_a_change_while_the_page_was_built_makes_another_version(tmp_path, monkeypatch):
     """The version is the one from before reading: else the page would be taken for the newest one for ever."""
-    journal = RunJournal(tmp_path / "r")
-    journal.start_session()
-    journal.set_facts(status="running", reason="")
+    journal = begin_run(tmp_path)
     record(journal, 0)
     writing = []
 
@@ -82,10 +76,7 @@ async def test_a_change_while_the_page_was_built_makes_another_version(tmp_path,
 
 async def test_a_run_that_is_resumed_is_followed_from_its_beginning(tmp_path):
     """Numbers of episodes that were removed are given again, so what was passed on must not be skipped."""
-    journal = RunJournal(tmp_path / "r")
-    (tmp_path / "r" / "config.yml").write_text("finetuning:\n  num_epochs: 3\n")
-    journal.start_session()
-    journal.set_facts(status="running", reason="")
+    journal = begin_run(tmp_path)
     for number in range(4):
         record(journal, number)
     async with Browser(tmp_path) as browser:
@@ -99,10 +90,7 @@ async def test_a_run_that_is_resumed_is_followed_from_its_beginning(tmp_path):
 
 async def test_a_run_whose_journal_vanishes_leaves_the_others_in_the_list(made, tmp_path, monkeypatch):
     shutil.copytree(made / "plain", tmp_path / "plain")
-    journal = RunJournal(tmp_path / "r")
-    journal.start_session()
-    journal.set_facts(status="running", reason="")
-    journal.flush()
+    journal = begin_run(tmp_path)
 
     def fail(self):
         raise StorageError("cannot read it")
@@ -165,10 +153,7 @@ async def test_a_stream_ends_with_its_page(made):
 
 async def test_a_killed_process_is_noticed(tmp_path):
     """Nothing is written when a process is killed: only the lock tells."""
-    journal = RunJournal(tmp_path / "r")
-    journal.start_session()
-    journal.set_facts(status="running", reason="")
-    journal.flush()
+    journal = begin_run(tmp_path)
     async with Browser(tmp_path) as browser:
         assert "running" in (await browser.page("/")).text
         before = await browser.ask("/runs/r/version")

@@ -4,7 +4,6 @@ import http.cookiejar
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from types import SimpleNamespace
@@ -14,22 +13,15 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.cli import watch as watch_module
-from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.rows import EpochMetrics
 from tests.scripted_run import ScriptedRun
+from tests.serving.serving import start_command
+from tests.view.view_browser import begin_run
 
 
 async def test_view_prints_an_address_that_opens_and_ends_with_ctrl_c(tmp_path):
     await ScriptedRun(tmp_path).run()
-    command = [sys.executable, "-m", "reinforge", "view", "--output_dir", str(tmp_path), "--port", "0"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
+    process = start_command("view", "--output_dir", tmp_path, "--port", "0", bufsize=1)
     try:
         assert process.stdout.readline() == f"Runs in {tmp_path}, until you press Ctrl-C:\n"
         address = process.stdout.readline().strip()
@@ -59,10 +51,7 @@ async def test_watch_of_a_run_that_has_ended_shows_it_and_its_summary(tmp_path):
 
 def test_watch_ends_when_its_pipe_is_closed(tmp_path, monkeypatch):
     """`reinforge watch last | head -3` must not wait for the end of the run."""
-    journal = RunJournal(tmp_path / "r")
-    (tmp_path / "r" / "config.yml").write_text("finetuning:\n  num_epochs: 2\n")
-    journal.start_session()
-    journal.flush()
+    journal = begin_run(tmp_path)
     steps = iter([lambda: (journal.record_metrics(EpochMetrics(0, 0.5)), journal.flush())])
     monkeypatch.setattr(watch_module, "time", SimpleNamespace(sleep=lambda seconds: next(steps)()))
     reading, writing = os.pipe()
@@ -76,10 +65,7 @@ def test_watch_ends_when_its_pipe_is_closed(tmp_path, monkeypatch):
 
 
 def test_watch_follows_a_run_until_it_is_killed(tmp_path, monkeypatch):
-    journal = RunJournal(tmp_path / "r")
-    (tmp_path / "r" / "config.yml").write_text("finetuning:\n  num_epochs: 2\n")
-    journal.start_session()
-    journal.set_facts(status="running", reason="", can_resume=True)
+    journal = begin_run(tmp_path, num_epochs=2, can_resume=True)
     steps = iter(
         [
             lambda: (

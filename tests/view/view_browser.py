@@ -2,8 +2,19 @@
 
 import aiohttp
 
+from reinforge.runs.journal.journal import RunJournal
 from reinforge.view.server import ViewServer
 from tests.core.runs.test_page import Page
+
+
+def begin_run(folder, num_epochs=3, **facts):
+    """Returns the journal of a run that has begun, named `r`."""
+    journal = RunJournal(folder / "r")
+    (folder / "r" / "config.yml").write_text(f"finetuning:\n  num_epochs: {num_epochs}\n")
+    journal.start_session()
+    journal.set_facts(status="running", reason="", **facts)
+    journal.flush()
+    return journal
 
 
 class Browser:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -41,9 +42,19 @@ pytestmark = [
 ]
 
 
-def build_adapter():
+def build_adapter(**settings):
     launch = {"python": PYTHON, "arguments": {"enforce_eager": True}}
-    return LocalAdapter(LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch}), GRPO(GRPOConfig()))
+    config = LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch})
+    return LocalAdapter(config, GRPO(GRPOConfig()), **settings)
+
+
+@asynccontextmanager
+async def start(adapter, model, **policy):
+    await adapter.initialize(build_run_config(model, **policy))
+    try:
+        yield adapter
+    finally:
+        await adapter.cleanup()
 
 
 def report(text):
@@ -95,9 +106,7 @@ async def reset_nothing(client):
 
 async def test_all_weights_tied(tmp_path, monkeypatch):
     model = make_tiny_model(tmp_path / "model", "llama", tie_word_embeddings=True, **SIZES)
-    adapter = build_adapter()
-    await adapter.initialize(build_run_config(model))
-    try:
+    async with start(build_adapter(), model) as adapter:
         await run_jobs(adapter, 2)
         failure = await publish_without(adapter, monkeypatch, 3, reload_weights=reload_plainly)
         assert "also without its prefix cache" in failure
@@ -111,8 +120,6 @@ async def test_all_weights_tied(tmp_path, monkeypatch):
         if os.environ.get("REINFORGE_RECORD"):
             await record_answers(adapter._sampler._client.endpoint, adapter._sampler._sent[0], model)
             assert json.loads(ANSWERS.read_text())
-    finally:
-        await adapter.cleanup()
 
 
 async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, monkeypatch):
@@ -135,13 +142,10 @@ async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, monke
         url = f"http://127.0.0.1:{port}"
         await wait_for(url, server)
         sampler = {"_type": "vllm", "url": url, "api_key": KEY, "folder": str(tmp_path)}
-        adapter = LocalAdapter(LocalAdapterConfig(sampler=sampler), GRPO(GRPOConfig()))
-        await adapter.initialize(build_run_config(model, lora={"rank": 4}))
-        try:
+        made = LocalAdapter(LocalAdapterConfig(sampler=sampler), GRPO(GRPOConfig()))
+        async with start(made, model, lora={"rank": 4}) as adapter:
             await run_jobs(adapter, 2)
             assert len(list(tmp_path.glob("reinforge-*/reinforge-*"))) == 1, "older weights are removed"
-        finally:
-            await adapter.cleanup()
         assert not list(tmp_path.glob("reinforge-*"))
     finally:
         os.killpg(server.pid, signal.SIGTERM)
@@ -162,21 +166,13 @@ async def wait_for(url, server):
 
 async def test_all_weights_untied(tmp_path):
     model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=False, **SIZES)
-    adapter = build_adapter()
-    await adapter.initialize(build_run_config(model))
-    try:
+    async with start(build_adapter(), model) as adapter:
         await run_jobs(adapter, 3)
-    finally:
-        await adapter.cleanup()
 
 
 async def test_two_adapters(tmp_path):
     model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
-    launch = {"python": PYTHON, "arguments": {"enforce_eager": True}}
-    config = LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch})
-    adapter = LocalAdapter(config, GRPO(GRPOConfig()), adapters=("solver", "critic"))
-    await adapter.initialize(build_run_config(model, lora={"rank": 4}))
-    try:
+    async with start(build_adapter(adapters=("solver", "critic")), model, lora={"rank": 4}) as adapter:
         policy = adapter.policy()
         solver, critic = policy.get_policy("solver"), policy.get_policy("critic")
         before = [each.episode[1].logprobs.logprobs for each in await sample_group(critic, 1)]
@@ -189,8 +185,6 @@ async def test_two_adapters(tmp_path):
         assert {each.episode[1].logprobs.policy_version for each in after} == {2}
         for old, new in zip(before, after, strict=True):
             assert old == pytest.approx(new.episode[1].logprobs.logprobs, abs=1e-4), "this one was not trained"
-    finally:
-        await adapter.cleanup()
 
 
 async def check_settings(policy):
@@ -262,4 +256,3 @@ def test_nothing_is_left_when_the_run_is_killed(tmp_path):
     report(f"{len(processes)} processes were gone after {time.monotonic() - started:.1f} s")
     left = list_shared_memory() - shared
     assert not left
-    asyncio.run(asyncio.sleep(0))
