@@ -210,13 +210,6 @@ async def test_after_the_last_attempt_the_backend_is_unavailable(fault, message)
     assert "/v1/chat/completions" in str(caught.value)
 
 
-async def test_a_refused_connection_is_unavailable():
-    model = OpenAIChat(OpenAILLMConfig(model_name="gpt", max_retries=0), "http://127.0.0.1:9/v1")
-    with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1.*\(1 attempts\)"):
-        await model.sample(ModelRequest(HELLO))
-    await model.close()
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
