@@ -26,14 +26,9 @@ from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, cut, fails, page, says, slow
 
+pytestmark = pytest.mark.usefixtures("_no_backoff")
 KEY = "sk-canary-7f3a"
 HELLO = [{"role": "user", "content": "hello?"}]
-
-
-@pytest.fixture(autouse=True)
-def _no_backoff():
-    with stamina.set_testing(True, attempts=10, cap=True):
-        yield
 
 
 @asynccontextmanager
