@@ -37,6 +37,11 @@ def test_a_message_that_the_agent_repeats_stays():
     assert [message["content"] for message in parse_to_openai_messages(steps)] == ["next", "A", "next", "B"]
 
 
+def test_an_agent_that_starts_each_turn_anew():
+    steps = call([SYSTEM, user("a")], "A") + call([SYSTEM, user("b")], "B", "2")
+    assert parse_to_openai_messages(steps) == [SYSTEM, user("a"), assistant("A"), user("b"), assistant("B")]
+
+
 def test_a_reminder_after_a_tool_result_stays():
     """NAT core 13: the prompt after a tool's result was skipped whole."""
     asked = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]}
