@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import stamina
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores, and libgomp's workers spin
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
@@ -63,6 +64,13 @@ def set_limit() -> Iterator[Callable[[str, int], None]]:
     for name in names:
         os.environ.pop(name, None)
     get_limits.cache_clear()
+
+
+@pytest.fixture
+def _no_backoff() -> Iterator[None]:
+    """Retries come at once."""
+    with stamina.set_testing(True, attempts=10, cap=True):
+        yield
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import signal
 import time
 
 import pytest
-import stamina
 
 from reinforge.errors import BackendUnavailable
 from reinforge.protocols.openai.adapter import OpenAIAdapter
@@ -160,12 +159,6 @@ def test_a_job_that_is_not_searched_for_is_created_twice(make_toy, openai_servic
 # Failed polls.
 
 FAULTS = [*[fails(503)] * 20, cut, page(200), page(502)]
-
-
-@pytest.fixture
-def _no_backoff():
-    with stamina.set_testing(True, attempts=10, cap=True):
-        yield
 
 
 class Hasty(OpenAIAdapter):

@@ -59,18 +59,6 @@ def test_other_examples_are_refused(stopped):
 
 
 @pytest.mark.fault
-def test_changed_code_is_refused(stopped, whole):
-    """Exit code 2 with the file's name; once the change is undone, the run ends as if nothing had happened."""
-    code = (stopped.folder / "task.py").read_text()
-    (stopped.folder / "task.py").write_text(code.replace("max_tokens=4", "max_tokens=3"))
-    child = stopped.resume()
-    assert (child.wait(), "r has changed since it started:\n    task.py changed" in child.said) == (2, True), child.said
-    (stopped.folder / "task.py").write_text(code)
-    assert stopped.resume().wait() == 0
-    assert differences(stopped.run, whole.run) == []
-
-
-@pytest.mark.fault
 def test_changed_code_that_is_not_compared_makes_a_difference(stopped, whole):
     """Mutation check: the second half of the run is another agent's, without a word."""
     code = (stopped.folder / "task.py").read_text()

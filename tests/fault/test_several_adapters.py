@@ -70,17 +70,6 @@ async def jobs(tiny_model_dir):
     await made.adapter.cleanup()
 
 
-async def test_one_job_changes_both_and_nothing_else(jobs):
-    before = jobs.bits()
-    status = await jobs.train()
-    assert status.status == "completed", status.message
-    moved = [name for name in jobs.differing(before) if "lora_" in name]
-    assert {name.split(".")[-2] for name in moved if "/" not in name} == set(NAMES)
-    assert not [name for name in jobs.differing(before) if "lora_" not in name], "the base stays as it is"
-    await jobs.adapter.policy().publish(1)
-    assert [jobs.adapter.policy().get_policy(name).version for name in NAMES] == [1, 1]
-
-
 @pytest.mark.parametrize("poisoned", NAMES)
 async def test_if_one_fails_all_are_rolled_back(jobs, poisoned):
     """Whether a is trained before b fails, or b is not reached; both optimizers have the state of an earlier job."""

@@ -25,7 +25,7 @@ from reinforge.types.trajectory import Outcome
 from tests.doubles import Scored, examples
 from tests.fault.test_episode_counts import Epoch
 from tests.journal_rows import read_rows
-from tests.scripted_run import ScriptedRun
+from tests.scripted_run import ScriptedRun, ask
 
 SURROGATE = "caf\ud83d \udc80"
 """Half of a character twice: legal in JSON and in Python, in no encoding."""
@@ -87,11 +87,6 @@ UNWRITABLE = {
     "it has 4,194,305 characters, and at most 4,194,304 can be recorded": lambda: "x" * 4_194_305,
 }
 KINDS = pytest.mark.parametrize("why", UNWRITABLE)
-
-
-async def ask(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])
-    return reply.choices[0].message.content
 
 
 def failing(fail):
@@ -288,7 +283,7 @@ def test_a_reasoning_that_cannot_be_written_is_a_missing_score():
     for why, make in UNWRITABLE.items():
         found = asyncio.run(score({"because": make()}))
         assert found.score is None
-        why = why.replace("201", "202").replace("50,000,000", "50,000,014")
+        why = why.replace("201", "202").replace("4,194,305", "4,194,319")
         assert found.error == f"the evaluator's reasoning cannot be recorded: {why}"
     assert asyncio.run(score(SURROGATE)).score == 0.5
 

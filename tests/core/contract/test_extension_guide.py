@@ -6,7 +6,6 @@ from unittest.mock import AsyncMock
 import pytest
 
 from reinforge.config.loader import load_config
-from reinforge.errors import ConfigError
 from reinforge.finetuning import (
     EvalInput,
     EvalInputItem,
@@ -82,11 +81,6 @@ def test_the_complete_file_loads_once_its_components_are_registered():
     assert (finetuning.enabled, finetuning.num_epochs, finetuning.reward_function.name) == (True, 20, "my_reward")
     curriculum = finetuning.curriculum_learning
     assert (curriculum.enabled, curriculum.initial_percentile, curriculum.expansion_interval) == (True, 0.3, 5)
-
-
-def test_the_complete_file_without_its_variable_says_so():
-    with pytest.raises(ConfigError, match=r"002-complete\.yml:36:\d+ .*TRAINING_API_KEY is not set"):
-        load_config(COMPLETE, registry=guide_registry(), environ={})
 
 
 async def test_the_registered_components_come_out_of_the_builder():

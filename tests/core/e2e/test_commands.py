@@ -98,11 +98,6 @@ def test_check_locates_a_problem_at_its_override(written, path, value, expected)
     assert expected.format(folder=written.folder.resolve()) in f"\n{result.output}", result.output
 
 
-def test_check_of_an_empty_file_names_it(written):
-    written.write("empty.yml", "")
-    assert "error: empty.yml finetuning.enabled: is false" in call("check", "empty.yml").output
-
-
 def test_dry_run_writes_the_resolved_configuration_and_nothing_else(written):
     call("finetune", "run.yml", "--dry_run", "--run_name", "r", "-o", "finetuning.num_epochs", "7", code=0)
     assert [
@@ -196,24 +191,6 @@ def test_problems_of_the_validation_file_are_reported_once_with_their_line(writt
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_config_file", "other.yml", code=2)
     assert len(re.findall(expected, " ".join(result.output.split()))) == 1, result.output
     assert not (written.folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (
-            [{"question": "say 3", "answer": "a"}, {"question": "x", "answer": "a"}],
-            "1 rows are also in the training dataset.*3 and validation:1",
-        ),
-        ([{"question": "x", "answer": "a"}], "no examples are left for confirm: the validation dataset has 1"),
-        (None, "file not found: validation.jsonl"),
-    ],
-)
-def test_an_unusable_validation_dataset_is_rejected(written, rows, expected):
-    if rows is not None:
-        written.write("validation.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    result = call("finetune", "run.yml", "--run_name", "r", "--validation_dataset", "validation.jsonl", code=2)
-    assert re.search(expected, result.output), result.output
 
 
 def test_every_flag_of_the_run_config_is_on_the_command_line():

@@ -110,12 +110,6 @@ def test_what_cannot_be_evaluated_is_rejected(project, change, arguments, messag
     assert "Traceback" not in result.output
 
 
-def test_chat_names_its_own_argument(project):
-    result = call("chat", "nowhere")
-    assert (result.exit_code, "--model" in result.output) == (2, False)
-    assert 'RUN|PATH: there is no run and no folder "nowhere"' in result.output
-
-
 def test_an_agent_that_always_fails_is_an_error_and_not_a_zero(project):
     project.write("task.py", "async def agent(item, llm, context):\n    1 / 0\n\ndef vowels(o, e):\n    return 1\n")
     project.set("finetuning.outcomes", {"retries": 0})

@@ -118,21 +118,6 @@ def test_a_disabled_run_still_names_its_bad_keys(project):
     assert paths == ["finetuning.num_epoch", "finetuning.enabled"]
 
 
-def test_a_validation_file_with_problems_adds_its_own(project):
-    (project.folder / "other.yml").write_text(
-        "eval:\n  general: {dataset: {_type: jsonl, file_path: also_gone.jsonl}, max_concurency: 3}\n"
-        "  evaluators: {vowels: {_type: python, function: 'task:vowels', timout: 1}}\n"
-    )
-    output = call("check", "run.yml", "-o", "finetuning.run_configuration.validation_config_file", "other.yml")
-    for text in (
-        "other.yml:2:66 eval.general.max_concurency: unknown key",
-        "other.yml:2:37 eval.general.dataset.file_path: file not found: also_gone.jsonl",
-        "other.yml:3:65 eval.evaluators.vowels.timout: unknown key",
-        "run.yml:7:29 eval.general.dataset.file_path: file not found: gone.jsonl",
-    ):
-        assert text in output
-
-
 @pytest.mark.parametrize("section", ["llms", "trainer_adapters", "trajectory_builders", "trainers", "eval.evaluators"])
 def test_a_component_of_an_unknown_type_hides_nothing_else(project, section):
     """Whatever it is: another component may look at it, or need it."""

@@ -119,23 +119,6 @@ def test_invalid_rows_are_listed_with_their_lines_before_any_work(offline):
     assert not offline.run.exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"finetuning.algorithm": {"_type": "grpo"}}, "the tokens of a dataset were not sampled"),
-        ({"llms": {"agent": {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:1"}}}, "never calls"),
-    ],
-)
-def test_an_algorithm_that_cannot_learn_from_rows_is_refused(offline, change, said):
-    for path, value in change.items():
-        if "." in path:
-            offline.set(path, value)
-        else:
-            offline.settings[path] = value
-    result = offline.finetune()
-    assert (result.exit_code, said in result.output) == (2, True), result.output
-
-
 def test_rows_that_show_no_reply_are_refused(offline):
     offline.write("task.py", PROMPTED)
     offline.rows = [{"question": f"say {n}", "answer": "yes"} for n in range(12)]

@@ -1,7 +1,6 @@
 """Whole runs of agents that are programs, services, or the plain loop with tools."""
 
 import json
-import shutil
 import sys
 
 import pytest
@@ -15,7 +14,7 @@ from reinforge.types.evaluation import EvaluationRunConfig
 from tests.core.rollout.test_http_workflow import call_model
 from tests.journal_rows import read_rows
 from tests.loop_thread import serve_in_thread
-from tests.outside_agents import NODE_AGENT, PYTHON_AGENT
+from tests.outside_agents import PYTHON_AGENT
 from tests.project import call
 
 
@@ -39,12 +38,6 @@ def test_a_python_program_is_trained(project):
     project.write("agent.py", PYTHON_AGENT + "print(json.dumps(ask(sys.stdin.read(), max_tokens=4)))")
     folder = smoke(project, {"_type": "command", "command": [sys.executable, "agent.py"], "output": "last_line_json"})
     assert yaml.safe_load((folder / "config.yml").read_text())["workflow"]["command"] == [sys.executable, "agent.py"]
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_a_node_program_is_trained(project):
-    project.write("agent.mjs", NODE_AGENT)
-    smoke(project, {"_type": "command", "command": "node agent.mjs"})
 
 
 @pytest.fixture

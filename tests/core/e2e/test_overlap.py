@@ -67,13 +67,6 @@ def test_adapters_are_trained_while_a_copy_of_them_samples(project):
     assert_bounded(project)
 
 
-def test_a_setting_that_overlap_cannot_honour_is_refused_before_anything_runs(project):
-    project.set("finetuning.limits.max_staleness", 1).set("finetuning.deterministic", True)
-    result = project.finetune(code=2)
-    assert "finetuning.deterministic: what a version samples then depends on" in result.output
-    assert not project.run.exists()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
 def test_workers_sample_while_they_train(project):

@@ -1,16 +1,13 @@
 """Distillation and pipelines from the command line: several stages, one run folder, one verdict."""
 
-import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from aiohttp import web
 
-import reinforge
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.models.local_llm import LocalLLM
@@ -83,17 +80,6 @@ def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     report = (staged.run / "report.md").read_text()
     assert "| 2 | distill |" in report
     assert "| base |  |" in report
-
-
-def test_distillation_moves_towards_the_teacher_whatever_the_reward(staged, teacher):
-    staged.set("llms.teacher", {"_type": "local", "model": str(teacher)})
-    staged.set("finetuning.algorithm", DISTILL["algorithm"]).set("finetuning.num_epochs", 4)
-    staged.set("trajectory_builders.builder.examples_per_epoch", 38)
-    staged.finetune(code=0)
-    rows = staged.history
-    assert rows[-1]["teacher_kl"] < 0.75 * rows[0]["teacher_kl"]
-    assert rows[-1]["avg_reward"] > rows[0]["avg_reward"] + 0.2, "the teacher says vowels"
-    assert rows[0]["direction"] > 0
 
 
 class ScoringEndpoint(OpenAIServer):
@@ -247,22 +233,6 @@ def test_stages_in_another_order_are_a_change(staged):
     staged.save()
     refused = call("finetune", "run.yml", "--resume", "runs/r", code=2)
     assert "the order of finetuning.pipeline: sft, grpo -> grpo, sft" in refused.output
-
-
-def test_a_pipeline_from_python(project, tiny_model_dir):
-    sys.path.insert(0, str(project.folder))
-    task = importlib.import_module("task")
-    stages = {"ei": {"algorithm": {"_type": "expert_iteration", "reward_threshold": 0.3}}, "rl": {"num_epochs": 2}}
-    settings = {
-        "pipeline": stages,
-        "device": "cpu",
-        "output_dir": "runs",
-        "curriculum_learning": {"min_reward_diff": 0.01},
-    }
-    rows = [{"id": row["id"], "question": row["question"], "answer": "a"} for row in project.rows[:24]]
-    summary = reinforge.finetune(task.agent, rows, task.vowels, tiny_model_dir, settings=settings, run_name="r")
-    assert summary.stages == {"ei": 1, "rl": 2}
-    assert [row["stage"] for row in project.history] == ["ei", "rl", "rl"]
 
 
 def test_the_file_of_the_docs_is_valid_with_models_of_this_machine(project, tiny_model_dir):

@@ -25,15 +25,6 @@ def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart
         assert {kept.get_tensor(name).dtype for name in kept.keys()} == {torch.float32}  # noqa: SIM118
 
 
-def test_a_run_in_float32_computes_old_logprobs_of_nobody(project):
-    """The sampler's are the learner's to 1e-4, so nothing is corrected and nothing is computed twice."""
-    project.set("finetuning.num_epochs", 1)
-    project.finetune(code=0)
-    [row] = project.metrics
-    assert row["mismatch"] < 1e-4
-    assert "tis_weight" not in row
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [{"name": "sgd", "momentum": 0.9, "learning_rate": 0.3}, {"name": "adagrad"}])
 def test_a_killed_run_in_bfloat16_ends_as_an_undisturbed_one(project, optimizer):

@@ -169,20 +169,6 @@ def test_a_noisy_reward_is_found(project):
     assert found["recommendation"]["advice"] == "fix the reward"
 
 
-def test_a_reward_that_is_always_0_is_not_trained(project):
-    project.write(
-        "task.py", (project.folder / "task.py").read_text() + "\ndef zero(output, expected):\n    return 0.0\n"
-    )
-    project.set("eval.evaluators", {"zero": {"_type": "python", "function": "task:zero"}})
-    project.set("finetuning.reward_function", {"name": "zero"})
-    found = report(project, *QUICK)
-    assert found["findings"]["signal_share"] == 0.0
-    assert found["recommendation"]["advice"] != "GRPO"
-    assert "cut off" in found["recommendation"]["reason"], "the agent stops every reply after 4 tokens"
-    assert found["time"]["total_s"] is None, "no training step could be measured"
-    assert found["time"]["known_s"] > 0
-
-
 def test_a_broken_file_is_refused_like_a_run(project):
     project.set("finetuning.num_epoch", 3)
     result = invoke(project)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.core.e2e.test_offline_data import AGENT, PROMPTED
+from tests.core.e2e.test_offline_data import PROMPTED
 from tests.project import call
 from tests.protocols.hosted import use_openai_adapter
 
@@ -65,17 +65,3 @@ def test_a_service_gets_no_job_and_its_tokens_are_priced(project, openai_service
     assert found["memory"] is None
     unpriced = preflight(project)
     assert unpriced["total_cost"] is None
-
-
-def test_imported_chats_with_thumbs_are_rows_for_kto(offline):
-    """What `reinforge data import` writes: whole conversations, with the thumb in a column."""
-    offline.write("task.py", AGENT)
-    offline.rows = [
-        {
-            "messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "yes"}],
-            "label": n % 2 == 0,
-        }
-        for n in range(48)
-    ]
-    offline.set("finetuning.algorithm", {"_type": "kto"})
-    assert preflight(offline)["recommendation"]["advice"] == "KTO"

@@ -12,18 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
-def test_a_model_that_cannot_be_downloaded_is_an_environment_failure(tmp_path):
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "reinforge", "chat", "owner/name"]
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 4, done.stderr
-    assert "error: cannot load the model owner/name: " in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_retries_are_not_logged_line_by_line(project):
     project.settings["llms"] = {"agent": {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9/v1"}}
     project.set("llms.agent.max_retries", 1)

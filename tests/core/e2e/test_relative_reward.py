@@ -1,17 +1,16 @@
 """A reward without labels: siblings ranked by a judge in training, the base model's answers as reference after it."""
 
 import json
-import re
 
 import pytest
 
 from reinforge.config.loader import build_config, load_config
-from reinforge.errors import BudgetReached, ConfigError
+from reinforge.errors import ConfigError
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async
 from reinforge.trainer.setup.check import check_config
-from tests.core.e2e.test_reporting import LearningRun, SavingAdapter, Transcript
+from tests.core.e2e.test_reporting import LearningRun, Transcript
 from tests.journal_rows import read_rows
 from tests.judges import reply_to
 from tests.openai_server import OpenAIServer, says
@@ -34,21 +33,11 @@ def by_form(answer):
     return 0.2 * int(version) + 0.03 * int(digit)
 
 
-class ResumableAdapter(SavingAdapter):
-    """Saves the version that is about to be published."""
-
-    async def save(self, folder, version):
-        await super().save(folder, version)
-        (folder / "config.json").write_text(json.dumps({"version": version}))
-        return True
-
-
 class JudgedRun(LearningRun):
     """A run whose reward is a judge that compares; every version of the policy answers better than the one before."""
 
     def __init__(self, folder, server, kind="relative_judge", **settings):
         super().__init__(folder)
-        self.adapter = ResumableAdapter(self.adapter.server)
         self.settings["llms"]["judge"] = {"_type": "openai", "model_name": "gpt", "base_url": server.url}
         self.settings["workflow"]["llm"] = "agent"
         self.settings["eval"]["evaluators"] = {"better": {"_type": kind, "llm": "judge", **settings}}
@@ -81,38 +70,6 @@ async def test_the_verdict_is_the_share_of_wins_over_the_base_model(tmp_path, ki
     assert {json.loads(data)["scores"]["better"]["reasoning"] for (data,) in validated} == {
         "the base model's own answer"
     }
-
-
-async def test_a_resumed_run_compares_with_the_base_answers_of_its_journal(tmp_path):
-    async with OpenAIServer(judge_by(by_form)) as server:
-        run = JudgedRun(tmp_path, server)
-        run.settings["finetuning"] |= {"num_epochs": 4, "limits": {"max_tokens": 1500}}
-        with pytest.raises(BudgetReached):
-            await run.run()
-        stopped = json.loads((tmp_path / "r" / "validation_history.json").read_text())
-        assert 1 < len(stopped) < 5
-        del run.settings["finetuning"]["limits"]
-        summary = await run.run(resume=tmp_path / "r")
-    assert summary.status == "completed"
-    validations = json.loads((tmp_path / "r" / "validation_history.json").read_text())
-    assert validations[: len(stopped)] == stopped
-    assert [row["num_unscored"] for row in validations] == [0] * len(validations)
-    assert validations[-1]["avg_reward"] > 0.5 == validations[0]["avg_reward"]
-
-
-async def test_a_judge_that_gives_no_verdict_stops_the_run_and_is_told_at_once(tmp_path):
-    async with OpenAIServer(says("answer 1, clearly")) as server:
-        run = JudgedRun(tmp_path, server, retries=0)
-        run.settings["finetuning"]["limits"] = {"max_refills": 0}
-        with pytest.raises(Exception, match=r"judge_error: .*gave no valid verdict"):
-            await run.run()
-    notes = [note for note in run.progress.notes if note.startswith("evaluator")]
-    assert len(notes) == 1
-    assert re.match(
-        r"evaluator better has no score for example \d+: NoVerdictError: the judge gpt gave no valid", notes[0]
-    )
-    rows = read_rows(tmp_path / "r", "SELECT outcome, reward FROM episodes WHERE phase = 'collect'")
-    assert set(rows) == {("judge_error", None)}, "missing, never 0"
 
 
 def judged_settings(run):

@@ -49,15 +49,6 @@ def test_a_killed_run_resumes_by_name_and_says_from_where(project):
     assert (again.exit_code, "improvement" in again.output) == (0, True), "a completed run prints its summary again"
 
 
-def test_checkpoints_of_some_epochs_only_lose_nothing_when_the_run_is_stopped(project):
-    """Stopped by a budget after two epochs, with a checkpoint due after the third: it is written at the stop."""
-    project.set("finetuning.num_epochs", 3).set("trainers.trainer.save_every", 3)
-    result = project.finetune("--max_tokens", "700", code=5)
-    done = len(jobs(project))
-    result = call("finetune", "--resume", "runs/r", "--max_tokens", "100000")
-    assert f"resuming after epoch {done - 1}" in result.output, result.output
-
-
 @pytest.fixture
 def composed(project, tiny_model_dir):
     shutil.copytree(tiny_model_dir, project.folder / "tiny")

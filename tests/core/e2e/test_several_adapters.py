@@ -7,11 +7,6 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from reinforge.adapters.local import LocalAdapter
-from reinforge.adapters.local_config import LocalAdapterConfig
-from reinforge.engine import NamedPolicies
-from reinforge.interfaces import PolicyServer
-from reinforge.registry import register_trainer_adapter
 from tests.project import call
 
 TEAM = """
@@ -107,51 +102,6 @@ def test_a_single_adapter_name_is_a_single_policy(team):
     assert (team.run / "checkpoints/step-000001/adapter_model.safetensors").is_file()
     (row,) = team.metrics
     assert (row["num_groups"], "groups" in row) == (4, False)
-
-
-class SwappedConfig(LocalAdapterConfig, name="test_swapped"):
-    """The local adapter, whose sampler answers for b with a's weights."""
-
-
-class Swapped(PolicyServer):
-    def __init__(self, policy, answering):
-        self.policy, self.answering = policy, answering
-
-    version = property(lambda self: self.policy.version)
-    model_name = property(lambda self: self.policy.model_name)
-
-    async def sample(self, request):
-        return await self.answering.sample(request)
-
-    async def score(self, token_ids):
-        return await self.policy.score(token_ids)
-
-    async def publish(self, version):
-        await self.policy.publish(version)
-
-    async def fingerprint(self):
-        return await self.policy.fingerprint()
-
-
-class SwappedAdapter(LocalAdapter):
-    def policy(self):
-        found = super().policy()
-        if found is None:
-            return None
-        first, second = (found.get_policy(name) for name in found.names)
-        return NamedPolicies({"a": first, "b": Swapped(second, first)})
-
-
-@register_trainer_adapter(config_type=SwappedConfig)
-async def swapped_adapter(config, builder):
-    adapter = SwappedAdapter(config, await builder.get_algorithm(), adapters=["a", "b"])
-    yield adapter
-    await adapter.cleanup()
-
-
-def test_an_adapter_that_serves_another_ones_weights_stops_the_run(team):
-    result = team.set("trainer_adapters.adapter._type", "test_swapped").finetune(code=3)
-    assert "the policy does not serve the trained weights of the adapter b" in result.output
 
 
 @pytest.mark.parametrize(

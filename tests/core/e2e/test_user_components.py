@@ -177,14 +177,6 @@ def test_a_failed_job_that_a_trainer_only_returns_fails_the_run(project, cleanup
     assert ("the cleanup is broken" in (project.run / "run.log").read_text()) == cleanup_fails
 
 
-def test_the_journal_holds_the_episodes_of_a_users_builder(project):
-    project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 2})
-    project.set("finetuning.num_epochs", 1)
-    project.finetune(code=0)
-    query = "SELECT count(*), count(DISTINCT example_id) FROM episodes WHERE phase = 'collect'"
-    assert read_rows(project.run, query) == [(76, 38)]
-
-
 class Converting(GroupTrajectoryBuilder):
     """A builder of a user's that writes log-probs as plain numbers and names the completion they belong to."""
 
@@ -216,14 +208,6 @@ def test_turns_that_name_their_completion_are_trained_on_the_tokens_that_were_sa
     rows = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect'")
     sampled = sum(len(call["token_ids"]) for row in rows for call in json.loads(row[0])["calls"])
     assert 0 < project.summary["tokens"]["trained"] <= sampled
-
-
-def test_a_users_trainer_trains_turns_that_name_their_completion_too(project):
-    builder = {"_type": "test_converting", "num_generations": 4, "keeps_numbers": False}
-    project.set("trajectory_builders.builder", builder).set("trainers.trainer", {"_type": "my_trainer"})
-    result = project.set("finetuning.num_epochs", 1).finetune()
-    assert result.exit_code == 0, result.output
-    assert len({version["fingerprint"] for version in project.summary["policy_versions"]}) == 2
 
 
 class Rescaling(GroupTrajectoryBuilder):

@@ -4,14 +4,12 @@ import json
 
 import pytest
 
-from reinforge.config.loader import build_config
-from reinforge.errors import ConfigError, GuardHalted
+from reinforge.errors import GuardHalted
 from reinforge.runs.history import build_timeline
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.removal import remove_run
 from reinforge.runs.rows import list_guard_events
 from reinforge.runs.run_folder import read_record
-from reinforge.trainer.setup.check import check_config
 from tests.scripted_run import ScriptedRun
 from tests.trackers.trackers import read_tensorboard
 
@@ -84,25 +82,6 @@ async def test_the_figures_of_the_guards_come_from_the_training_episodes(tmp_pat
         assert row["clipped_share"] == 0
         assert row["scores"] == {"reward": pytest.approx(row["avg_reward"])}
         assert 0 < row["reward_std"] < 3
-
-
-async def test_a_repeated_question_is_told_by_check_and_refused_if_asked_to(tmp_path):
-    run = ScriptedRun(tmp_path)
-    question = "how many apples are left after Anna gave three of them to Tom and two to Eve"
-    rows = [{"id": f"{n}", "question": f"q{n}", "part": "train"} for n in range(8)]
-    rows += [{"id": "a", "question": question, "part": "train"}, {"id": "s", "question": "other", "part": "select"}]
-    rows += [{"id": "b", "question": f"So {question}?", "part": "confirm"}]
-    run.settings["eval"]["general"]["dataset"]["rows"] = rows
-    run.settings["finetuning"]["splits"] = {"key": "part"}
-    loaded = build_config(run.settings, registry=run.registry())
-    report = await check_config(loaded, run.registry())
-    assert report.ok, report.problems
-    [note] = [note for note in report.notes if "repeats a training example" in note]
-    assert "b (confirm) repeats a, 93% similar" in note
-    run.settings["finetuning"]["splits"]["near_duplicates"] = "refuse"
-    with pytest.raises(ConfigError, match=r"near_duplicates: a held-out example repeats a training example"):
-        await run.run()
-    assert not (tmp_path / "r").exists()
 
 
 async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path):

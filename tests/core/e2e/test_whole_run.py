@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from tests.journal_rows import read_rows
-from tests.project import Project, call
+from tests.project import Project
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +114,6 @@ async def agent(item, llm, context):
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
 """
-
-
-@pytest.mark.slow
-def test_a_whole_run_with_adapters(project):
-    """It improves, ships adapters that PEFT reads, and `eval` runs the model with them."""
-    project.set("finetuning.policy.lora", {"r": 16}).set("finetuning.policy.optimizer.learning_rate", 3e-2)
-    project.set("finetuning.num_epochs", 10)
-    project.finetune(code=0)
-    assert project.summary["promoted"], project.summary["reason"]
-    settings = json.loads((project.run / "model" / "adapter_config.json").read_text())
-    assert settings["base_model_name_or_path"] == project.settings["finetuning"]["policy"]["model"]
-    found = call("eval", "run.yml", "--json", "--model", "runs/r", "--split", "confirm", code=0)
-    mean = json.loads(found.stdout)["metrics"]["vowels"]["mean"]
-    assert mean > project.summary["confirm_base"]["ci_high"], "the adapters are used"
 
 
 def test_a_run_without_matplotlib_says_that_there_is_no_plot(project, monkeypatch):

@@ -65,14 +65,6 @@ def test_begin_job_waits_for_replies_and_requests_wait_for_publish(engine):
     asyncio.run(run())
 
 
-def test_the_first_request_after_a_job_opens_admission(engine):
-    train(engine)
-    assert ask(engine.policy, [request()])[0].tokens.policy_version == 1
-    train(engine)
-    asyncio.run(engine.policy.publish(5))
-    assert ask(engine.policy, [request()])[0].tokens.policy_version == 5
-
-
 @pytest.mark.parametrize("ended", [False, True])
 def test_rollback_restores_weights_optimizer_and_version(engine, ended):
     train(engine)

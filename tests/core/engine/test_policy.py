@@ -72,27 +72,6 @@ def test_temperature_zero_takes_the_most_likely_token(engine):
     assert reply.tokens.restricted
 
 
-@pytest.mark.parametrize("restriction", [{"top_k": 2}, {"top_p": 0.05}, {"min_p": 0.8}])
-def test_top_k_top_p_and_min_p_filter_the_tokens(engine, restriction):
-    replies = ask(engine.policy, [request("cut", **restriction, max_tokens=1, temperature=3.0) for _ in range(60)])
-    ids = torch.tensor([replies[0].tokens.prompt_token_ids])
-    with torch.no_grad():
-        logprobs = torch.log_softmax(engine.model.module(input_ids=ids).logits[0, -1] / 3.0, -1)
-    order = logprobs.argsort(descending=True)
-    count = restriction.get("top_k") or int((logprobs[order].exp().cumsum(0) < 0.05).sum()) + 1
-    if "min_p" in restriction:
-        count = int((logprobs >= logprobs.max() + np.log(0.8)).sum())
-    assert {get_tokens(reply)[0] for reply in replies} <= set(order[:count].tolist())
-    assert len({get_tokens(reply) for reply in replies}) > 1
-    assert all(reply.tokens.restricted for reply in replies)
-    token = get_tokens(replies[0])[0]
-    assert replies[0].tokens.logprobs[0] == pytest.approx(logprobs[token].item(), abs=1e-5)
-    kept = order[:count]
-    assert replies[0].tokens.supports.sets[0].tolist() == sorted(kept.tolist())
-    processed = (logprobs[token] - logprobs[kept].logsumexp(0)).item()
-    assert replies[0].tokens.processed_logprobs[0] == pytest.approx(processed, abs=1e-5)
-
-
 def test_a_filtered_row_does_not_change_other_rows(engine):
     """Rows of all kinds in one batch sample what they sample alone; only filtered rows have a support."""
     kinds = [{}, {"top_k": 2}, {"temperature": 0}, {"top_p": 0.6}, {"top_k": 320}, {"temperature": 0, "min_p": 0.5}]
@@ -103,19 +82,6 @@ def test_a_filtered_row_does_not_change_other_rows(engine):
     assert [tokens.restricted for tokens in together] == [False, True, True, True, False, True]
     assert together[0].token_ids == together[4].token_ids, "a top_k of the whole vocabulary keeps all"
     assert together[2].processed_logprobs == (0.0,) * len(together[2].token_ids), "a certain token has log p 0"
-
-
-def test_samples_follow_the_probabilities(engine):
-    """300 first tokens against the model's distribution: mean log p within five standard errors of minus entropy."""
-    replies = ask(engine.policy, [request("draw", max_tokens=1) for _ in range(300)])
-    ids = torch.tensor([replies[0].tokens.prompt_token_ids])
-    with torch.no_grad():
-        logprobs = torch.log_softmax(engine.model.module(input_ids=ids).logits[0, -1], -1)
-    p = logprobs.exp()
-    entropy = -(p * logprobs).sum().item()
-    spread = ((p * logprobs**2).sum().item() - entropy**2) ** 0.5
-    mean = np.mean([reply.tokens.logprobs[0] for reply in replies])
-    assert abs(mean + entropy) < 5 * spread / 300**0.5
 
 
 def test_stop_texts_end_and_cut_the_reply(engine):

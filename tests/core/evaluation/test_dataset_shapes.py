@@ -113,11 +113,6 @@ def test_the_error_for_rows_of_no_known_shape_lists_their_fields():
     ]
 
 
-def test_all_bad_rows_are_reported_together_and_in_order():
-    found = problems(GOOD, "x", {"messages": []}, GOOD, {"messages": [FIVE]})
-    assert [text.split(":")[0] for text in found] == ["row 2", "row 3", "row 5"]
-
-
 def test_the_detected_shape_is_logged(tmp_path, caplog):
     (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 2)
     caplog.set_level(logging.INFO, "reinforge")

@@ -16,7 +16,6 @@ from reinforge.evaluation.evaluators.base import score_item
 from reinforge.evaluation.evaluators.llm_judge import InvalidVerdictError, LLMJudge, LLMJudgeConfig, parse_verdict
 from reinforge.trainer.setup.components import ComponentBuilder
 from tests.doubles import ScriptedPolicy, make_item
-from tests.openai_server import OpenAIServer, says
 
 
 class ScriptedJudge(ScriptedPolicy):
@@ -180,20 +179,6 @@ async def test_messages_and_objects_are_quoted_as_json():
     assert '[{"role": "user", "content": "é"}]' in prompt
     assert '{"a": 1}' in prompt
     assert "(none)" in prompt
-
-
-async def test_the_judge_can_be_an_entry_of_llms_over_http():
-    async with OpenAIServer(says("no idea"), says(GOOD)) as server:
-        data = {
-            "llms": {"judge": {"_type": "openai", "model_name": "gpt", "base_url": server.url}},
-            "eval": {"evaluators": {"good": {"_type": "llm_judge", "llm": "judge", "rubric": "right?"}}},
-        }
-        async with ComponentBuilder(build_config(data)) as builder:
-            found = await score_item(await builder.get_evaluator("good"), make_item("5"))
-    assert (found.score, len(server.bodies)) == (0.5, 2)
-    first, second = server.bodies
-    assert (first["temperature"], first["max_tokens"], first["response_format"]["type"]) == (0.0, 512, "json_schema")
-    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
 
 
 @pytest.mark.parametrize(

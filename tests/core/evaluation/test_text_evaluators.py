@@ -127,18 +127,9 @@ async def test_the_reasoning_lists_the_first_errors():
     assert found.reasoning == "$.age: -1 is less than the minimum of 0; $.name: 1 is not of type 'string'"
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "message"),
-    [
-        ({"type": "objekt"}, {}, "schema: not a valid JSON schema: $.type: 'objekt' is not valid"),
-        ({"type": "object"}, {"score": "fields"}, "`score: fields` needs a schema with `required` fields"),
-        ({"$ref": "https://x.example/s.json"}, {}, "$ref 'https://x.example/s.json' points outside the schema"),
-    ],
-)
-def test_an_invalid_schema_is_rejected(given, settings, message):
-    with pytest.raises(ConfigError) as caught:
-        schema(given, **settings)
-    assert message in str(caught.value)
+def test_scores_of_fields_need_a_schema_that_requires_some():
+    with pytest.raises(ConfigError, match="`score: fields` needs a schema with `required` fields"):
+        schema({"type": "object"}, score="fields")
 
 
 async def test_a_schema_file_is_loaded_and_dumped_as_its_path(tmp_path):

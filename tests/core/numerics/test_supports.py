@@ -149,24 +149,6 @@ async def open_adapter(folder, **sampling):
         await adapter.cleanup()
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3, "temperature": 0.7}])
-async def test_a_bandit_is_learned_from_filtered_replies(tiny_model_dir, filters):
-    """Through adapter and engine, two steps a job, so that every second step is off policy."""
-    means = []
-    async with open_adapter(tiny_model_dir, **filters) as adapter:
-        for number in range(25):
-            siblings = await asyncio.to_thread(sample_groups, adapter.policy(), ["a", "b c", "d", "e f"], **filters)
-            means.append(float(np.mean([t.reward for group in siblings for t in group])))
-            siblings = [group for group in siblings if len({t.reward for t in group}) > 1]
-            if not siblings:
-                break
-            status = await job(adapter, siblings, number)
-            assert status.status == "completed", status.message
-            assert status.metadata["direction"] > 0
-            assert status.metadata["num_tokens_left_out"] == 0
-    assert np.mean(means[-3:]) > means[0] + 0.25, means
-
-
 async def test_greedy_tokens_are_left_out_and_said(tiny_model_dir):
     async with open_adapter(tiny_model_dir) as adapter:
         greedy = await asyncio.to_thread(sample_groups, adapter.policy(), ["a"], temperature=0)

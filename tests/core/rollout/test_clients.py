@@ -139,29 +139,6 @@ async def test_the_answer_is_what_openais_client_expects():
     assert json.loads(seen["raw"].text)["choices"][0]["logprobs"] is None
 
 
-async def test_a_stream_may_be_left_early_and_its_usage_is_sent():
-    seen = {}
-
-    def agent(item, llm, context):
-        client = context.openai()
-        with client.chat.completions.create(model="agent", messages=QUESTION, tools=TOOLS, stream=True) as stream:
-            seen["first"] = next(iter(stream)).choices[0].delta.role
-        options = {"include_usage": True}
-        chunks = list(
-            client.chat.completions.create(
-                model="agent", messages=QUESTION, tools=TOOLS, stream=True, stream_options=options
-            )
-        )
-        seen["usage"] = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
-        seen["reason"] = [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1]
-        return "done"
-
-    [record] = await run(agent)
-    assert record.outcome is Outcome.OK, record.reason
-    assert seen == {"first": "assistant", "usage": [len(CALL_IDS)], "reason": "tool_calls"}
-    assert len(record.calls) == 2
-
-
 async def test_a_clients_own_time_limit_ends_no_call_and_the_runs_limit_ends_the_episode():
     def patient(item, llm, context):
         client = context.openai(timeout=0.001)

@@ -101,13 +101,6 @@ async def test_the_other_apis_reach_an_endpoint_of_chat_completions_too(path, bo
     assert record.calls[0].reply.logprobs["token_ids"] == [8, 9]
 
 
-async def test_text_completions_need_a_model_in_this_process():
-    status, answer, record, server = await call(says("four"), {"model": "agent", "prompt": "a"}, path="/completions")
-    assert status == 400
-    assert "use messages" in answer["error"]["message"]
-    assert (record.calls, server.bodies) == ([], [])
-
-
 async def test_a_broken_endpoint_is_told_to_the_client_and_recorded_nowhere():
     status, answer, record, _ = await call(fails(404), max_retries=0)
     assert status == 502

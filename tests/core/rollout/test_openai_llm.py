@@ -26,14 +26,9 @@ from reinforge.rollout.models.openai_http import MAX_WAIT_S, SafeResolver, parse
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.openai_server import OpenAIServer, cut, fails, page, says, slow
 
+pytestmark = pytest.mark.usefixtures("_no_backoff")
 KEY = "sk-canary-7f3a"
 HELLO = [{"role": "user", "content": "hello?"}]
-
-
-@pytest.fixture(autouse=True)
-def _no_backoff():
-    with stamina.set_testing(True, attempts=10, cap=True):
-        yield
 
 
 @asynccontextmanager
@@ -208,13 +203,6 @@ async def test_after_the_last_attempt_the_backend_is_unavailable(fault, message)
         await ask(fault, timeout_s=0.05 if "within" in message else 5)
     assert message in str(caught.value)
     assert "/v1/chat/completions" in str(caught.value)
-
-
-async def test_a_refused_connection_is_unavailable():
-    model = OpenAIChat(OpenAILLMConfig(model_name="gpt", max_retries=0), "http://127.0.0.1:9/v1")
-    with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1.*\(1 attempts\)"):
-        await model.sample(ModelRequest(HELLO))
-    await model.close()
 
 
 @pytest.mark.parametrize(

@@ -324,15 +324,6 @@ async def test_validations_come_before_epochs_and_earlier_epochs_before_later_on
     assert len(queue.begun) == len(order)
 
 
-async def test_no_more_than_the_slots_are_held():
-    queue = Queue(2)
-    keys = [key(0, str(n)) for n in range(5)]
-    await queue.add(*keys)
-    assert queue.begun == keys[:2]
-    await queue.end(keys[1])
-    assert queue.begun == keys[:3]
-
-
 @pytest.mark.parametrize("was_given", [False, True], ids=["while it waits", "as it is given the slot"])
 async def test_a_cancelled_episode_leaves_its_slot_to_the_next(was_given):
     queue, first, second = Queue(1), key(0, "first"), key(0, "second")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import stamina
 import torch
 from aiohttp import web
 
@@ -18,14 +17,9 @@ from tests.models import edit_json, make_tiny_model, make_tokenizer
 from tests.openai_server import OpenAIServer, fails, says
 from tests.samples import make_sample
 
+pytestmark = pytest.mark.usefixtures("_no_backoff")
 TOKENIZER = make_tokenizer()
 REPLY = TokenLogprobs((11, 12), (13, 14), (-1.0, -2.0))
-
-
-@pytest.fixture(autouse=True)
-def _no_backoff():
-    with stamina.set_testing(True, attempts=10, cap=True):
-        yield
 
 
 def completes(**choice):

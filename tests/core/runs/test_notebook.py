@@ -7,7 +7,6 @@ import pytest
 
 from reinforge.runs.notebook import MAX_LINES, NotebookProgress, find_display
 from reinforge.runs.rows import EpochMetrics
-from reinforge.runs.summary import RunSummary
 from tests.core.runs.test_progress import clock  # noqa: F401  the fixture
 
 
@@ -84,18 +83,6 @@ def test_names_and_settings_cannot_write_html(front_end, progress):
     assert "<img" not in page
     assert "&lt;script&gt;" in page
     assert "<summary>settings</summary>" in page
-
-
-def test_the_verdict_and_the_plot_are_one_more_output(front_end, progress, tmp_path):
-    progress.close()
-    summary = RunSummary(run_id="r", status="completed", folder=tmp_path, promoted=True)
-    progress.show_summary(summary)
-    assert "r improved the agent" in front_end.texts[1]
-    assert "<img" not in front_end.pages[1]
-    (tmp_path / "reward_plot.png").write_bytes(b"png")
-    other = FrontEnd()
-    NotebookProgress(other).show_summary(summary)
-    assert 'src="data:image/png;base64,cG5n"' in other.pages[0]
 
 
 def test_a_front_end_that_fails_does_not_stop_the_run(tmp_path):

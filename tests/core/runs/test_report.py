@@ -89,16 +89,6 @@ def test_headline_says_how_it_ended(changes, headline):
     assert finished(**changes).headline() == headline
 
 
-def test_a_run_without_improvement_says_why():
-    reason = "the interval of the improvement [-0.01, 0.04] includes 0 (+0.015 on 198 examples)"
-    lines = finished(
-        promoted=False, reason=reason, improvement=Improvement(0.015, -0.01, 0.04, 0.4, 198, "")
-    ).closing_lines(False)
-    assert lines[0] == "ttt-7 shows no improvement on held-out examples"
-    assert f"  promoted    no: {reason}" in lines
-    assert not any(line.startswith("  model") for line in lines)
-
-
 def test_a_stopped_run_says_what_was_saved():
     run = RunSummary(
         "ttt-7", "stopped", Path("runs/ttt-7"), "limits.max_minutes:\n10 minutes are over", baseline=figure(0.41)
@@ -176,11 +166,6 @@ def test_a_smoke_run_is_not_judged_by_its_figures():
     ]
     assert not any(line.startswith(("  promoted", "  reward")) for line in lines)
     assert finished(smoke=True, status="failed").headline() == "failed"
-
-
-def test_no_resume_is_offered_where_it_cannot_help():
-    run = RunSummary("ttt-7", "failed", Path("r"), "all rewards are 0", can_resume=False)
-    assert not any("resume" in line for line in run.closing_lines(color=False))
 
 
 def test_a_summary_comes_back_as_it_was_written(tmp_path):

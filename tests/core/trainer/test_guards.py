@@ -8,7 +8,7 @@ from reinforge.config.finetuning_blocks import GuardsConfig, LimitsConfig
 from reinforge.errors import GuardHalted
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
-from reinforge.runs.rows import GUARD, EpochMetrics, ValidationRow, list_guard_events
+from reinforge.runs.rows import EpochMetrics, ValidationRow, list_guard_events
 from reinforge.trainer import guards
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.guards import GuardWatch
@@ -247,17 +247,6 @@ def test_a_gap_within_the_intervals_is_no_gap() -> None:
 def test_what_is_not_measured_is_no_event(play: Any) -> None:
     run = play(entropy=lambda e: None, mismatch=lambda e: None, tokens=lambda e: None, zero_variance=lambda e: None)
     assert (run.play(), run.events) == (None, [])
-
-
-def test_the_journal_shows_the_events_in_the_history_of_the_run(play: Any) -> None:
-    from reinforge.runs.history import build_timeline
-    from reinforge.runs.run_folder import read_record
-
-    run = play(**CURVES["mismatch"][0])
-    run.play()
-    assert [row.stage for row in run.journal.stages()] == [GUARD, GUARD]
-    texts = [text for _, text in build_timeline(read_record(run.journal.folder), is_running=False)]
-    assert texts == ["epoch 2: guard mismatch warned, guard mismatch stopped the run"]
 
 
 def test_a_gap_and_a_length_are_measured_within_a_stage_of_a_pipeline() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import pytest
 
@@ -158,22 +157,6 @@ async def test_epochs_without_signal_end_the_run_with_the_reason(loop):
         await it.run(5)
     assert it.adapter.jobs == []
     assert [row["filtered_avg_reward"] for row in it.history] == [None, None], "unknown is never 0"
-
-
-async def test_a_constant_reward_says_which_and_names_an_episode(loop):
-    """Resuming cannot help: the same agent and reward would give the same again."""
-    it = loop(score=lambda item: 0.0, limits={"max_empty_updates": 1, "max_refills": 0})
-    it.context.reward_metric, it.context.agent = "right", "ask (task.py:3)"
-    with pytest.raises(JobFailed) as caught:
-        await it.run(1)
-    text = str(caught.value)
-    assert re.search(
-        r'All 20 episodes have the reward 0; example \d+: question "question \d+", answer "answer \d", expected', text
-    ), text
-    assert "correct the evaluator right" in text
-    key = re.search(r"`reinforge runs show \S+ --episode (\S+)`", text)[1]
-    assert (key,) in read_rows(it.context.folder, "SELECT key FROM episodes")
-    assert caught.value.can_resume is False
 
 
 async def test_rewards_that_are_constant_only_inside_each_group_are_not_called_constant(loop):

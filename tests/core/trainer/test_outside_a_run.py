@@ -210,13 +210,6 @@ async def test_scores_of_another_evaluator_are_no_rewards():
         await builder.finalize("r")
 
 
-async def test_steps_of_other_functions_are_not_trained():
-    builder = art_builder([eval_output((1.0,))] * 2)
-    builder.run_config.target_functions = ["search"]
-    await builder.start_run("r")
-    assert (await builder.finalize("r")).trajectories == []
-
-
 async def test_what_is_left_out_is_told(caplog):
     outputs = [eval_output(each) for each in ((1.0, 0.0), (0.5, 0.0), (1.0,), (1.0,))]
     outputs[0].evaluation_results[0][1].eval_output_items[1].score = None
