@@ -126,8 +126,6 @@ CALLED = {"role": "assistant", "tool_calls": [{"id": "c", **FUNCTION}] * 4097}
         (CHAT, {"tools": [FUNCTION] * 513}, 400, "tools may have 512 entries"),
         (CHAT, {"tools": [{**FUNCTION, "more": "x" * 300_000}]}, 400, "tools may have 262,144 characters"),
         (CHAT, {"logit_bias": dict.fromkeys(map(str, range(4097)), 1)}, 400, "logit_bias may have 4096 entries"),
-        (CHAT, {f"x{number}": 1 for number in range(50_000)}, 400, "x1, x10"),
-        (CHAT, {"y" * 1_000_000: 1}, 400, "does not support: yyy"),
         (CHAT, {"model": "y" * 1_000_000}, 404, "does not exist"),
         ("/v1/completions", {"prompt": [1] * 300_000}, 413, "more than 262,144 values"),
         ("/v1/responses", {"input": says("a") * 4097}, 400, "input: expected at most 4096 entries"),

@@ -60,6 +60,8 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "spaces_between_special_tokens": ((True, False), "message.content has no special tokens"),
     "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
     "documents": (([],), "put the documents into a message"),
+    "chat_template": ((), "the model's own template is used"),
+    "truncate_prompt_tokens": ((), "a prompt is used whole; shorten it in the agent"),
 }
 """Arguments that are accepted with these values only, which ask for nothing, and what to do instead of another one."""
 KNOWN = HONORED | IGNORED | _NEUTRAL.keys() | {"messages", "extra_body"}
