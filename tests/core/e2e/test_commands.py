@@ -209,7 +209,7 @@ def test_config_show_prints_a_file_that_loads_again(written):
     written.write("again.yml", result.output)
     assert call("config", "show", "again.yml").output == result.output
     assert json.loads(call("config", "show", "run.yml", "--json").output)["llms"] == {
-        "agent": {"_type": "policy", "adapter": None}
+        "agent": {"_type": "policy", "match": [], "train": True, "adapter": None}
     }
 
 

@@ -65,7 +65,7 @@ async def test_a_retry_of_something_else_is_a_call(access, episode):
     await ask(access)
     other = {**CHAT, "messages": HELLO}
     assert await retry(access, 1, other) == "reply 1"
-    status, _, _ = await ask(access, {**CHAT, "prompt": "x"}, path="/completions", x_stainless_retry_count=1)
+    status, _, _ = await ask(access, {**CHAT, "prompt": 3}, path="/completions", x_stainless_retry_count=1)
     assert status == 400
     assert len(episode.replies) == 2
 

@@ -113,7 +113,7 @@ class LocalLLM:
 async def local_llm(config: LocalLLMConfig, builder: Builder) -> AsyncIterator[LocalLLM]:
     from reinforge.engine.model.preflight import check_policy, has_adapters
 
-    settings = config.model_dump()
+    settings = config.model_dump(exclude=set(LLMConfig.model_fields))
     settings["model"] = await builder.get_bundled(config.model)
     policy = PolicyConfig(**settings)
     if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
