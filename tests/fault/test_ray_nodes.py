@@ -129,7 +129,7 @@ async def test_a_node_with_other_versions_is_refused_by_name(cluster, tiny_model
         with pytest.raises(BackendUnavailable, match=r"3 replacements in a row could not be used: .* torch 1\.0\.0"):
             await replace_lost(adapter, 2)
         await train(adapter, await sample_job(adapter.policy(), 0), 0)
-        assert numbers_of(adapter) == [0], "the run goes on with the others"
+        assert len(numbers_of(adapter)) == 1, "the run goes on with the other one, whichever was lost"
     assert "no further replacement is started, since 3 in a row failed" in caplog.text
 
 
