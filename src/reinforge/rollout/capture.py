@@ -238,7 +238,7 @@ class AsyncLLM:
         return self._record(call, replies)
 
     async def answer_beside(self, kind: Literal["embed", "count"], given: Mapping[str, Any]) -> Any:
-        """Answers what is no model call: an embedding, or a prompt's number of tokens; None: the model cannot."""
+        """Answers a request that is not a model call: an embedding, or a token count; None: the model cannot."""
         answer = getattr(self.model, "embed" if kind == "embed" else "count_prompt", None)
         if answer is None or kind == "embed":
             return None if answer is None else await answer(given)

@@ -89,7 +89,7 @@ def main() -> None:
     if hasattr(os, "nice"):
         os.nice(5)
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what is printed is no answer
+    sys.stdout = sys.stderr  # what is printed is not an answer
     while line := source.readline():
         module, name, arguments, length = json.loads(line)
         try:

@@ -169,7 +169,7 @@ class EpisodeEndpoint:
         return respond(dialect.write_answer(completion, call))
 
     async def _embed(self, body: Any) -> Any:
-        """Returns the answer of an entry that has embeddings; this is no model call, and is not recorded."""
+        """Returns the answer of an entry that has embeddings; this is not a model call, and is not recorded."""
         name = body.get("model") if isinstance(body, dict) else None
         named = [entry for entry in self._routes.embedders if name in (entry, self.entries[entry])]
         if len(found := named[:1] or self._routes.embedders) != 1:
