@@ -5,6 +5,7 @@
     Trainer            repeats the two over epochs
     Workflow           the agent: one call is one episode
     DatasetLoader      rows of examples
+    Environment        what an agent acts in, for one episode; an EnvironmentSource has its tasks
     Evaluator          scores an answer
     GroupEvaluator     scores answers by comparing them with each other
     EvaluationRunner   runs the workflow over examples and scores the outcomes
@@ -39,6 +40,7 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 from reinforge.types.workflow import BoundWorkflow
 
 if TYPE_CHECKING:
+    from reinforge.types.environment import Observation, Reply, StepResult
     from reinforge.types.episode import EpisodeKey, EpisodeRecord
 
 
@@ -149,6 +151,31 @@ class DatasetLoader(ABC):
     @abstractmethod
     def load(self) -> list[EvalInputItem]:
         """Returns every example; a `ConfigError` lists all unusable rows by line."""
+
+
+class Environment(ABC):
+    """What an agent acts in, for one episode; `close` is called however the episode ends.
+
+    An exception costs the episode, which is then missing; a `PolicyFailure` is a failure of the policy. Python's and
+    NumPy's global random generators are this environment's own while one of its methods runs.
+    """
+
+    @abstractmethod
+    async def reset(self, item: EvalInputItem, seed: int) -> Observation:
+        """Starts the episode; equal items and seeds, and then equal replies, give equal observations."""
+
+    @abstractmethod
+    async def step(self, reply: Reply) -> StepResult: ...
+    async def close(self) -> None:
+        """Ends what the episode has started."""
+
+
+class EnvironmentSource(DatasetLoader):
+    """The tasks of a kind of environments, as rows, and an environment for each episode."""
+
+    @abstractmethod
+    def create(self) -> Environment:
+        """Returns an environment for one episode of any of the tasks."""
 
 
 class Evaluator(ABC):

@@ -40,6 +40,7 @@ sapo sft simpo
 _EVALUATORS = """
 contains exact_match json_schema llm_judge numeric pairwise_judge python regex relative_judge reported_reward weighted
 """
+_ENVIRONMENTS = "python reasoning_gym"
 
 BUILTINS = {
     "algorithm": {f"algorithms.{name}": name for name in _ALGORITHMS.split()},
@@ -50,8 +51,10 @@ BUILTINS = {
         "tasks.shop.questions": "shop",
         "tasks.tic_tac_toe.dataset": "tic_tac_toe",
         "tasks.tickets.dataset": "tickets",
+        "environments.tasks": "environment",
         "tasks.word_problems.dataset": "word_problems",
     },
+    "environment": {f"environments.{name}": name for name in _ENVIRONMENTS.split()},
     "evaluator": {
         **{f"evaluation.evaluators.{name}": name for name in _EVALUATORS.split()},
         "protocols.openai.graders.evaluator": "grader",
@@ -114,6 +117,7 @@ BUILTINS = {
         "multiagent.protocols.roles": "roles",
         "multiagent.protocols.solo_verifier": "solo_verifier",
         "redteam.attack": "redteam",
+        "environments.agent": "environment",
         "rollout.workflow": "python",
         "rollout.workflows.chat": "chat",
         "rollout.workflows.command_workflow": "command",
@@ -370,6 +374,7 @@ class Register:
 register_llm = Register("llm")
 register_workflow = Register("workflow")
 register_dataset = Register("dataset")
+register_environment = Register("environment")
 register_evaluator = Register("evaluator")
 register_trajectory_builder = Register("trajectory_builder")
 register_trainer_adapter = Register("trainer_adapter")

@@ -10,12 +10,12 @@ import click
 from reinforge.cli.exits import Command, load_file, run_work
 from reinforge.cli.options import (
     COMPAT,
-    CONFIG_FILE,
     DATA,
     DATA_PATHS,
     DATASET,
     ENDPOINT,
     ENDPOINT_TIMEOUT,
+    ENVIRONMENT,
     JSON,
     NAMED_FILE,
     OUTPUT,
@@ -23,6 +23,7 @@ from reinforge.cli.options import (
     RESULT_JSON_PATH,
     collect_overrides,
     option,
+    parse_existing_file,
     parse_output_file,
 )
 from reinforge.cli.output import say, say_json
@@ -31,8 +32,9 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 
 
 @click.command("eval", cls=Command, context_settings={"show_default": True})
-@CONFIG_FILE
+@click.argument("file", required=False, callback=parse_existing_file)
 @NAMED_FILE
+@ENVIRONMENT
 @option(
     "model",
     metavar="RUN|PATH",
@@ -53,7 +55,7 @@ SPLITS = click.Choice(["select", "confirm", "train", "all"])
 @COMPAT
 @JSON
 def command(
-    file: Path,
+    file: Path | None,
     model: str | None,
     split: str | None,
     limit: int | None,
@@ -77,6 +79,8 @@ def command(
     from reinforge.runs.progress import PlainProgress, SilentProgress
     from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 
+    if file is None and flags["environment"] is None:
+        raise click.UsageError("pass one configuration file, reinforge eval FILE, or --environment")
     loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
     progress = SilentProgress() if as_json else PlainProgress()
     folder = loaded.config.eval.general.output_dir

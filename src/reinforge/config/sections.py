@@ -22,6 +22,7 @@ SECTIONS: dict[KeyPath, str] = {
 
 SINGLES: dict[KeyPath, str] = {
     ("workflow",): "workflow",
+    ("environment",): "environment",
     ("eval", "general", "dataset"): "dataset",
     ("finetuning", "algorithm"): "algorithm",
 }

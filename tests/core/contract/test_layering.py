@@ -34,7 +34,19 @@ CORE = [
     {"cli"},
 ]
 """What a run passes through, from the bottom up; what stands in one pair of braces does not import its neighbors."""
-AROUND = {"compat", "exports", "graders", "protocols", "redteam", "scale", "serving", "traces", "trackers", "view"}
+AROUND = {
+    "compat",
+    "environments",
+    "exports",
+    "graders",
+    "protocols",
+    "redteam",
+    "scale",
+    "serving",
+    "traces",
+    "trackers",
+    "view",
+}
 """What is found by name: it imports the core, never the reverse, and none of these imports another."""
 NESTED = {
     "multiagent.nip",

@@ -26,7 +26,7 @@ from reinforge.interfaces import (
     TrainerAdapter,
     TrajectoryBuilder,
 )
-from reinforge.registry import REGISTRY, Registry, TypedConfig
+from reinforge.registry import REGISTRY, Registry, TypedConfig, load_named
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.run_settings import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
@@ -107,6 +107,8 @@ class ComponentBuilder:
         made = await self._make("workflow", "workflow", config)
         if not isinstance(made, BoundWorkflow):
             made = bind_workflow(made, getattr(config, "llm", None) or getattr(made, "llm", None))
+        if (host := await self.get_environment()) is not None:
+            made = load_named("reinforge.environments.session:bind_environment")(made, host)
         return made if getattr(config, "placement", DRIVER) == DRIVER else await self._place(made)
 
     async def _place(self, workflow: BoundWorkflow) -> BoundWorkflow:
@@ -119,6 +121,18 @@ class ComponentBuilder:
             except ConfigError as error:
                 raise ConfigError([self.locate(problem, "workflow") for problem in error.problems]) from None
         return self._placed
+
+    async def get_environment(self) -> Any:
+        """Returns the processes of the configured `environment`, or None if there is none."""
+        config = self.config.environment
+        if config is None:
+            return None
+        self._refuse_invalid("environment")
+        if ("environment", "", "") not in self._made:
+            name = self.loaded.types["environment",]
+            opened = load_named("reinforge.environments.host:open_host")(config, name, self.project_root)
+            self._made["environment", "", ""] = await self._stack.enter_async_context(opened)
+        return self._made["environment", "", ""]
 
     async def get_function(self, name: str) -> Any:
         config = self.config.functions.get(name)

@@ -1,0 +1,64 @@
+"""The agent that plays any environment: it shows the policy what the environment says, and gives its replies back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.errors import ConfigError, PolicyFailure, Problem
+from reinforge.interfaces import Builder
+from reinforge.registry import register_workflow
+from reinforge.rollout.context import EpisodeContext
+from reinforge.rollout.episode import extract_text
+from reinforge.rollout.workflows.outside_agent import AgentWorkflowConfig, OutsideWorkflow
+from reinforge.types.evaluation import EvalInputItem
+
+
+class EnvironmentWorkflowConfig(AgentWorkflowConfig, name="environment"):
+    """The policy plays the configured `environment`; its tools become tools of the chat."""
+
+    system: str | None = Field(default=None, description="System prompt before what the environment says; null: none.")
+    max_turns: int = Field(
+        default=32, ge=1, description="Maximum replies in an episode; if it is not over by then, the policy has failed."
+    )
+    max_tokens: int | None = Field(
+        default=256, ge=1, description="Maximum tokens of a reply; null: up to the context limit."
+    )
+
+
+@dataclass(frozen=True)
+class EnvironmentPlayer:
+    config: EnvironmentWorkflowConfig
+
+    async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> str:
+        environment: Any = context.environment  # type: ignore[attr-defined]
+        observation = await environment.reset()
+        messages: list[Any] = [{"role": "system", "content": self.config.system}] if self.config.system else []
+        arguments = {} if self.config.max_tokens is None else {"max_tokens": self.config.max_tokens}
+        text = ""
+        for _ in range(self.config.max_turns):
+            messages += observation.messages
+            tools = {"tools": observation.tools} if observation.tools else {}
+            reply = await llm.chat.completions.create(messages=messages, **arguments, **tools)
+            message = reply.choices[0].message
+            text = extract_text(message.content)
+            if (failure := context.calls[-1].reply.failure) is not None:
+                raise PolicyFailure(failure, output=text)
+            result = await environment.step(message)
+            if result.done:
+                return text
+            messages.append(message)
+            observation = result.observation
+        raise PolicyFailure(f"the episode is not over after {self.config.max_turns} replies (max_turns)", output=text)
+
+
+@register_workflow(config_type=EnvironmentWorkflowConfig)
+async def environment(config: EnvironmentWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
+    if builder.config.environment is None:
+        fix = "add `environment: TYPE:NAME`; `reinforge environments` lists them"
+        raise ConfigError(Problem("environment", "the workflow `environment` plays one, but none is configured", fix))
+    player = EnvironmentPlayer(config)
+    yield OutsideWorkflow(player, config.llm, True, config.share_environment_seed, name="environment")

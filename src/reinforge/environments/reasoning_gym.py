@@ -1,0 +1,183 @@
+"""The procedural tasks of reasoning-gym: `environment: reasoning_gym:spell_backward`, or several, `a+b`.
+
+The package's own `__init__` imports every dataset, and with them packages that one dataset needs; here only the module
+of a dataset that is named is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+import types
+from collections.abc import AsyncIterator
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from reinforge.config.schema import Block, EnvironmentConfig
+from reinforge.errors import ConfigError, Problem, did_you_mean
+from reinforge.interfaces import Environment, EnvironmentSource
+from reinforge.registry import register_environment
+from reinforge.types.environment import Observation, Reply, StepResult
+from reinforge.types.evaluation import EvalInputItem
+
+PACKAGE = "reasoning_gym"
+MAX_DRAWS = 4
+"""Tasks that are drawn for each one that is wanted, since some repeat."""
+NAME = re.compile(r"^DATASET_NAME = [\"'](\w+)[\"']|^register_dataset\([\"'](\w+)[\"']", re.MULTILINE)
+ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
+
+
+class TaskSettings(Block):
+    """One of several kinds of tasks."""
+
+    weight: float = Field(default=1.0, gt=0, description="Share of the tasks, relative to the other kinds.")
+    config: dict[str, Any] = Field(default={}, description="Settings of the dataset, such as {max_word_len: 5}.")
+
+
+class ReasoningGymConfig(EnvironmentConfig, name="reasoning_gym"):
+    """Procedural tasks with an exact score; needs the package reasoning-gym."""
+
+    install: ClassVar[str] = "pip install --no-deps reasoning-gym"
+    license: ClassVar[str] = "Apache-2.0"
+
+    @classmethod
+    def list_names(cls) -> list[str]:
+        return sorted(find_datasets())
+
+    name: str = Field(description="A dataset of reasoning-gym, or several joined by +.")
+    size: int = Field(default=600, ge=3, description="Number of tasks.")
+    seed: int = Field(default=0, ge=0, description="Seed of the tasks.")
+    config: dict[str, Any] = Field(default={}, description="Settings of every dataset, such as {max_word_len: 5}.")
+    tasks: dict[str, TaskSettings] = Field(default={}, description="Weight and settings of single datasets.")
+    prompt: str = Field(
+        default="{question}\n\nAnswer with the final answer alone.",
+        description="What the policy is shown, with `{question}`. An answer in <answer> tags counts, too.",
+    )
+
+
+@register_environment(config_type=ReasoningGymConfig)
+async def reasoning_gym(config: ReasoningGymConfig, builder: Any) -> AsyncIterator[EnvironmentSource]:
+    yield ReasoningGym(config)
+
+
+class ReasoningGym(EnvironmentSource):
+    """Rows such as `{"id": "spell_backward-00012", "question": ..., "answer": ..., "task": ..., "index": 12}`."""
+
+    def __init__(self, config: ReasoningGymConfig):
+        self.config = config
+        names = config.name.split("+")
+        if unknown := [name for name in config.tasks if name not in names]:
+            raise ConfigError(Problem("tasks", f"{unknown[0]} is not part of the name {config.name}"))
+        weights = {name: config.tasks.get(name, TaskSettings()).weight for name in names}
+        total = sum(weights.values())
+        self.sizes = {name: max(1, round(config.size * weight / total)) for name, weight in weights.items()}
+        self.datasets = {name: self._create(name) for name in names}
+
+    def _create(self, name: str) -> Any:
+        import_dataset(name)
+        given = {**self.config.config, **self.config.tasks.get(name, TaskSettings()).config}
+        # seed + index makes a task, so seeds that lie close together would give the same tasks
+        seed = self.config.seed * 1_000_003
+        try:
+            return sys.modules[f"{PACKAGE}.factory"].create_dataset(
+                name, size=self.sizes[name] * MAX_DRAWS, seed=seed, **given
+            )
+        except (TypeError, AssertionError, ValueError) as error:
+            raise ConfigError(Problem("config", f"{name} refuses its settings: {error}")) from None
+
+    def load(self) -> list[EvalInputItem]:
+        """Returns the tasks; no question occurs twice, so a dataset with fewer questions has fewer tasks."""
+        items, seen = [], set[str]()
+        for name, size in self.sizes.items():
+            found = 0
+            for index in range(size * MAX_DRAWS):
+                item = self._build_item(name, index)
+                if item.input_obj not in seen:
+                    seen.add(item.input_obj)
+                    items.append(item)
+                    found += 1
+                if found == size:
+                    break
+        return items
+
+    def _build_item(self, name: str, index: int) -> EvalInputItem:
+        entry = self.datasets[name][index]
+        metadata = json.loads(json.dumps(entry["metadata"], default=str))
+        row = {
+            "id": f"{name}-{index:05}",
+            "question": entry["question"],
+            "answer": entry["answer"],
+            "task": name,
+            "index": index,
+            "metadata": metadata,
+        }
+        return EvalInputItem(
+            id=row["id"], input_obj=row["question"], expected_output_obj=row["answer"], full_dataset_entry=row
+        )
+
+    def create(self) -> ReasoningTask:
+        return ReasoningTask(self)
+
+
+class ReasoningTask(Environment):
+    """One question; the score of the answer is the reward."""
+
+    def __init__(self, source: ReasoningGym):
+        self.source = source
+
+    async def reset(self, item: EvalInputItem, seed: int) -> Observation:
+        self.row = item.full_dataset_entry
+        text = self.source.config.prompt.replace("{question}", self.row["question"])
+        return Observation([{"role": "user", "content": text}])
+
+    async def step(self, reply: Reply) -> StepResult:
+        dataset = self.source.datasets[self.row["task"]]
+        tagged = ANSWER.findall(reply.text)
+        answer = tagged[-1] if tagged else reply.text.strip()
+        reward = float(dataset.score_answer(answer, dataset[self.row["index"]]))
+        return StepResult(reward=reward, done=True, info={"solved": reward >= 1.0})
+
+
+def import_dataset(name: str) -> None:
+    """Imports the one module that registers a dataset."""
+    modules = find_datasets()
+    if (module := modules.get(name)) is None:
+        message = f'reasoning-gym has no dataset "{name}"{did_you_mean(name, modules)}'
+        raise ConfigError(Problem("name", message, "`reinforge environments reasoning_gym` lists them"))
+    folder = _find_package()
+    parts = module.split(".")
+    for end in range(1, len(parts)):  # the folders above it, without what their `__init__` imports
+        above = ".".join(parts[:end])
+        if above not in sys.modules:
+            sys.modules[above] = package = types.ModuleType(above)
+            package.__path__ = [str(folder.parent.joinpath(*parts[:end]))]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        message = f"the dataset {name} of reasoning-gym needs the package {error.name}"
+        raise ConfigError(Problem("name", message, f"pip install {error.name}")) from None
+
+
+@cache
+def find_datasets() -> dict[str, str]:
+    """Returns the module of each dataset, by its name, without importing any."""
+    folder, found = _find_package(), {}
+    for path in sorted(folder.glob("*/*.py")):
+        for names in NAME.findall(path.read_text(encoding="utf-8")):
+            found[names[0] or names[1]] = f"{PACKAGE}.{path.parent.name}.{path.stem}"
+    return found
+
+
+def _find_package() -> Path:
+    spec = importlib.util.find_spec(PACKAGE) if PACKAGE not in sys.modules else None
+    if PACKAGE in sys.modules:
+        return Path(sys.modules[PACKAGE].__path__[0])
+    if spec is None or spec.origin is None:
+        raise ConfigError(Problem("_type", "the package reasoning-gym is not installed", ReasoningGymConfig.install))
+    return Path(spec.origin).parent

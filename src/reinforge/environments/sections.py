@@ -1,0 +1,49 @@
+"""What `environment: TYPE:NAME` stands for: the sections that a configuration leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reinforge.config.document import Document
+from reinforge.registry import Registry
+
+KIND = "environment"
+
+
+def fill_in(document: Document, registry: Registry) -> None:
+    """Adds the sections that a configuration with an environment leaves out; what it has stays."""
+    data = document.data
+    if isinstance(name := data[KIND], str):
+        data[KIND] = expand_name(name, registry)
+    _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": KIND}, "eval": {}})
+    _set_missing(data["eval"], {"general": {}, "evaluators": {"reward": {"_type": "reported_reward"}}})
+    _set_missing(document.get_block(("eval", "general")), {"dataset": {"_type": KIND}, "max_concurrency": 64})
+    _set_missing(data, {"finetuning": {}})
+    finetuning = document.get_block(("finetuning",))
+    if finetuning.get("enabled") is False:
+        return
+    parts = {
+        "trajectory_builders": {"builder": {"_type": "group"}},
+        "trainer_adapters": {"adapter": {"_type": "local"}},
+        "trainers": {"trainer": {"_type": "epoch"}},
+    }
+    _set_missing(data, parts)
+    chosen = {section.removesuffix("s"): next(iter(document.get_block((section,))), None) for section in parts}
+    reward = {"name": next(iter(document.get_block(("eval", "evaluators"))), None)}
+    _set_missing(finetuning, {"enabled": True, **chosen, "reward_function": reward})
+
+
+def expand_name(name: str, registry: Registry) -> dict[str, Any]:
+    """Returns the component that a name stands for: "gym:Taxi-v3" -> {"_type": "gym", "name": "Taxi-v3"}."""
+    type_name, _, main = name.partition(":")
+    component = registry.find(KIND, type_name)
+    if component is None or not main:
+        return {"_type": type_name}
+    return {"_type": type_name, component.config_type.main_key: main}  # type: ignore[attr-defined]
+
+
+def _set_missing(block: Any, values: dict[str, Any]) -> None:
+    if isinstance(block, dict):
+        for key, value in values.items():
+            if block.get(key) is None:
+                block[key] = value

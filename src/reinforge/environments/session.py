@@ -1,0 +1,143 @@
+"""An episode's environment, as its agent sees it: `context.environment`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from reinforge.bounded import decode_json
+from reinforge.environments.host import EnvironmentFailed, EnvironmentHost
+from reinforge.errors import ConfigError, PolicyFailure, Problem
+from reinforge.rollout.context import EpisodeContext
+from reinforge.rollout.episode import extract_text
+from reinforge.rollout.isolation.worker_protocol import dump_item
+from reinforge.types.environment import Observation, Reply, StepResult, ToolUse
+from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.workflow import BoundWorkflow
+
+
+class EpisodeEnvironment:
+    """`await context.environment.reset()`, then `await context.environment.step(reply)` until `done`.
+
+    In a plain workflow both block instead: `context.environment.step(reply)`. A reply is a string, or the message that
+    the model returned, with its tool calls. The sum of the rewards is the episode's, unless the agent reports another.
+    """
+
+    def __init__(self, host: EnvironmentHost, item: EvalInputItem, context: EpisodeContext):
+        self._item, self._context = item, context
+        self._opened = host.open()
+        self.rewards: list[float] = []
+        self.num_steps, self.done = 0, False
+        self.metrics: dict[str, float] = {}
+        self.failure: BaseException | None = None
+
+    async def reset(self) -> Observation:
+        self.rewards.clear()
+        self.num_steps, self.done = 0, False
+        return Observation(**await self._guard(self._opened.reset(dump_item(self._item), self._context.seed)))
+
+    async def step(self, reply: Any) -> StepResult:
+        if self.done:
+            raise ValueError("context.environment.step: the episode is over; it returned done=True")
+        read = read_reply(reply)
+        data = await self._guard(self._opened.step(asdict(read)))
+        result = StepResult(Observation(**data["observation"]), data["reward"], bool(data["done"]), data["info"])
+        self.num_steps, self.done = self.num_steps + 1, result.done
+        if result.reward is not None:
+            if not math.isfinite(result.reward):
+                self.failure = EnvironmentFailed(f"the environment returned the reward {result.reward}")
+                raise self.failure
+            self.rewards.append(float(result.reward))
+            if not (result.done and self.num_steps == 1):  # of a single step the sum is the reward
+                self._context.mark(step_reward=float(result.reward))
+        numbers = {name: value for name, value in result.info.items() if isinstance(value, bool | int | float)}
+        self.metrics = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+        return result
+
+    async def _guard(self, call: Awaitable[Any]) -> Any:
+        try:
+            return await call
+        except PolicyFailure:
+            raise
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def report(self) -> None:
+        """Reports the episode's reward, or raises why there is none; the agent may have swallowed an error."""
+        if self.failure is not None:
+            raise self.failure
+        if self.rewards:
+            self._context.reward(sum(self.rewards), **self.metrics, num_steps=self.num_steps)
+
+
+class BlockingEnvironment:
+    """An `EpisodeEnvironment` whose methods block, for a plain workflow in its thread."""
+
+    def __init__(self, environment: EpisodeEnvironment, loop: asyncio.AbstractEventLoop):
+        self._environment, self._loop = environment, loop
+
+    def reset(self) -> Observation:
+        return asyncio.run_coroutine_threadsafe(self._environment.reset(), self._loop).result()
+
+    def step(self, reply: Any) -> StepResult:
+        return asyncio.run_coroutine_threadsafe(self._environment.step(reply), self._loop).result()
+
+
+def bind_environment(workflow: BoundWorkflow, host: EnvironmentHost) -> BoundWorkflow:
+    """Returns the workflow with `context.environment` in its episodes, whose reward it reports at their end."""
+    if workflow.is_isolated:
+        fix = "use `isolation: thread` and `placement: driver`; the environment has processes of its own"
+        raise ConfigError(Problem("workflow", "an agent in another process cannot have an `environment`", fix))
+    agent = workflow.function
+
+    async def play(item: EvalInputItem, llm: Any, context: Any) -> Any:
+        context.environment = environment = EpisodeEnvironment(host, item, context)
+        try:
+            output = await agent(item, llm, context)
+            environment.report()
+            return output
+        finally:
+            environment.close()
+
+    def play_blocking(item: EvalInputItem, llm: Any, context: Any) -> Any:
+        environment = EpisodeEnvironment(host, item, context)
+        context.environment = BlockingEnvironment(environment, host.loop)
+        try:
+            output = agent(item, llm, context)
+            environment.report()
+            return output
+        finally:
+            host.loop.call_soon_threadsafe(environment.close)
+
+    function = functools.update_wrapper(play if workflow.is_async else play_blocking, agent)
+    if (find_problems := getattr(agent, "example_problems", None)) is not None:
+        function.example_problems = find_problems  # type: ignore[attr-defined]
+    return replace(workflow, function=function)
+
+
+def read_reply(reply: Any) -> Reply:
+    """Returns what an agent passes to `step` as a `Reply`: a string, a message as data, or one of a client."""
+    if isinstance(reply, Reply):
+        return reply
+    if isinstance(reply, str):
+        return Reply(reply)
+    message = reply if isinstance(reply, Mapping) else reply.model_dump()
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        try:
+            arguments = decode_json(function["arguments"] or "{}")
+        except ValueError as error:
+            raise PolicyFailure(f"the arguments of a call of {function['name']} are not JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise PolicyFailure(f"the arguments of a call of {function['name']} are not a JSON object")
+        calls.append(ToolUse(str(call["id"]), str(function["name"]), arguments))
+    return Reply(extract_text(message.get("content")), calls)

@@ -1,0 +1,110 @@
+"""The process in which environments run: it loads one source and does one call at a time.
+
+    load     the tasks
+    reset    makes the environment of an episode, and starts it
+    step     a reply of the agent
+    close    the episode has ended
+
+Python's and NumPy's global random generators are swapped with each call, so that episodes do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from reinforge.interfaces import Environment, EnvironmentSource
+from reinforge.registry import REGISTRY
+from reinforge.rollout.isolation.worker import JobLink, Perform
+from reinforge.rollout.isolation.worker_protocol import Message, dump_error, dump_item, load_item
+from reinforge.types.environment import Reply, ToolUse
+
+
+@dataclass(frozen=True)
+class WorkerBuilder:
+    """What the factory of an environment gets in place of the run's builder."""
+
+    project_root: Path
+
+
+async def load_source(spec: Message, project_root: Path) -> tuple[Perform, Message]:
+    _limit_memory(spec["memory_mb"])
+    component = REGISTRY.get("environment", spec["type"])
+    config = component.config_type.model_validate(spec["settings"])
+    source = await anext(component.factory(config, WorkerBuilder(project_root)))
+    return Host(source).perform, {}
+
+
+def _limit_memory(memory_mb: int) -> None:
+    import resource  # not on Windows
+
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
+
+
+class LiveEnvironment:
+    """An environment with its own state of the global random generators, which are its own inside `with episode:`."""
+
+    def __init__(self, environment: Environment, seed: int):
+        self.environment = environment
+        outside = _get_random_states()
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % 2**32)
+        self._states, self._outside = _get_random_states(), outside
+        _set_random_states(outside)
+
+    def __enter__(self) -> Environment:
+        self._outside = _get_random_states()
+        _set_random_states(self._states)
+        return self.environment
+
+    def __exit__(self, *_: object) -> None:
+        self._states = _get_random_states()
+        _set_random_states(self._outside)
+
+
+def _get_random_states() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_random_states(states: tuple[Any, Any]) -> None:
+    python, numpy = states
+    random.setstate(python)
+    if numpy is not None:
+        sys.modules["numpy"].random.set_state(numpy)
+
+
+class Host:
+    """The environments of the open episodes, by number."""
+
+    def __init__(self, source: EnvironmentSource):
+        self.source, self.episodes = source, dict[int, LiveEnvironment]()
+
+    async def perform(self, job: Message, link: JobLink) -> Any:
+        try:
+            return {"value": await getattr(self, job["call"])(*job["arguments"])}
+        except Exception as error:  # noqa: BLE001  the run decides what it means
+            return {"error": dump_error(error, is_final=True), "trace": traceback.format_exc(limit=-8)}
+
+    async def load(self) -> list[Message]:
+        return [dump_item(item) for item in self.source.load()]
+
+    async def reset(self, number: int, item: Message, seed: int) -> Message:
+        episode = self.episodes[number] = LiveEnvironment(self.source.create(), seed)
+        with episode as environment:
+            return asdict(await environment.reset(load_item(item), seed))
+
+    async def step(self, number: int, reply: Message) -> Message:
+        with self.episodes[number] as environment:
+            calls = [ToolUse(**call) for call in reply["tool_calls"]]
+            return asdict(await environment.step(Reply(reply["text"], calls)))
+
+    async def close(self, number: int) -> None:
+        if (episode := self.episodes.pop(number, None)) is not None:
+            with episode as environment:
+                await environment.close()
