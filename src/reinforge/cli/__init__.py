@@ -35,6 +35,7 @@ COMMANDS = {
     "reward": ("reinforge.cli.reward", "Attack the evaluators of a file with answers that deserve no reward."),
     "chat": ("reinforge.cli.chat", "Chat with the model of a run or of a folder."),
     "serve": ("reinforge.serving.command", "Serve models over OpenAI's and Anthropic's APIs, and to a chat page."),
+    "environments": ("reinforge.environments.command", "List environments to train in, or play an episode of one."),
     "export": ("reinforge.exports.command", "Write the model of a run for transformers, vLLM, llama.cpp and Ollama."),
     "runs": ("reinforge.cli.runs", "List runs, show what happened to one, compare two, verify or remove one."),
     "view": ("reinforge.view.command", "Show all runs in the browser: live curves, every episode, comparisons."),

@@ -104,6 +104,8 @@ class EnvironmentConfig(TypedConfig):
     install: ClassVar[str] = ""
     """The command that installs what it needs; empty: nothing."""
     license: ClassVar[str] = ""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics that each of its episodes has beside the reward; the verdict uses the first."""
 
     @classmethod
     def list_names(cls) -> list[str]:

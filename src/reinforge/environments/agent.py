@@ -58,7 +58,7 @@ class EnvironmentPlayer:
 @register_workflow(config_type=EnvironmentWorkflowConfig)
 async def environment(config: EnvironmentWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     if builder.config.environment is None:
-        fix = "add `environment: TYPE:NAME`; `reinforge environments` lists them"
+        fix = "add `environment: TYPE:NAME`; `reinforge environments list` has them"
         raise ConfigError(Problem("environment", "the workflow `environment` plays one, but none is configured", fix))
     player = EnvironmentPlayer(config)
     yield OutsideWorkflow(player, config.llm, True, config.share_environment_seed, name="environment")

@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,18 @@ class EnvironmentHost:
         self._told = set[str]()
 
     async def load(self) -> list[EvalInputItem]:
+        """Returns the tasks; a `ConfigError` says why there are none."""
         if self._items is None:
-            answer, _ = await self.places[0].call("load", timeout_s=LOAD_S, expected=None)
+            try:
+                answer, _ = await self.places[0].call("load", timeout_s=LOAD_S, expected=None)
+            except ConfigError as error:
+                problems = [replace(each, path=f"environment.{each.path}") for each in error.problems]
+                raise ConfigError(problems) from None
+            except WorkerEnded as end:
+                raise ConfigError(Problem("environment", f"the process of {self.name} failed: {end}")) from None
             if "error" in answer:
-                error = load_error(answer["error"])
-                if isinstance(error, ConfigError):
-                    raise error
-                raise ConfigError(Problem("environment", f"{self.name} has no tasks: {show(error)}"))
+                message = f"{self.name} cannot load its tasks: {show(load_error(answer['error']))}"
+                raise ConfigError(Problem("environment", message))
             self._items = [load_item(item) for item in answer["value"]]
         return list(self._items)
 

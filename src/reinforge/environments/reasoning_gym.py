@@ -45,6 +45,7 @@ class ReasoningGymConfig(EnvironmentConfig, name="reasoning_gym"):
 
     install: ClassVar[str] = "pip install --no-deps reasoning-gym"
     license: ClassVar[str] = "Apache-2.0"
+    metrics: ClassVar[tuple[str, ...]] = ("solved",)
 
     @classmethod
     def list_names(cls) -> list[str]:
@@ -149,7 +150,7 @@ def import_dataset(name: str) -> None:
     modules = find_datasets()
     if (module := modules.get(name)) is None:
         message = f'reasoning-gym has no dataset "{name}"{did_you_mean(name, modules)}'
-        raise ConfigError(Problem("name", message, "`reinforge environments reasoning_gym` lists them"))
+        raise ConfigError(Problem("name", message, "`reinforge environments list reasoning_gym` lists them"))
     folder = _find_package()
     parts = module.split(".")
     for end in range(1, len(parts)):  # the folders above it, without what their `__init__` imports

@@ -15,8 +15,11 @@ def fill_in(document: Document, registry: Registry) -> None:
     data = document.data
     if isinstance(name := data[KIND], str):
         data[KIND] = expand_name(name, registry)
+    config_type = _find_config(data[KIND], registry)
+    metrics = getattr(config_type, "metrics", ())
+    scores = {name: {"_type": "reported_reward", "metric": name} for name in metrics}
     _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": KIND}, "eval": {}})
-    _set_missing(data["eval"], {"general": {}, "evaluators": {"reward": {"_type": "reported_reward"}}})
+    _set_missing(data["eval"], {"general": {}, "evaluators": {"reward": {"_type": "reported_reward"}, **scores}})
     _set_missing(document.get_block(("eval", "general")), {"dataset": {"_type": KIND}, "max_concurrency": 64})
     _set_missing(data, {"finetuning": {}})
     finetuning = document.get_block(("finetuning",))
@@ -29,17 +32,29 @@ def fill_in(document: Document, registry: Registry) -> None:
     }
     _set_missing(data, parts)
     chosen = {section.removesuffix("s"): next(iter(document.get_block((section,))), None) for section in parts}
-    reward = {"name": next(iter(document.get_block(("eval", "evaluators"))), None)}
+    evaluators = document.get_block(("eval", "evaluators"))
+    reward = {"name": next(iter(evaluators), None)}
+    if metrics and metrics[0] in evaluators:
+        _set_missing(finetuning, {"gate": {}})
+        _set_missing(finetuning["gate"], {"metric": metrics[0]})
     _set_missing(finetuning, {"enabled": True, **chosen, "reward_function": reward})
 
 
 def expand_name(name: str, registry: Registry) -> dict[str, Any]:
     """Returns the component that a name stands for: "gym:Taxi-v3" -> {"_type": "gym", "name": "Taxi-v3"}."""
     type_name, _, main = name.partition(":")
-    component = registry.find(KIND, type_name)
-    if component is None or not main:
+    config_type = _find_config({"_type": type_name}, registry)
+    if config_type is None or not main:
         return {"_type": type_name}
-    return {"_type": type_name, component.config_type.main_key: main}  # type: ignore[attr-defined]
+    return {"_type": type_name, config_type.main_key: main}
+
+
+def _find_config(value: Any, registry: Registry) -> Any:
+    """Returns the configuration class of an environment, or None where there is none of that name."""
+    if not isinstance(value, dict):
+        return type(value)
+    component = registry.find(KIND, str(value.get("_type")))
+    return None if component is None else component.config_type
 
 
 def _set_missing(block: Any, values: dict[str, Any]) -> None:

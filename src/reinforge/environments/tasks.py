@@ -19,6 +19,6 @@ class EnvironmentDatasetConfig(DatasetConfig, name="environment"):
 @register_dataset(config_type=EnvironmentDatasetConfig)
 async def environment_tasks(config: EnvironmentDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
     if (host := await builder.get_environment()) is None:
-        fix = "add `environment: TYPE:NAME`; `reinforge environments` lists them"
+        fix = "add `environment: TYPE:NAME`; `reinforge environments list` has them"
         raise ConfigError(Problem("environment", "the dataset has an environment's tasks, but none is configured", fix))
     yield RowDataset(await host.load())

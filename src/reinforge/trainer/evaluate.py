@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.evaluation.run import DatasetEvaluation, build_output, choose_error_type
 from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
+from reinforge.evaluation.statistics import summarize
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
 from reinforge.registry import Registry
@@ -38,6 +41,7 @@ from reinforge.types.evaluation import (
     EvaluationReport,
     EvaluationRunConfig,
     EvaluationRunOutput,
+    MetricSummary,
 )
 
 ALL = "all"
@@ -66,6 +70,8 @@ class Evaluation:
     records: list[EpisodeRecord]  # all episodes, missing ones too
     wall_s: float
     files: list[Path]  # the result files
+    pass_at: dict[str, MetricSummary] = field(default_factory=dict)
+    """`solved pass@4` and so on, of each metric whose scores are 0 or 1, where examples were repeated."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -73,6 +79,7 @@ class Evaluation:
             "split": self.split,
             "num_examples": self.report.num_examples,
             "metrics": {name: summary.as_dict() for name, summary in self.report.summaries.items()},
+            "pass_at": {name: summary.as_dict() for name, summary in self.pass_at.items()},
             "outcomes": self.report.outcomes,
             "tokens": self._count_tokens(),
             "wall_s": round(self.wall_s, 3),
@@ -83,10 +90,11 @@ class Evaluation:
         """Returns the result as text: the model, one line per evaluator, the outcomes, the tokens."""
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.report.outcomes.items()))
         tokens = self._count_tokens()
+        summaries = [*self.report.summaries.values(), *self.pass_at.values()]
         return [
             f"model     {self.model}",
             f"examples  {self.report.num_examples} of {self.split}",
-            *(f"{summary}{format_unscored(summary, before=', ')}" for summary in self.report.summaries.values()),
+            *(f"{summary}{format_unscored(summary, before=', ')}" for summary in summaries),
             f"episodes  {outcomes}",
             f"tokens    {tokens['prompt']} prompt, {tokens['completion']} sampled, {self.wall_s:.1f} s",
             *([f"files     {', '.join(map(str, self.files))}"] if self.files else []),
@@ -137,7 +145,38 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         report = evaluation.report(split, 0, records)
     _require_scores(report)
     files = [] if folder is None else _write_files(build_output(records, report.summaries), folder)
-    return Evaluation(str(model or "as configured"), split, report, records, time.monotonic() - started, files)
+    passed = summarize_passes(records, report.clusters)
+    name, wall_s = str(model or "as configured"), time.monotonic() - started
+    return Evaluation(name, split, report, records, wall_s, files, passed)
+
+
+def summarize_passes(
+    records: Sequence[EpisodeRecord], clusters: Mapping[str, str] | None = None
+) -> dict[str, MetricSummary]:
+    """Returns pass@k, the share of examples of which at least one of k episodes succeeds, for k = 1, 2, 4, ...
+
+    The estimate of an example with n scored episodes, c of them successful, is `1 - C(n - c, k) / C(n, k)`, which is
+    unbiased (Chen et al. 2021, arXiv:2107.03374, equation 1); the interval is over examples.
+
+    Example: 4 episodes, 1 successful -> pass@1 0.25, pass@2 0.5, pass@4 1.0.
+    """
+    found, examples = dict[str, MetricSummary](), {record.key.example_id for record in records}
+    for metric in dict.fromkeys(name for record in records for name in record.scores):
+        scores = defaultdict[str, list[float]](list)
+        for record in records:
+            if (score := record.scores.get(metric)) is not None and (value := score.as_reward()) is not None:
+                scores[record.key.example_id].append(value)
+        most = max(map(len, scores.values()), default=0)
+        if most < 2 or any(value not in (0.0, 1.0) for values in scores.values() for value in values):
+            continue
+        for k in (2**power for power in range(most.bit_length())):
+            enough = {id_: values for id_, values in scores.items() if len(values) >= k}
+            passed = {
+                id_: 1 - math.comb(values.count(0.0), k) / math.comb(len(values), k) for id_, values in enough.items()
+            }
+            name = f"{metric} pass@{k}"
+            found[name] = summarize(name, passed, len(examples), f"fewer than {k} scored episodes", clusters)
+    return found
 
 
 def _replace_model(builder: ComponentBuilder, name: str | None) -> SavedModel | None:
