@@ -16,6 +16,11 @@ _MODULES = {
     "finetune": "reinforge.trainer.api",
     "export": "reinforge.exports.api",
     "EpisodeContext": "reinforge.rollout.context",
+    "Environment": "reinforge.interfaces",
+    "EnvironmentSource": "reinforge.interfaces",
+    "Observation": "reinforge.types.environment",
+    "Reply": "reinforge.types.environment",
+    "StepResult": "reinforge.types.environment",
     "PolicyFailure": "reinforge.rollout.workflow",
     "ReinforgeError": "reinforge.errors",
     "ConfigError": "reinforge.errors",
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
     from reinforge.errors import ConfigError as ConfigError
     from reinforge.errors import ReinforgeError as ReinforgeError
     from reinforge.exports.api import export as export
+    from reinforge.interfaces import Environment as Environment
+    from reinforge.interfaces import EnvironmentSource as EnvironmentSource
     from reinforge.rollout.context import EpisodeContext as EpisodeContext
     from reinforge.rollout.context import current_async_http_client as current_async_http_client
     from reinforge.rollout.context import current_async_openai as current_async_openai
@@ -40,6 +47,9 @@ if TYPE_CHECKING:
     from reinforge.rollout.workflow import PolicyFailure as PolicyFailure
     from reinforge.runs.summary import RunSummary as RunSummary
     from reinforge.trainer.api import finetune as finetune
+    from reinforge.types.environment import Observation as Observation
+    from reinforge.types.environment import Reply as Reply
+    from reinforge.types.environment import StepResult as StepResult
 
 
 def __getattr__(name: str) -> Any:

@@ -98,12 +98,12 @@ def finetune(
     """
     if overwrite and resume is not None:
         raise ConfigError(Problem("overwrite", "cannot be combined with resume", "leave one of them out"))
-    missing = [
-        name for name, value in (("workflow", workflow), ("dataset", dataset), ("reward", reward)) if value is None
-    ]
-    if model is None or (missing and environment is None):
-        names = [*missing, *(["model"] if model is None else [])] if environment is None else ["model"]
-        raise TypeError(f"finetune() needs {', '.join(names)}; with environment= only model")
+    needed: dict[str, Any] = {"model": model}
+    if environment is None:
+        needed = {"workflow": workflow, "dataset": dataset, "reward": reward, **needed}
+    if missing := [name for name, value in needed.items() if value is None]:
+        other = "; or pass environment=" if "workflow" in missing else ""
+        raise TypeError(f"finetune() is missing the arguments {', '.join(missing)}{other}")
     if (launcher := find_launcher()) is not None and (serve := launcher.get_first_process_server()) is not None:
         serve()  # this script was started several times, and another process runs it
         raise SystemExit(0)

@@ -1,0 +1,63 @@
+"""An environment of a project: guess the sum of two dice; some tasks do what environments should not do."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+
+from reinforge import Environment, EnvironmentSource, Observation, PolicyFailure, StepResult
+from reinforge.types.evaluation import EvalInputItem
+
+TOOL = {"type": "function", "function": {"name": "roll", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Dice(EnvironmentSource):
+    def __init__(self, kinds=("plain",), count=1, tool=False):
+        self.kinds, self.count, self.tool = kinds, count, tool
+
+    def load(self):
+        rows = [
+            {"id": f"{kind}-{i}", "kind": kind, "question": f"q{i}"} for kind in self.kinds for i in range(self.count)
+        ]
+        return [
+            EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
+            for row in rows
+        ]
+
+    def create(self):
+        return DiceGame(self.tool)
+
+
+class DiceGame(Environment):
+    """Each step rolls a die with the global generator; the reward is 1 if the reply names the number."""
+
+    def __init__(self, tool):
+        self.tools = [TOOL] if tool else []
+
+    async def reset(self, item, seed):
+        self.kind, self.rolls = item.full_dataset_entry["kind"], []
+        if self.kind == "child":
+            self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        if self.kind == "fails_at_reset":
+            raise OSError("no board")
+        return Observation([{"role": "user", "content": f"{item.input_obj}: roll"}], self.tools)
+
+    async def step(self, reply):
+        self.rolls.append(random.randint(1, 6))
+        if self.kind == "raises":
+            raise RuntimeError("the board broke")
+        if self.kind == "hangs":
+            time.sleep(600)
+        if self.kind == "exits":
+            os._exit(7)
+        if self.kind == "floods":
+            self.flood = bytearray(3 << 30)
+        if self.kind == "illegal":
+            raise PolicyFailure("illegal move", output=reply.text)
+        await asyncio.sleep(0)
+        reward = float("nan") if self.kind == "nan" else float(reply.text == "six" or len(reply.tool_calls))
+        said = Observation([{"role": "user", "content": f"rolled {self.rolls}"}], self.tools)
+        done = self.kind != "endless" and len(self.rolls) == 3
+        return StepResult(said, reward, done, {"last": self.rolls[-1], "name": "die"})
