@@ -110,7 +110,8 @@ async def test_tasks_for_transfer_are_in_no_split_that_trains_or_selects(tmp_pat
     run.settings["finetuning"] |= {"gate": {"allow_no_verdict": True, "metric": "reward"}, "num_epochs": 1}
     await run.run()
     played = JournalReader(tmp_path / "r").episode_keys(1000, None, None)
-    assert {key.example_id.partition("-")[0] for key in played} == {"sums"}
+    assert len(played) > 20
+    assert not [key for key in played if "differences" in key]
     assert len(rest) == 9
 
 

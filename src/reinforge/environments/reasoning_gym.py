@@ -145,6 +145,8 @@ class ReasoningGym(EnvironmentSource):
 class ReasoningTask(Environment):
     """One question; the score of the answer is the reward."""
 
+    uses_global_random = False
+
     def __init__(self, source: ReasoningGym):
         self.source = source
 
