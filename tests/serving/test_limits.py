@@ -242,11 +242,9 @@ async def test_the_kv_cache_of_long_requests_is_freed_once_it_is_not_used(engine
     """64 slots of one length: a long prompt beside short ones makes all of them long."""
     monkeypatch.setattr(app_module, "TRIM_S", 0.05)
     async with serve({"m": engine.policy}) as app:
-        lengths = [150, *[1] * 15]
-        await asyncio.gather(*(ask(app, messages=says("a" * n), max_tokens=2) for n in lengths))
+        await asyncio.gather(*(ask(app, messages=says("a" * n), max_tokens=2) for n in [150, *[1] * 15]))
         grown = engine.policy.stats().kv_cache_bytes
         await asyncio.sleep(0.2)
         assert engine.policy.stats().kv_cache_bytes == grown, "it was needed a moment ago"
         monkeypatch.setattr(sampler, "UNUSED_S", 0.1)
         await wait_for(lambda: engine.policy.stats().kv_cache_bytes <= grown / 20)
-        assert (await ask(app, max_tokens=2)).status_code == 200

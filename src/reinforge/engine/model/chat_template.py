@@ -112,8 +112,7 @@ CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
 CACHED_CHARS = 1 << 23
 """Characters of the cached prompts and their keys; a token takes as much memory as ten of them."""
-SHORT_REPLY = 512
-"""Tokens; the texts of longer replies are not cached."""
+SHORT_REPLY = 512  # tokens; the texts of longer replies are not cached
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message holds its reasoning; transformers gives templates the first two."""
@@ -136,8 +135,7 @@ class PromptRenderer:
         self._ends, self._special_ids = frozenset(ends), find_special_ids(tokenizer)
         self._added_ids: dict[str, int] = dict(getattr(tokenizer, "added_tokens_encoder", None) or {})
         self._arguments_are_text = False
-        self._cached: OrderedDict[Any, tuple[tuple[int, ...], int]] = OrderedDict()
-        self._cached_chars = 0
+        self._cached, self._cached_chars = OrderedDict[Any, tuple[tuple[int, ...], int]](), 0
         self._texts: dict[int, str] = {}
         self._lock = threading.Lock()
         self._renders_tools = False

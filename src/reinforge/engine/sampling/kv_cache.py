@@ -134,23 +134,22 @@ class KVCache(ModelCache):
     def release(self, length: int, num_rows: int, unused_s: float) -> bool:
         """Frees all but `length` tokens of the first slots if half was not needed for some seconds; returns if so."""
         num_slots, capacity = max(num_rows, MIN_ROWS), round_up(length)
-        is_needed = 2 * capacity * num_slots > self.capacity * self.num_slots
-        if is_needed or time.monotonic() - self.needed_s < unused_s:
-            return False
-        self._resize(num_slots, capacity, num_rows)
-        return True
+        is_large = 2 * capacity * num_slots <= self.capacity * self.num_slots
+        if frees := is_large and time.monotonic() - self.needed_s >= unused_s:
+            self._resize(num_slots, capacity, num_rows)
+        return frees
 
     def _resize(self, num_slots: int, capacity: int, num_rows: int) -> None:
-        length = min(capacity, self.capacity)
+        part = (slice(num_rows), slice(None), slice(min(capacity, self.capacity)))
         for layer in self.kv_layers:
             if layer.is_initialized:
                 layer.keys, layer.values = (
-                    _copy_slots(slots, (num_slots, slots.shape[1], capacity, slots.shape[3]), num_rows, length)
+                    _copy_part(slots, (num_slots, slots.shape[1], capacity, slots.shape[3]), part)
                     for slots in (layer.keys, layer.values)
                 )
         for states in self.slot_states:
             for tensors in () if states is None else states.list_kinds():
-                tensors.update({n: _copy_slots(t, (num_slots, *t.shape[1:]), num_rows) for n, t in tensors.items()})
+                tensors.update({n: _copy_part(t, (num_slots, *t.shape[1:]), part[:1]) for n, t in tensors.items()})
         # last: if memory runs out before, the same call works again
         self.num_slots, self.capacity = num_slots, capacity
 
@@ -237,13 +236,10 @@ class KVCache(ModelCache):
         return self._indices[num_heads]
 
 
-def _copy_slots(slots: Tensor, shape: tuple[int, ...], num_rows: int, length: int | None = None) -> Tensor:
-    """Returns slots of another shape with the contents of the first rows; keys and values have a `length`."""
+def _copy_part(slots: Tensor, shape: tuple[int, ...], part: tuple[slice, ...]) -> Tensor:
+    """Returns slots of another shape with the same contents in one part."""
     copied = slots.new_zeros(shape)
-    if num_rows and length is None:
-        copied[:num_rows] = slots[:num_rows]
-    elif num_rows:
-        copied[:num_rows, :, :length] = slots[:num_rows, :, :length]
+    copied[part] = slots[part]
     return copied
 
 

@@ -58,8 +58,7 @@ PREFILL_TOKENS = 2048
 """Padded prompt tokens in one forward: bounds memory, and keeps activations near the caches."""
 
 
-UNUSED_S = 10.0
-"""Seconds for which no step needed half of the KV cache, before `release_memory` frees it."""
+UNUSED_S = 10.0  # seconds for which no step needed half of the KV cache, before `release_memory` frees it
 
 
 class ReplySampler:
