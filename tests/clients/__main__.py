@@ -243,6 +243,11 @@ ENVIRONMENTS = (
     Environment("smolagents", ("smolagents[openai]",), ("smolagents", "page:smolagents")),
     Environment("crewai", ("crewai[openai]",), ("crewai", "page:crewai")),
     Environment("dspy", ("dspy",), ("dspy", "page:dspy")),
+    Environment(
+        "autogen",
+        ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5", "openai==3.57.0"),
+        ("autogen.py", "autogen_team.py", "page:autogen"),
+    ),
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
     Environment(
