@@ -41,6 +41,8 @@ QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "WEAVE_DISABLED": "1",
     "WANDB_MODE": "offline",
+    "AGNO_TELEMETRY": "false",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 """Frameworks send nothing home from the tests."""
@@ -243,6 +245,20 @@ ENVIRONMENTS = (
     Environment("smolagents", ("smolagents[openai]",), ("smolagents", "page:smolagents")),
     Environment("crewai", ("crewai[openai]",), ("crewai", "page:crewai")),
     Environment("dspy", ("dspy",), ("dspy", "page:dspy")),
+    Environment(
+        "autogen",
+        ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5", "openai==3.57.0"),
+        ("autogen.py", "autogen_team.py", "page:autogen"),
+    ),
+    Environment(
+        "llama-index",
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "openai==2.54.0"),
+        ("llama_index.py", "page:llama_index"),
+    ),
+    Environment("haystack", ("haystack-ai==3.4.1", "openai==3.57.0"), ("haystack.py", "page:haystack")),
+    Environment("google-adk", ("google-adk==2.13.0", "litellm==1.110.2"), ("google_adk.py", "page:google_adk")),
+    Environment("strands", ("strands-agents[openai]==1.62.0", "openai==2.54.0"), ("strands.py", "page:strands")),
+    Environment("agno", ("agno==3.1.10", "openai==3.57.0"), ("agno.py", "page:agno")),
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
     Environment(

@@ -99,6 +99,8 @@ class Training:
         ways: Ids of the examples.
         choose: Returns the pattern of the reply to a request.
         max_model_len: Tokens of its longest sequence.
+        num_samples: Samples that each episode makes if earlier replies keep the tokens that were sampled; None: not
+            checked.
         sampled: Every reply of the model.
         trained: The samples of the algorithm, by episode.
     """
@@ -108,6 +110,7 @@ class Training:
     ways: tuple[str, ...] = WAYS
     choose: Callable[[Any], str] = choose_pattern
     max_model_len: int = 16384
+    num_samples: int | None = None
     sampled: list[TokenLogprobs] = field(default_factory=list)
     trained: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -136,6 +139,7 @@ class Training:
         return registry
 
     def _build_settings(self, model: Path) -> dict[str, Any]:
+        history = "template" if self.num_samples is None else "splice"
         rows = [{"id": way, "question": "How much is it?", "answer": "", "split": "train"} for way in self.ways]
         others = [{**rows[0], "id": split, "question": f"{split}?", "split": split} for split in ("select", "confirm")]
         return {
@@ -160,7 +164,7 @@ class Training:
                 "splits": {"key": "split"},
                 "gate": {"allow_no_verdict": True},
                 "algorithm": {"_type": "watched_sft"},
-                "policy": {"model": str(model), "optimizer": {"learning_rate": 1e-3}},
+                "policy": {"model": str(model), "history": history, "optimizer": {"learning_rate": 1e-3}},
             },
         }
 
@@ -173,12 +177,13 @@ class Training:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self.folder / "model")
-        query = "SELECT key, epoch, example_id, data FROM episodes WHERE phase = 'collect'"
-        rows = read_rows(self.folder / "runs" / "r", query)
-        assert len(rows) == 2 * NUM_GENERATIONS * len(self.ways)
-        for key, epoch, way, data in rows:
-            episode = json.loads(data)
+        rows = read_rows(self.folder / "runs" / "r", "SELECT key, epoch, example_id, data FROM episodes")
+        episodes = [(key, epoch, way, json.loads(data)) for key, epoch, way, data in rows]
+        for _, _, way, episode in episodes:  # one refused request is enough for another outcome
             assert episode["outcome"] == "ok", f"{way}: {episode['outcome']}: {episode['reason']}"
+        collected = [each for each in episodes if each[-1]["phase"] == "collect"]
+        assert len(collected) == 2 * NUM_GENERATIONS * len(self.ways)
+        for key, epoch, way, episode in collected:
             calls = episode["calls"]
             assert {call["policy_version"] for call in calls} == {epoch}, "the new version serves the next episodes"
             assert self.count_tool_turns(calls) >= 1, f"{way}: no turn with a tool: {calls}"
@@ -194,6 +199,7 @@ class Training:
         """Checks that the episode's samples train each sampled token once, and nothing else."""
         sampled = [(tokens.prompt_token_ids, tokens.token_ids, tokens.policy_version) for tokens in self.sampled]
         samples = self.trained[key]
+        assert len(samples) == (self.num_samples or len(samples)), f"{len(samples)} samples of {len(calls)} calls"
         turns = sorted({int(turn) for sample in samples for turn in sample.turn_ids} - {-1})
         assert len(turns) == len(calls), "each call is one turn"
         trained = 0

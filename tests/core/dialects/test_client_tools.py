@@ -14,7 +14,9 @@ from reinforge.rollout.handle.tool_arguments import read_tools
 from tests.replies import completes, read_events
 
 REQUESTS = Path(__file__).parents[2] / "data" / "requests"
-DIALECTS = {"claude_code": anthropic, "codex": responses, "opencode": openai_chat, "qwen_code": openai_chat}
+FRAMEWORKS = ("agno", "autogen", "google_adk", "haystack", "llama_index", "strands")
+DIALECTS = {"claude_code": anthropic, "codex": responses, **dict.fromkeys(("opencode", "qwen_code"), openai_chat)}
+DIALECTS |= dict.fromkeys(FRAMEWORKS, openai_chat)
 IGNORED = {"claude_code": {"metadata", "system[].cache_control"}, "codex": {"client_metadata", "prompt_cache_key"}}
 EVENT = TypeAdapter(ResponseStreamEvent)
 TOOLS = [
@@ -45,6 +47,7 @@ def test_requests_of_programs_are_read_whole(program):
         assert num_calls == sum(message["role"] == "tool" for message in call.arguments["messages"])
         names = [tool["function"]["name"] for tool in call.arguments.get("tools") or ()]
         assert ("multi_agent_v1__close_agent" in names) == (program == "codex")
+        assert (names == ["lookup"] and num_calls == 1) == (program in FRAMEWORKS)
 
 
 def test_each_kind_of_tool_is_a_function():

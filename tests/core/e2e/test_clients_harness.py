@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import openai
 import pytest
 
 from tests.clients.agents import openai_sdk
@@ -49,6 +50,18 @@ def test_a_wrong_sample_is_noticed(training, mutate):
     mutate(next(iter(samples.values()))[0])
     with pytest.raises(AssertionError):
         mutated.check()
+
+
+def test_one_refused_request_is_noticed_even_if_the_agent_continues(tmp_path):
+    def answer(question, connection, *, stream):
+        if question == "select?":
+            with pytest.raises(openai.BadRequestError):
+                openai.OpenAI(**connection.openai).chat.completions.create(model="agent", messages=[], functions=[])
+        return openai_sdk.answer(question, connection, stream=stream)
+
+    training = Training(tmp_path, {"_type": "python", "function": build_workflow(answer)}, ("gateway",))
+    with pytest.raises(Exception, match="a model call was refused"):
+        training.run()
 
 
 def copy(sample):
