@@ -121,7 +121,7 @@ class Environment:
                 CHECKS[check](self)
         agents = [check for check in self.checks if check not in CHECKS]
         if agents:
-            run([str(self.python), "-m", "tests.clients.train", *agents])
+            run([str(self.python), "-m", "tests.clients.train", str(self.folder), *agents])
         if self.example:
             self.train_example()
 
@@ -244,6 +244,7 @@ ENVIRONMENTS = (
     Environment("crewai", ("crewai[openai]",), ("crewai", "page:crewai")),
     Environment("dspy", ("dspy",), ("dspy", "page:dspy")),
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
+    Environment("litellm", ("litellm==1.110.2",), ("litellm.py",)),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
     Environment(
         "coding-agents",

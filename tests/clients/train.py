@@ -1,11 +1,13 @@
-"""Trains agents in the environment of their packages: `python -m tests.clients.train AGENT...`.
+"""Trains agents in the environment of their packages, a folder: `python -m tests.clients.train FOLDER AGENT...`.
 
-AGENT is a file of `tests/clients/agents`; `page:AGENT` is its snippet in `docs/capture.md`.
+AGENT is a module of `tests/clients/agents`; `page:AGENT` is its snippet in `docs/capture.md`. A file, such as
+`litellm.py`, is a program, which finds the model by its environment alone.
 """
 
 import contextlib
 import importlib
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -13,18 +15,19 @@ import time
 from pathlib import Path
 
 from tests.capture_page import load_snippet
+from tests.clients.__main__ import QUIET
 from tests.clients.training import WAYS, Training, build_workflow, choose_pattern
 
 AGENTS = Path(__file__).with_name("agents")
-NODE = Path(".clients/node")
-"""Where npm has installed its packages, so where a program finds them."""
+INTERPRETERS = {".py": sys.executable, ".mjs": "node"}
 
 
-def train(name: str, folder: Path) -> None:
+def train(name: str, folder: Path, packages: Path) -> None:
     """Trains and checks one agent."""
-    if name.endswith(".mjs"):
-        shutil.copy(AGENTS / name, NODE / name)
-        settings = {"_type": "command", "command": ["node", name], "cwd": str(NODE.absolute())}
+    if (kind := Path(name).suffix) in INTERPRETERS:
+        program = shutil.copy(AGENTS / name, packages / f"agent{kind}")  # npm's packages are found from where it is
+        env = {key: os.environ[key] for key in QUIET}
+        settings = {"_type": "command", "command": [INTERPRETERS[kind], str(program)], "env": env}
         return Training(folder, settings, ("gateway", "gateway, streamed")).run()
     is_snippet, name = name.startswith("page:"), name.removeprefix("page:")
     agent = importlib.import_module(f"tests.clients.agents.{name}")
@@ -34,9 +37,10 @@ def train(name: str, folder: Path) -> None:
     return Training(folder, settings, ways, getattr(agent, "choose", choose_pattern)).run()
 
 
-for name in sys.argv[1:]:
+packages, *names = sys.argv[1:]
+for name in names:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # frameworks talk a lot
-        train(name, Path(folder))
+        train(name, Path(folder), Path(packages).absolute())
     sys.stdout.write(f"  ok: {name}: exactly the sampled tokens are trained ({time.monotonic() - started:.0f} s)\n")
     sys.stdout.flush()

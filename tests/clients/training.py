@@ -165,7 +165,7 @@ class Training:
         }
 
     def check(self) -> None:
-        """Checks every collected episode.
+        """Checks that no episode had a refused call, and the tokens of every collected one.
 
         Raises:
             AssertionError: Something else was trained than what was sampled.
@@ -173,12 +173,13 @@ class Training:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self.folder / "model")
-        query = "SELECT key, epoch, example_id, data FROM episodes WHERE phase = 'collect'"
-        rows = read_rows(self.folder / "runs" / "r", query)
-        assert len(rows) == 2 * NUM_GENERATIONS * len(self.ways)
-        for key, epoch, way, data in rows:
-            episode = json.loads(data)
+        query = "SELECT key, phase, epoch, example_id, data FROM episodes"
+        rows = [(*row, json.loads(data)) for *row, data in read_rows(self.folder / "runs" / "r", query)]
+        for _, _, _, way, episode in rows:
             assert episode["outcome"] == "ok", f"{way}: {episode['outcome']}: {episode['reason']}"
+        collected = [row for row in rows if row[1] == "collect"]
+        assert len(collected) == 2 * NUM_GENERATIONS * len(self.ways)
+        for key, _, epoch, way, episode in collected:
             calls = episode["calls"]
             assert {call["policy_version"] for call in calls} == {epoch}, "the new version serves the next episodes"
             assert self.count_tool_turns(calls) >= 1, f"{way}: no turn with a tool: {calls}"
