@@ -245,6 +245,11 @@ ENVIRONMENTS = (
     Environment("dspy", ("dspy",), ("dspy", "page:dspy")),
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
     Environment("litellm", ("litellm==1.110.2",), ("litellm.py",)),
+    Environment(
+        "agent-framework",
+        ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0"),
+        ("agent_framework.py",),
+    ),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
     Environment(
         "coding-agents",
