@@ -19,15 +19,16 @@ from tests.clients.__main__ import QUIET
 from tests.clients.training import WAYS, Training, build_workflow, choose_pattern
 
 AGENTS = Path(__file__).with_name("agents")
-INTERPRETERS = {".py": sys.executable, ".mjs": "node"}
 
 
 def train(name: str, folder: Path, packages: Path) -> None:
     """Trains and checks one agent."""
-    if (kind := Path(name).suffix) in INTERPRETERS:
+    if kind := Path(name).suffix:
         program = shutil.copy(AGENTS / name, packages / f"agent{kind}")  # npm's packages are found from where it is
         env = {key: os.environ[key] for key in QUIET}
-        settings = {"_type": "command", "command": [INTERPRETERS[kind], str(program)], "env": env}
+        node = shutil.which("node", path=f"{packages / 'node_modules/.bin'}{os.pathsep}{os.environ['PATH']}")
+        command = [node if kind == ".mjs" else sys.executable, str(program)]
+        settings = {"_type": "command", "command": command, "env": env}
         return Training(folder, settings, ("gateway", "gateway, streamed")).run()
     is_snippet, name = name.startswith("page:"), name.removeprefix("page:")
     agent = importlib.import_module(f"tests.clients.agents.{name}")
