@@ -257,6 +257,7 @@ ENVIRONMENTS = (
         ("langchain@1.5.14", "@langchain/core@1.4.0", "@langchain/openai@1.6.0", "zod@4.6.7", "node@22"),
         ("langchain.mjs",),
     ),
+    Environment("mastra", ("@mastra/core@1.71.0", "zod@4.6.7", "node@22"), ("mastra.mjs",)),
     Environment(
         "coding-agents",
         ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169", "opencode-ai@1.18"),
