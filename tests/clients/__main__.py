@@ -26,8 +26,8 @@ from tests.protocols.openai_service import OpenAIService
 
 FOLDER, RUNS = Path(".clients"), Path(".clients/runs")
 EXAMPLE = Path("examples/tool_agent")
-NPM = ("node", "coding-agents")
-"""Environments of npm's packages, beside our own."""
+NPM = ("node", "langchain-js", "mastra", "coding-agents")
+"""Environments of npm's packages, beside our own; some bring a newer Node."""
 SHORT = {
     "finetuning.num_epochs": "1",
     "finetuning.output_dir": str(RUNS.absolute()),
@@ -123,7 +123,7 @@ class Environment:
                 CHECKS[check](self)
         agents = [check for check in self.checks if check not in CHECKS]
         if agents:
-            run([str(self.python), "-m", "tests.clients.train", *agents])
+            run([str(self.python), "-m", "tests.clients.train", str(self.folder), *agents])
         if self.example:
             self.train_example()
 
@@ -260,7 +260,20 @@ ENVIRONMENTS = (
     Environment("strands", ("strands-agents[openai]==1.62.0", "openai==2.54.0"), ("strands.py", "page:strands")),
     Environment("agno", ("agno==3.1.10", "openai==3.57.0"), ("agno.py", "page:agno")),
     Environment("anthropic", ("anthropic",), ("anthropic", "page:anthropic")),
+    Environment("litellm", ("litellm==1.110.2",), ("litellm.py",)),
+    Environment(
+        "agent-framework",
+        ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0"),
+        ("agent_framework.py",),
+    ),
+    Environment("instructor", ("instructor==1.17.0",), ("instructor.py",)),
     Environment("node", ("openai", "ai", "@ai-sdk/openai-compatible", "zod"), ("openai.mjs", "ai.mjs"), "agent.mjs"),
+    Environment(
+        "langchain-js",
+        ("langchain@1.5.14", "@langchain/core@1.4.0", "@langchain/openai@1.6.0", "zod@4.6.7", "node@22"),
+        ("langchain.mjs",),
+    ),
+    Environment("mastra", ("@mastra/core@1.71.0", "zod@4.6.7", "node@22"), ("mastra.mjs",)),
     Environment(
         "coding-agents",
         ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169", "opencode-ai@1.18"),

@@ -1,12 +1,13 @@
-"""Trains agents in the environment of their packages: `python -m tests.clients.train AGENT...`.
+"""Trains agents in the environment of their packages, a folder: `python -m tests.clients.train FOLDER AGENT...`.
 
-AGENT is a file of `tests/clients/agents`: one with its ending is a program, whose environment alone names the model.
-`page:AGENT` is its snippet in `docs/capture.md`.
+AGENT is a module of `tests/clients/agents`; `page:AGENT` is its snippet in `docs/capture.md`. A file, such as
+`litellm.py`, is a program, which finds the model by its environment alone.
 """
 
 import contextlib
 import importlib
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -18,21 +19,21 @@ from tests.clients.__main__ import QUIET
 from tests.clients.training import WAYS, Training, build_workflow, choose_pattern
 
 AGENTS = Path(__file__).with_name("agents")
-NODE = Path(".clients/node")
-"""Where npm has installed its packages, so where a program finds them."""
 
 SAMPLES = {"autogen_team.py": 2}
 """Samples that each episode of a program makes, where its calls are those of several conversations."""
 
 
-def train(name: str, folder: Path) -> None:
+def train(name: str, folder: Path, packages: Path) -> None:
     """Trains and checks one agent."""
-    if name.endswith((".mjs", ".py")):
+    if kind := Path(name).suffix:
         command, cwd = [sys.executable, "-m", f"tests.clients.agents.{Path(name).stem}"], Path.cwd()
-        if name.endswith(".mjs"):
-            shutil.copy(AGENTS / name, NODE / name)
-            command, cwd = ["node", name], NODE.absolute()
-        settings = {"_type": "command", "command": command, "cwd": str(cwd), "env": QUIET}
+        if kind == ".mjs":
+            shutil.copy(AGENTS / name, packages / name)  # npm's packages are found from where it is
+            node = shutil.which("node", path=f"{packages / 'node_modules/.bin'}{os.pathsep}{os.environ['PATH']}")
+            command, cwd = [str(node), name], packages
+        env = {key: os.environ[key] for key in QUIET}
+        settings = {"_type": "command", "command": command, "cwd": str(cwd), "env": env}
         ways = ("gateway", "gateway, streamed")
         return Training(folder, settings, ways, num_samples=SAMPLES.get(name)).run()
     is_snippet, name = name.startswith("page:"), name.removeprefix("page:")
@@ -43,9 +44,10 @@ def train(name: str, folder: Path) -> None:
     return Training(folder, settings, ways, getattr(agent, "choose", choose_pattern)).run()
 
 
-for name in sys.argv[1:]:
+packages, *names = sys.argv[1:]
+for name in names:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # frameworks talk a lot
-        train(name, Path(folder))
+        train(name, Path(folder), Path(packages).absolute())
     sys.stdout.write(f"  ok: {name}: exactly the sampled tokens are trained ({time.monotonic() - started:.0f} s)\n")
     sys.stdout.flush()

@@ -63,11 +63,15 @@ class SteeredLLM(PolicyLLM):
 
 
 def choose_pattern(request: Any) -> str:
-    """Returns what the model writes: a call of the first tool in the first turn, and an answer after that."""
+    """Returns what the model writes: a call of the first tool in the first turn, and an answer after that.
+
+    A tool that the request names is called in any turn.
+    """
     functions = {tool["function"]["name"]: tool["function"] for tool in request.tools or ()}
     is_first = not any(message["role"] == "assistant" for message in request.messages)
-    name = next((name for name in functions if (name == "final_answer") != is_first), None)
-    if name is None or not (is_first or name == "final_answer"):
+    named = [name for name in functions if name == request.tool_choice]
+    name = next((name for name in named or functions if named or (name == "final_answer") != is_first), None)
+    if name is None or not (named or is_first or name == "final_answer"):
         return ANSWER
     (parameter,) = functions[name]["parameters"]["properties"]
     value = ARTICLE if parameter == "item" else ANSWER
@@ -169,7 +173,7 @@ class Training:
         }
 
     def check(self) -> None:
-        """Checks every collected episode.
+        """Checks that no episode had a refused call, and the tokens of every collected one.
 
         Raises:
             AssertionError: Something else was trained than what was sampled.
@@ -192,7 +196,7 @@ class Training:
     @staticmethod
     def count_tool_turns(calls: list[Any]) -> int:
         """Returns how many turns called a tool whose result is in a later prompt."""
-        called = [index for index, call in enumerate(calls) if "lookup" in str(call["reply"])]
+        called = [index for index, call in enumerate(calls) if "lookup" in str(call["reply"]).lower()]
         return sum(any(RESULT in str(later["messages"]) for later in calls[index + 1 :]) for index in called)
 
     def check_tokens(self, key: str, calls: list[Any], tokenizer: Any) -> None:
