@@ -92,6 +92,10 @@ class WorkflowConfig(TypedConfig):
         description="How many processes share the episodes, with a `placement` other than `driver`.",
     )
 
+    def add_llms(self, llms: dict[str, LLMConfig]) -> list[str]:
+        """Adds the entries of `llms` that the workflow brings along, and returns their names."""
+        return []
+
 
 class DatasetConfig(TypedConfig):
     """Base of every dataset's configuration."""

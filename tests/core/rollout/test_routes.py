@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from reinforge.config.loader import load_config
+from reinforge.config.dump import dump_config
+from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import LLMConfig
 from reinforge.dialects import anthropic, openai_chat, responses
 from reinforge.rollout.http.routes import LLMRoutes
@@ -114,3 +115,29 @@ def test_an_entry_that_is_not_trained_is_no_policy_of_the_builder(tmp_path):
     assert find_policy_entries(SimpleNamespace(config=config)) == {}
     builder = GroupTrajectoryBuilder(GroupTrajectoryBuilderConfig())
     assert "leave `train: false` out" in builder._validate_target(config)[0].fix
+
+
+PRESET = {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": "command", "preset": "claude_code"}}
+POLICY, JUDGE = {"_type": "policy"}, {"_type": "openai", "model_name": "m"}
+
+
+@pytest.mark.parametrize(
+    ("llms", "workflow", "added"),
+    [
+        ({}, {}, ["claude_code_auxiliary"]),
+        ({"judge": JUDGE}, {}, ["claude_code_auxiliary"]),
+        ({"other": POLICY}, {"llm": "other"}, ["claude_code_auxiliary"]),
+        ({"titles": {**POLICY, "train": False, "match": {"program": "claude_code"}}}, {}, []),
+        ({"judge": JUDGE}, {"llm": "judge"}, []),
+        ({}, {"preset": "aider"}, []),  # it asks for nothing beside its work
+    ],
+)
+def test_a_preset_brings_the_entry_that_answers_what_its_program_asks_beside_its_work(tmp_path, llms, workflow, added):
+    loaded = build_config({"llms": PRESET["llms"] | llms, "workflow": PRESET["workflow"] | workflow})
+    assert [name for name in loaded.config.llms if name not in {"agent", *llms}] == added
+    (tmp_path / "run.yml").write_text(dump_config(loaded))
+    resolved = load_config(tmp_path / "run.yml").config
+    assert (resolved.llms, resolved.workflow) == (loaded.config.llms, loaded.config.workflow)
+    for name in added:
+        assert (resolved.llms[name].static_type, resolved.llms[name].train) == ("policy", False)
+        assert resolved.workflow.llm == workflow.get("llm", "agent")

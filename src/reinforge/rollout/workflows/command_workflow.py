@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from reinforge.config.schema import CallMatch, LLMConfig
 from reinforge.errors import ConfigError, PolicyFailure, Problem, did_you_mean
 from reinforge.files import read_regular_file
 from reinforge.interfaces import Builder
@@ -157,6 +158,21 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         del preset["install"]
         merged = {name: {**preset.get(name, {}), **(data.get(name) or {})} for name in ("env", "home_files")}
         return {**preset, **{name: value for name, value in data.items() if value is not None}, **merged}
+
+    def add_llms(self, llms: dict[str, LLMConfig]) -> list[str]:
+        """Adds the entry that answers what the preset's program asks beside its work, which is not trained."""
+        from reinforge.rollout.http.routes import AUXILIARY_CALLS
+
+        policies = [name for name, llm in llms.items() if llm.static_type == "policy" and llm.train]
+        main = self.llm or (policies[0] if len(policies) == 1 else None)
+        is_matched = any(match.program == self.preset for llm in llms.values() for match in llm.match)
+        name = f"{self.preset}_auxiliary"
+        if self.preset not in AUXILIARY_CALLS or is_matched or name in llms or main not in policies:
+            return []
+        self.llm = main  # with two entries, the program could ask for no other name
+        match = [CallMatch.model_validate({"program": self.preset})]
+        llms[name] = llms[main].model_copy(update={"match": match, "train": False})
+        return [name]
 
     @model_validator(mode="after")
     def _check_workspace(self) -> CommandWorkflowConfig:
