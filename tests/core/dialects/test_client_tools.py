@@ -7,14 +7,20 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from reinforge.dialects import anthropic, openai_chat, responses
+from reinforge.dialects import anthropic, gemini, openai_chat, responses
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.rollout.handle.arguments import read_arguments
 from reinforge.rollout.handle.tool_arguments import read_tools
 from tests.replies import completes, read_events
 
 REQUESTS = Path(__file__).parents[2] / "data" / "requests"
-DIALECTS = {"claude_code": anthropic, "codex": responses, "opencode": openai_chat, "qwen_code": openai_chat}
+DIALECTS = {
+    "claude_code": anthropic,
+    "codex": responses,
+    "gemini_cli": gemini,
+    "opencode": openai_chat,
+    "qwen_code": openai_chat,
+}
 IGNORED = {"claude_code": {"metadata", "system[].cache_control"}, "codex": {"client_metadata", "prompt_cache_key"}}
 EVENT = TypeAdapter(ResponseStreamEvent)
 TOOLS = [

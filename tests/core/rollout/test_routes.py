@@ -9,7 +9,7 @@ import pytest
 from reinforge.config.dump import dump_config
 from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import LLMConfig
-from reinforge.dialects import anthropic, openai_chat, responses
+from reinforge.dialects import anthropic, gemini, openai_chat, responses
 from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.workflow import bind_workflow
@@ -23,7 +23,7 @@ TITLE = {"messages": [{"role": "system", "content": "You are a title generator.\
 
 
 def read(program, number=0):
-    dialect = {"claude_code": anthropic, "codex": responses}.get(program, openai_chat)
+    dialect = {"claude_code": anthropic, "codex": responses, "gemini_cli": gemini}.get(program, openai_chat)
     return dialect.read_request(json.loads((REQUESTS / f"{program}.json").read_text())[number])
 
 
@@ -49,7 +49,7 @@ def read_chat(model="gpt", **body):
         ({"program": "opencode"}, read_chat(**TITLE), True),
         ({"program": "claude_code"}, read("claude_code"), True),
         *[({"program": "claude_code"}, read("claude_code", number), False) for number in (1, 2)],
-        *[({"program": program}, read(program), False) for program in ("codex", "opencode", "qwen_code")],
+        *[({"program": program}, read(program), False) for program in ("codex", "gemini_cli", "opencode", "qwen_code")],
     ],
 )
 def test_a_match_holds_if_all_that_it_says_is_true(match, call, holds):
