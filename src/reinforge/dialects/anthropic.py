@@ -41,7 +41,7 @@ def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> Cha
     _check_edits(fields)
     tools, dropped = _read_tools(fields)
     choice = fields.nested("tool_choice") if tools else None
-    thinking, output = _read_thinking(fields), fields.nested("output_config")
+    thinking, output = _read_thinking(fields), fields.nested("output_config", {"effort", "format"})
     stops = read_stop(fields, "stop_sequences")
     arguments = keep_given(
         messages=read_messages(fields),
@@ -106,7 +106,7 @@ def _read_tool_choice(choice: Fields) -> str | dict[str, Any]:
 
 def _read_thinking(fields: Fields) -> bool | None:
     """Returns whether the model is asked to think; None: its template decides. A budget is a wish, not a limit."""
-    thinking = fields.nested("thinking")
+    thinking = fields.nested("thinking", {"type", "budget_tokens"})
     if thinking is None:
         return None
     kind = thinking.require("type", thinking.choice("type", ("enabled", "disabled", "adaptive")))

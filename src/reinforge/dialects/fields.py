@@ -65,9 +65,14 @@ class Fields:
     def text(self, name: str) -> str | None:
         return self._read(name, str, "a string")
 
-    def nested(self, name: str) -> Fields | None:
-        found = self._read(name, dict, "an object")
-        return None if found is None else Fields(found, self.at(name), self.notes)
+    def nested(self, name: str, read: Collection[str] = ()) -> Fields | None:
+        """Returns an object; with `read`, the fields that are used, others are noted."""
+        if (found := self._read(name, dict, "an object")) is None:
+            return None
+        fields = Fields(found, self.at(name), self.notes)
+        if read:
+            fields.note_unread(read)
+        return fields
 
     def items(self, name: str) -> list[Any] | None:
         found = self._read(name, list, "a list")

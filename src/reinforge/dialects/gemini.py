@@ -132,6 +132,7 @@ def _read_tool_choice(fields: Fields) -> Any:
     choice = None if found is None else _open(found, "functionCallingConfig")
     if choice is None:
         return None
+    choice.note_unread(("mode", "allowedFunctionNames"))
     mode = _MODES[(choice.choice("mode", _MODES) or "AUTO")]
     functions = [
         {"type": "function", "function": {"name": each}} for each in choice.items("allowedFunctionNames") or ()
@@ -165,6 +166,7 @@ def _read_thinking(config: Fields) -> dict[str, Any]:
     thinking = _open(config, "thinkingConfig")
     if thinking is None:
         return {}
+    thinking.note_unread(("thinkingBudget", "thinkingLevel", "includeThoughts"))
     budget, level = thinking.integer("thinkingBudget"), thinking.choice("thinkingLevel", _LEVELS)
     switch = None if budget is None or budget < 0 else {"enable_thinking": budget > 0}
     return {"chat_template_kwargs": switch, "reasoning_effort": None if level is None else _LEVELS[level]}

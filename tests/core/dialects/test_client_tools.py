@@ -14,14 +14,10 @@ from reinforge.rollout.handle.tool_arguments import read_tools
 from tests.replies import completes, read_events
 
 REQUESTS = Path(__file__).parents[2] / "data" / "requests"
-DIALECTS = {
-    "claude_code": anthropic,
-    "codex": responses,
-    "gemini_cli": gemini,
-    "opencode": openai_chat,
-    "qwen_code": openai_chat,
-}
-IGNORED = {"claude_code": {"metadata", "system[].cache_control"}, "codex": {"client_metadata", "prompt_cache_key"}}
+OTHERS = dict.fromkeys(("opencode", "qwen_code"), openai_chat)
+DIALECTS = {"claude_code": anthropic, "codex": responses, "gemini_cli": gemini, **OTHERS}
+CODEX = {"client_metadata", "prompt_cache_key", "reasoning.summary"}
+IGNORED = {"claude_code": {"metadata", "system[].cache_control"}, "codex": CODEX}
 EVENT = TypeAdapter(ResponseStreamEvent)
 TOOLS = [
     {"type": "custom", "name": "note", "description": "Notes.", "format": {"type": "text"}},

@@ -125,11 +125,10 @@ POLICY, JUDGE = {"_type": "policy"}, {"_type": "openai", "model_name": "m"}
     ("llms", "workflow", "added"),
     [
         ({}, {}, ["claude_code_auxiliary"]),
-        ({"judge": JUDGE}, {}, ["claude_code_auxiliary"]),
         ({"other": POLICY}, {"llm": "other"}, ["claude_code_auxiliary"]),
         ({"titles": {**POLICY, "train": False, "match": {"program": "claude_code"}}}, {}, []),
         ({"judge": JUDGE}, {"llm": "judge"}, []),
-        ({}, {"preset": "aider"}, []),  # it asks for nothing beside its work
+        ({}, {"preset": "aider"}, []),
     ],
 )
 def test_a_preset_brings_the_entry_that_answers_what_its_program_asks_beside_its_work(tmp_path, llms, workflow, added):
