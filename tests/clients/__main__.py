@@ -276,7 +276,10 @@ ENVIRONMENTS = (
     Environment("mastra", ("@mastra/core@1.71.0", "zod@4.6.7", "node@22"), ("mastra.mjs",)),
     Environment(
         "coding-agents",
-        ("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169", "opencode-ai@1.18"),
+        (
+            *("@anthropic-ai/claude-code@2.1", "@openai/codex@0.169", "opencode-ai@1.18"),
+            *("@google/gemini-cli@0.61", "@qwen-code/qwen-code@0.15"),
+        ),
         (CODING,),
     ),
     Environment("python-agents", ("mini-swe-agent==2.4.*", "aider-chat==0.86.*"), (CODING,)),

@@ -161,6 +161,8 @@ def _validate(document: Document, registry: Registry, path: Path | None, *, keep
             fields[last] = instance
     else:
         raise ConfigError(document.problems or "the configuration could not be validated")
+    if config.workflow is not None:
+        types |= {("llms", name): config.llms[name].static_type or "" for name in config.workflow.add_llms(config.llms)}
     if (finetuning := config.finetuning).enabled:  # what a run uses is written into its resolved configuration
         finetuning.run_configuration = finetuning.run_configuration or FinetuneRunConfig()
         default = registry.find("algorithm", DEFAULT_ALGORITHM)

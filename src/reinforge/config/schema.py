@@ -60,7 +60,7 @@ class CallMatch(Block):
     system: str | None = Field(default=None, description="In the first line of the system prompt, or of its blocks.")
     prompt: str | None = Field(default=None, description="In the first line of the last message.")
     properties: list[str] | None = Field(default=None, description="Properties of the JSON schema of the reply.")
-    program: Literal["claude_code", "codex", "opencode", "qwen_code"] | None = Field(
+    program: Literal["claude_code", "codex", "gemini_cli", "opencode", "qwen_code"] | None = Field(
         default=None, description="The calls that this program makes beside its work: titles, summaries, classifiers."
     )
 
@@ -91,6 +91,10 @@ class WorkflowConfig(TypedConfig):
         le=4096,
         description="How many processes share the episodes, with a `placement` other than `driver`.",
     )
+
+    def add_llms(self, llms: dict[str, LLMConfig]) -> list[str]:
+        """Adds the entries of `llms` that the workflow brings along, and returns their names."""
+        return []
 
 
 class DatasetConfig(TypedConfig):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reinforge.dialects.chat_call import BadRequest, ChatCall, ReplyHead, encode_event, find_rest, split_text
-from reinforge.dialects.client_tools import INVALID_JSON, read_messages_tool, read_object
+from reinforge.dialects.client_tools import read_messages_tool, read_object, write_object
 from reinforge.dialects.fields import Fields, Notes, describe, join_texts, keep_given, read_stop, read_texts
 from reinforge.dialects.reply_tokens import read_tokens
 from reinforge.types.request import Message, ReplyDelta
@@ -41,7 +41,7 @@ def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> Cha
     _check_edits(fields)
     tools, dropped = _read_tools(fields)
     choice = fields.nested("tool_choice") if tools else None
-    thinking, output = _read_thinking(fields), fields.nested("output_config")
+    thinking, output = _read_thinking(fields), fields.nested("output_config", {"effort", "format"})
     stops = read_stop(fields, "stop_sequences")
     arguments = keep_given(
         messages=read_messages(fields),
@@ -106,7 +106,7 @@ def _read_tool_choice(choice: Fields) -> str | dict[str, Any]:
 
 def _read_thinking(fields: Fields) -> bool | None:
     """Returns whether the model is asked to think; None: its template decides. A budget is a wish, not a limit."""
-    thinking = fields.nested("thinking")
+    thinking = fields.nested("thinking", {"type", "budget_tokens"})
     if thinking is None:
         return None
     kind = thinking.require("type", thinking.choice("type", ("enabled", "disabled", "adaptive")))
@@ -206,9 +206,7 @@ def _read_reply(turn: Fields) -> Message:
 
 
 def _read_call(block: Fields) -> dict[str, Any]:
-    value = block.require("input", block.nested("input")).value
-    is_invalid = list(value) == [INVALID_JSON] and isinstance(value[INVALID_JSON], str)
-    arguments = value[INVALID_JSON] if is_invalid else json.dumps(value, ensure_ascii=False)
+    arguments = write_object(block.require("input", block.nested("input")).value)
     name = block.require("name", block.text("name"))
     call_id = block.require("id", block.text("id"))
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

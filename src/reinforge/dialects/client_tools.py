@@ -37,6 +37,12 @@ def read_object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {INVALID_JSON: arguments}
 
 
+def write_object(value: Mapping[str, Any]) -> str:
+    """Returns the arguments of a call that a client sends back, as they were sampled."""
+    is_invalid = list(value) == [INVALID_JSON] and isinstance(value[INVALID_JSON], str)
+    return value[INVALID_JSON] if is_invalid else json.dumps(value, ensure_ascii=False)
+
+
 @dataclass(frozen=True, slots=True)
 class ItemTool:
     """A type of tool of the Responses API whose calls are items of their own.

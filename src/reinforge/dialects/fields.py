@@ -65,9 +65,14 @@ class Fields:
     def text(self, name: str) -> str | None:
         return self._read(name, str, "a string")
 
-    def nested(self, name: str) -> Fields | None:
-        found = self._read(name, dict, "an object")
-        return None if found is None else Fields(found, self.at(name), self.notes)
+    def nested(self, name: str, read: Collection[str] = ()) -> Fields | None:
+        """Returns an object; with `read`, the fields that are used, others are noted."""
+        if (found := self._read(name, dict, "an object")) is None:
+            return None
+        fields = Fields(found, self.at(name), self.notes)
+        if read:
+            fields.note_unread(read)
+        return fields
 
     def items(self, name: str) -> list[Any] | None:
         found = self._read(name, list, "a list")
@@ -125,12 +130,12 @@ class Fields:
         if len(self.notes.ignored) < MAX_NOTED:
             self.notes.ignored[_INDEX.sub("[]", self.at(name[:MAX_SHOWN]))] = None
 
-    def omit(self, kind: str) -> str:
+    def omit(self, kind: str, name: str = "type") -> str:
         """Returns what stands for a part that a model of text cannot read, where the user allows that."""
         if self.notes.omits_content:
             return f"[{kind} omitted]"
         advice = "`finetuning.outcomes.unsupported_content: omit` puts a note in its place"
-        raise self.bad("type", f"{describe(kind)}: the model takes text only; {advice}")
+        raise self.bad(name, f"{describe(kind)}: the model takes text only; {advice}")
 
     def note_unread(self, read: Collection[str]) -> None:
         """Notes the fields that nothing reads; null, false, 0, "" and empty lists ask for nothing."""

@@ -49,16 +49,18 @@ def read_request(body: Mapping[str, Any], *, omits_content: bool = False) -> Cha
         raise fields.bad("input", "expected a string or items, found neither")
     with_logprobs = _WITH_LOGPROBS in include
     tools = ResponseTools(fields.objects("tools"))
+    reasoning, text = fields.nested("reasoning", {"effort"}), fields.nested("text", {"format", "verbosity"})
     arguments = keep_given(
         messages=messages,
         tools=tools.functions or None,
         tool_choice=_read_tool_choice(fields) if tools.functions else None,
         parallel_tool_calls=fields.flag("parallel_tool_calls") if tools.functions else None,
-        response_format=_read_format(fields),
+        response_format=None if text is None else _read_format(text),
+        verbosity=None if text is None else text.text("verbosity"),
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
         max_completion_tokens=fields.integer("max_output_tokens", least=1),
-        reasoning_effort=None if (reasoning := fields.nested("reasoning")) is None else reasoning.text("effort"),
+        reasoning_effort=None if reasoning is None else reasoning.text("effort"),
         logprobs=with_logprobs or None,
         top_logprobs=(fields.integer("top_logprobs", least=0) or None) if with_logprobs else None,
     )
@@ -90,11 +92,9 @@ def _read_tool_name(choice: Fields) -> str | None:
     return choice.require("name", choice.text("name")) if kind in ("function", "custom") else None
 
 
-def _read_format(fields: Fields) -> dict[str, Any] | None:
+def _read_format(text: Fields) -> dict[str, Any] | None:
     """Returns `text.format` as the `response_format` of chat completions, which has the schema one level deeper."""
-    text = fields.nested("text")
-    found = text.nested("format") if text is not None else None
-    if found is None:
+    if (found := text.nested("format")) is None:
         return None
     kind = found.choice("type", ("text", "json_object", "json_schema"))
     if kind == "json_schema":

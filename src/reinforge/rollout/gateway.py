@@ -153,7 +153,7 @@ class Gateway:
 
     def _find_access(self, request: BaseRequest) -> tuple[GatewayAccess, str]:
         """Returns the episode's access and the path behind it."""
-        key, path = read_key(request.headers), request.path
+        key, path = read_key(request.headers) or request.query.get("key", ""), request.path
         hashed = _hash_key(key)
         if (found := _PATH.fullmatch(path)) is not None:
             path, episode_id = found["path"], found["id"]

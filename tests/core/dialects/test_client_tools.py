@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from reinforge.dialects import anthropic, openai_chat, responses
+from reinforge.dialects import anthropic, gemini, openai_chat, responses
 from reinforge.dialects.chat_call import BadRequest
 from reinforge.rollout.handle.arguments import read_arguments
 from reinforge.rollout.handle.tool_arguments import read_tools
@@ -15,9 +15,10 @@ from tests.replies import completes, read_events
 
 REQUESTS = Path(__file__).parents[2] / "data" / "requests"
 FRAMEWORKS = ("agno", "autogen", "google_adk", "haystack", "llama_index", "strands")
-DIALECTS = {"claude_code": anthropic, "codex": responses, **dict.fromkeys(("opencode", "qwen_code"), openai_chat)}
-DIALECTS |= dict.fromkeys(FRAMEWORKS, openai_chat)
-IGNORED = {"claude_code": {"metadata", "system[].cache_control"}, "codex": {"client_metadata", "prompt_cache_key"}}
+OTHERS = dict.fromkeys(("opencode", "qwen_code", *FRAMEWORKS), openai_chat)
+DIALECTS = {"claude_code": anthropic, "codex": responses, "gemini_cli": gemini, **OTHERS}
+CODEX = {"client_metadata", "prompt_cache_key", "reasoning.summary"}
+IGNORED = {"claude_code": {"metadata", "system[].cache_control"}, "codex": CODEX}
 EVENT = TypeAdapter(ResponseStreamEvent)
 TOOLS = [
     {"type": "custom", "name": "note", "description": "Notes.", "format": {"type": "text"}},

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from jinja2 import Template
 
-from reinforge.dialects.families.detection import find_thinking, opens_thinking
+from reinforge.dialects.families.detection import find_thinking, opens_thinking, spell_switch
 from reinforge.dialects.tool_calls import ToolFormat, parse_reply, prepare_request, read_tool_calls
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from tests.families import SPECS
@@ -125,6 +126,23 @@ def test_a_switched_off_reasoning_does_not_take_the_answer():
     assert opens_thinking(SPECS["qwen_xml"].text, {})
     reply = parse("qwen_xml", "5", template_kwargs={"enable_thinking": False})
     assert reply.message == {"role": "assistant", "content": "5"}
+
+
+DEEPSEEK = """{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ messages[0].content }}
+{%- if add_generation_prompt %}{{ '<think>' if thinking else '</think>' }}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("switch", "thinks"), [({}, False), ({"enable_thinking": True}, True), ({"thinking": True}, True)]
+)
+def test_a_model_that_thinks_only_if_it_is_asked_to(switch, thinks):
+    """The template of DeepSeek V3.1 calls its switch `thinking`."""
+    assert opens_thinking(DEEPSEEK, switch) is thinks
+    prompt = Template(DEEPSEEK).render(messages=[{"content": ""}], add_generation_prompt=True, **spell_switch(switch))
+    assert prompt == ("<think>" if thinks else "</think>")
+    reply = ModelReply({"role": "assistant", "content": "b" if not thinks else "a</think>b"}, "stop", None)
+    message = parse_reply(reply, ModelRequest([], template_kwargs=switch), DEEPSEEK).message
+    assert (message["content"], message.get("reasoning_content")) == ("b", "a" if thinks else None)
 
 
 def test_a_template_without_tools_may_think():

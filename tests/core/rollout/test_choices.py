@@ -205,7 +205,7 @@ async def test_what_extra_body_sets_is_used():
         (7, 0.0), (3, 0.5), (4, 0.0), (7, 0.0),
     ]  # fmt: skip
     assert policy.requests[2].sampling.max_tokens == 5
-    assert policy.requests[3].template_kwargs == {"enable_thinking": False}
+    assert policy.requests[3].template_kwargs == {"enable_thinking": False, "thinking": False}
 
 
 async def test_the_user_is_told_once_that_the_run_decides_how_the_policy_is_sampled(caplog):

@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import replace
 
+import httpx
 import pytest
 from anthropic import AsyncAnthropic, NotFoundError
 from openai import APIStatusError, AsyncOpenAI, BadRequestError
@@ -14,6 +15,7 @@ from reinforge.rollout.gateway import Gateway
 from reinforge.types.request import TokenLogprob
 from tests.doubles import ScriptedPolicy
 from tests.gateway import CHAT, Episode, HeldPolicy, ask, open_connection, read_response, text_of, write_request
+from tests.replies import read_events
 
 HELLO = [{"role": "user", "content": "hello?"}]
 
@@ -198,3 +200,30 @@ async def test_a_long_stream_lets_other_requests_through(gateway):
     assert status == 200
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_geminis_api_with_its_key_in_a_header_or_in_the_address(gateway, episode):
+    body = {"contents": [{"parts": [{"text": "hello?"}]}]}
+    with gateway.attach(episode.endpoint) as access:
+        environment = access.environment()
+        models = f"{environment['GOOGLE_GEMINI_BASE_URL']}/v1beta/models"
+        key = environment["GEMINI_API_KEY"]
+        async with httpx.AsyncClient(headers={"x-goog-api-key": key}, base_url=models) as client:
+            whole = (await client.post("/any/m-2.5:generateContent", json=body)).json()
+            counted = await client.post("/agent:countTokens", json={"generateContentRequest": body})
+            embedded = await client.post("/agent:embedContent", json=body)
+            refused = await client.post("/agent:generateContent", json={"contents": []})
+        async with httpx.AsyncClient() as client:
+            streamed = await client.post(f"{models}/agent:streamGenerateContent?alt=sse&key={key}", json=body)
+            keyless = await client.post(f"{models}/agent:generateContent?key=wrong", json=body)
+    texts = [part["text"] for part in whole["candidates"][0]["content"]["parts"]]
+    assert (texts, whole["modelVersion"]) == (["a reply of five words"], "any/m-2.5")
+    events = read_events([streamed.content])
+    assert "".join(each["candidates"][0]["content"]["parts"][0]["text"] for each in events) == texts[0]
+    assert (counted.status_code, counted.json()["error"]["status"]) == (404, "NOT_FOUND"), "the model is a double"
+    assert "POST .../v1/embeddings" in embedded.json()["error"]["message"]
+    assert (refused.json()["error"]["status"], keyless.status_code) == ("INVALID_ARGUMENT", 401)
+    assert (
+        episode.capture.refused_call
+        == "/v1beta/models/agent:generateContent 400: contents: expected at least one content"
+    )

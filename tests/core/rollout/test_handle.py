@@ -256,6 +256,7 @@ async def test_so_is_a_neutral_field_of_extra_body(item):
     assert await request_of(extra_body=dict([item])) == await request_of()
 
 
+NO_THINKING = {"enable_thinking": False, "thinking": False}
 HONORED = [
     ({"frequency_penalty": 0.5, "presence_penalty": -1}, "sampling.frequency_penalty", 0.5),
     ({"frequency_penalty": 0.5, "presence_penalty": -1}, "sampling.presence_penalty", -1),
@@ -270,13 +271,13 @@ HONORED = [
     ({"logprobs": True, "top_logprobs": 20}, "num_top_logprobs", 20),
     ({"tools": [ADD], "parallel_tool_calls": False}, "parallel_tool_calls", False),
     ({"reasoning_effort": "low"}, "template_kwargs", {"reasoning_effort": "low"}),
-    ({"reasoning_effort": "none"}, "template_kwargs", {"reasoning_effort": "none", "enable_thinking": False}),
+    ({"reasoning_effort": "none"}, "template_kwargs", {"reasoning_effort": "none", **NO_THINKING}),
     ({"reasoning": {"effort": "low"}}, "template_kwargs", {"reasoning_effort": "low"}),
-    ({"reasoning": {"enabled": False}}, "template_kwargs", {"enable_thinking": False}),
-    ({"thinking": {"type": "disabled"}}, "template_kwargs", {"enable_thinking": False}),
+    ({"reasoning": {"enabled": False}}, "template_kwargs", NO_THINKING),
+    ({"thinking": {"type": "disabled"}}, "template_kwargs", NO_THINKING),
     ({"thinking": {"type": "adaptive"}}, "template_kwargs", {}),
-    ({"extra_body": {"enable_thinking": False}}, "template_kwargs", {"enable_thinking": False}),
-    ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, "template_kwargs", {"enable_thinking": True}),
+    ({"extra_body": {"enable_thinking": False}}, "template_kwargs", NO_THINKING),
+    ({"extra_body": {"chat_template_kwargs": {"thinking": False}}}, "template_kwargs", NO_THINKING),
     ({"response_format": {"type": "json_object"}}, "grammar", Grammar("json_schema", '{"type":"object"}')),
     ({"extra_body": {"guided_json": {"type": "array"}}}, "grammar", Grammar("json_schema", '{"type":"array"}')),
     ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "grammar", Grammar("regex", "a+")),

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from reinforge.config.loader import load_config
+from reinforge.config.dump import dump_config
+from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import LLMConfig
-from reinforge.dialects import anthropic, openai_chat, responses
+from reinforge.dialects import anthropic, gemini, openai_chat, responses
 from reinforge.rollout.http.routes import LLMRoutes
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.workflow import bind_workflow
@@ -22,7 +23,7 @@ TITLE = {"messages": [{"role": "system", "content": "You are a title generator.\
 
 
 def read(program, number=0):
-    dialect = {"claude_code": anthropic, "codex": responses}.get(program, openai_chat)
+    dialect = {"claude_code": anthropic, "codex": responses, "gemini_cli": gemini}.get(program, openai_chat)
     return dialect.read_request(json.loads((REQUESTS / f"{program}.json").read_text())[number])
 
 
@@ -48,7 +49,7 @@ def read_chat(model="gpt", **body):
         ({"program": "opencode"}, read_chat(**TITLE), True),
         ({"program": "claude_code"}, read("claude_code"), True),
         *[({"program": "claude_code"}, read("claude_code", number), False) for number in (1, 2)],
-        *[({"program": program}, read(program), False) for program in ("codex", "opencode", "qwen_code")],
+        *[({"program": program}, read(program), False) for program in ("codex", "gemini_cli", "opencode", "qwen_code")],
     ],
 )
 def test_a_match_holds_if_all_that_it_says_is_true(match, call, holds):
@@ -114,3 +115,28 @@ def test_an_entry_that_is_not_trained_is_no_policy_of_the_builder(tmp_path):
     assert find_policy_entries(SimpleNamespace(config=config)) == {}
     builder = GroupTrajectoryBuilder(GroupTrajectoryBuilderConfig())
     assert "leave `train: false` out" in builder._validate_target(config)[0].fix
+
+
+PRESET = {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": "command", "preset": "claude_code"}}
+POLICY, JUDGE = {"_type": "policy"}, {"_type": "openai", "model_name": "m"}
+
+
+@pytest.mark.parametrize(
+    ("llms", "workflow", "added"),
+    [
+        ({}, {}, ["claude_code_auxiliary"]),
+        ({"other": POLICY}, {"llm": "other"}, ["claude_code_auxiliary"]),
+        ({"titles": {**POLICY, "train": False, "match": {"program": "claude_code"}}}, {}, []),
+        ({"judge": JUDGE}, {"llm": "judge"}, []),
+        ({}, {"preset": "aider"}, []),
+    ],
+)
+def test_a_preset_brings_the_entry_that_answers_what_its_program_asks_beside_its_work(tmp_path, llms, workflow, added):
+    loaded = build_config({"llms": PRESET["llms"] | llms, "workflow": PRESET["workflow"] | workflow})
+    assert [name for name in loaded.config.llms if name not in {"agent", *llms}] == added
+    (tmp_path / "run.yml").write_text(dump_config(loaded))
+    resolved = load_config(tmp_path / "run.yml").config
+    assert (resolved.llms, resolved.workflow) == (loaded.config.llms, loaded.config.workflow)
+    for name in added:
+        assert (resolved.llms[name].static_type, resolved.llms[name].train) == ("policy", False)
+        assert resolved.workflow.llm == workflow.get("llm", "agent")

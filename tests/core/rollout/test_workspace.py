@@ -272,7 +272,7 @@ REFUSED = [
     ({"home_files": {"../x": ""}}, "must be a path inside the folder of the episode"),
     ({"workspace": {"path": "testbed"}}, "workflow.workspace.path"),
     ({"reward": {"command": "pytest", "parse": "junit"}}, "needs {report} in the command"),
-    ({"preset": "gemini_cli"}, "preset 'gemini_cli': it speaks Gemini's API"),
+    ({"preset": "gemini_cly"}, "preset 'gemini_cly': there are aider"),
     ({"preset": "aider", "command": None}, 'there is no program "aider" in PATH\n    fix: pip install aider-chat'),
 ]
 

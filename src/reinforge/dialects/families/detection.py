@@ -60,7 +60,9 @@ FAMILIES = (
 
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _SWITCHES = ("enable_thinking", "thinking")
-"""Names under which agents switch thinking off in `chat_template_kwargs`."""
+"""Names of the switch of thinking in `chat_template_kwargs`; most templates read the first, DeepSeek's the other."""
+_OFF = re.compile(r"not\s+thinking\s+is\s+defined.{0,200}?set\s+thinking\s*=\s*false", re.DOTALL)
+"""A template whose model thinks only if it is asked to."""
 
 
 @functools.cache
@@ -92,8 +94,16 @@ def find_thinking(chat_template: str | None) -> ThinkingTags | None:
 
 def may_think(chat_template: str | None, template_kwargs: Mapping[str, Any]) -> bool:
     """Returns True if the model thinks, by its template, and the request does not switch it off."""
-    switched_off = any(template_kwargs.get(name) is False for name in _SWITCHES)
-    return find_thinking(chat_template) is not None and not switched_off
+    if find_thinking(chat_template) is None:
+        return False
+    given = [template_kwargs[name] for name in _SWITCHES if template_kwargs.get(name) is not None]
+    return False not in given if given else _OFF.search(str(chat_template)) is None
+
+
+def spell_switch(template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a template with the switch of thinking under each of its names."""
+    given = next((template_kwargs[name] for name in _SWITCHES if name in template_kwargs), None)
+    return {**({} if given is None else dict.fromkeys(_SWITCHES, given)), **template_kwargs}
 
 
 def opens_thinking(chat_template: str | None, template_kwargs: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reinforge.dialects.families.detection import spell_switch
 from reinforge.errors import InvalidCall
 from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import FORMATS, CallArguments
@@ -164,7 +165,7 @@ def _read_template_arguments(arguments: CallArguments) -> dict[str, Any]:
         raise arguments.bad("chat_template_kwargs", f"must be a dict, found {type(own).__name__}")
     if reserved := sorted(_TEMPLATE_VALUES & set(own)):
         raise arguments.bad("chat_template_kwargs", f"must not have {', '.join(reserved)}")
-    return read | dict(own)
+    return spell_switch(read | dict(own))
 
 
 def _read_prompt(arguments: CallArguments) -> str | tuple[int, ...] | None:

@@ -92,11 +92,11 @@ def split_host(host: str) -> str:
 
 
 def read_key(headers: Mapping[str, str]) -> str:
-    """Returns the key that a program sends: `Authorization: Bearer KEY`, or `x-api-key`; empty: none."""
+    """Returns the key that a program sends: `Authorization: Bearer KEY`, or a header of its own; empty: none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
-    return headers.get("x-api-key") or headers.get("api-key") or ""
+    return next((headers[name] for name in ("x-api-key", "api-key", "x-goog-api-key") if headers.get(name)), "")
 
 
 async def read_body(request: BaseRequest, *, max_bytes: int, timeout_s: float, expects: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""Answers the HTTP requests of one episode: OpenAI's and Anthropic's API in front of the episode's model handles.
+"""Answers the HTTP requests of one episode: the APIs of OpenAI, Anthropic and Gemini in front of its model handles.
 
     client -> request -> dialect.read_request -> llm.chat.completions.create -> dialect.write_answer -> response
 
@@ -19,6 +19,7 @@ from reinforge.errors import CaptureError, did_you_mean
 from reinforge.limits import get_limits
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.http.exchange import (
+    EMBEDS,
     EVENT_STREAM,
     ROUTES,
     Dialect,
@@ -26,6 +27,7 @@ from reinforge.rollout.http.exchange import (
     EndpointResponse,
     build_error_response,
     check_method,
+    complete_body,
     decode_body,
     describe_failure,
     describe_model,
@@ -33,6 +35,7 @@ from reinforge.rollout.http.exchange import (
     read_beside,
     read_request,
     respond,
+    split_count,
 )
 from reinforge.rollout.http.routes import LLMRoutes
 
@@ -132,15 +135,18 @@ class EpisodeEndpoint:
 
     async def _route(self, request: EndpointRequest) -> EndpointResponse:
         path = request.path.rstrip("/")
-        if path.endswith("/models") or "/models/" in path:
+        called, counted = split_count(path)
+        dialect, embeds = find_dialect(called), path.endswith("/embeddings")
+        if path.endswith(EMBEDS):
+            message = "embeddings are answered in OpenAI's form alone: POST .../v1/embeddings"
+            raise BadRequest(message, status=404, code="not_found")
+        if dialect is None and (path.endswith("/models") or "/models/" in path):
             check_method(request, "GET")
             return respond(self._describe_models(path.partition("/models/")[2]))
-        counts, embeds = path.endswith("/messages/count_tokens"), path.endswith("/embeddings")
-        dialect = find_dialect(path.removesuffix("/count_tokens") if counts else path)
         if dialect is None and not embeds:
             raise BadRequest(
                 f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
-                f"it answers POST .../{', .../'.join(ROUTES)} and GET .../models",
+                f"it answers POST .../{', .../'.join(ROUTES)}, .../models/NAME:generateContent and GET .../models",
                 status=404,
                 code="not_found",
             )
@@ -149,14 +155,14 @@ class EpisodeEndpoint:
             raise build_ended()
         if dialect is None:
             return respond(await self._embed(await read_beside(decode_body, request.body)))
-        call = await read_beside(lambda body: self._read(dialect, body, counts=counts), request.body)
+        call = await read_beside(lambda body: self._read(dialect, path, body), request.body)
         named = [*call.ignored, *(f"the tool {kind}, which its vendor runs" for kind in call.dropped)]
         if named:
             self._capture.ignore(named, request.headers.get("user-agent", ""))
         llm = self._find_llm(self._choose_entry(call))
-        if counts:
+        if counted:
             if (count := await llm.answer_beside("count", call.arguments)) is not None:
-                return respond({"input_tokens": count})
+                return respond({counted: count})
             message = f"{llm.model_name} is not in this process, so its tokens cannot be counted"
             raise BadRequest(f"{message}; the usage of its replies has them", status=404, code="not_found")
         completion = await llm.chat.completions.create(**call.arguments)
@@ -178,10 +184,8 @@ class EpisodeEndpoint:
             raise BadRequest(message, "model", status=404, code="model_not_found")
         return await self._find_llm(found[0]).answer_beside("embed", body)
 
-    def _read(self, dialect: Dialect, content: bytes, *, counts: bool) -> ChatCall:
-        body = decode_body(content)
-        if isinstance(body, dict) and counts:
-            body = {"max_tokens": 1, **body}
+    def _read(self, dialect: Dialect, path: str, content: bytes) -> ChatCall:
+        body = complete_body(path, decode_body(content))
         if isinstance(body, dict) and (previous := body.get("previous_response_id")):
             if previous not in self._responses:
                 message = f"this episode has no response {str(previous)[:60]!r}; send the whole conversation in input"

@@ -12,6 +12,7 @@ import asyncio
 import importlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,14 @@ ROUTES = {
     "messages": "reinforge.dialects.anthropic",
 }
 """End of the path -> the module of its dialect."""
+GEMINI = "reinforge.dialects.gemini"
+EMBEDS = (":embedContent", ":batchEmbedContents")
+_MODEL_PATH = re.compile(r".*/models/(.+):(generateContent|streamGenerateContent|countTokens|\w*[eE]mbedContents?)")
+COUNTS = {
+    "/messages/count_tokens": ("/messages", "input_tokens"),
+    ":countTokens": (":generateContent", "totalTokens"),
+}
+"""End of a path that counts the tokens of a call -> that of the call, and the field of the answer."""
 T = TypeVar("T")
 _USED = KNOWN - UNUSED
 SHORT_BODY = 1 << 16
@@ -90,6 +99,8 @@ class EndpointResponse:
 
 def find_dialect(path: str) -> Dialect | None:
     """Returns the dialect of a path, without a slash at its end; None: no dialect has it."""
+    if (named := _MODEL_PATH.fullmatch(path)) is not None:
+        return _load_dialect(GEMINI) if named[2].endswith("enerateContent") else None
     parts = path.rsplit("/", 2)
     module = ROUTES.get("/".join(parts[-2:])) or ROUTES.get(parts[-1])
     return None if module is None else _load_dialect(module)
@@ -98,6 +109,25 @@ def find_dialect(path: str) -> Dialect | None:
 @cache
 def _load_dialect(module: str) -> Dialect:
     return cast(Dialect, importlib.import_module(module))
+
+
+def split_count(path: str) -> tuple[str, str]:
+    """Returns the path of the call whose tokens a request counts, and the field of the answer; empty: it is a call."""
+    for end, (call, field_name) in COUNTS.items():
+        if path.endswith(end):
+            return path.removesuffix(end) + call, field_name
+    return path, ""
+
+
+def complete_body(path: str, body: Any) -> Any:
+    """Returns a body with what its path says: Gemini's names the model, and Anthropic counts without a length."""
+    if not isinstance(body, dict):
+        return body
+    if path.endswith("/count_tokens"):
+        return {"max_tokens": 1, **body}
+    if (named := _MODEL_PATH.fullmatch(path)) is not None:
+        return {**body, "model": named[1], "stream": named[2].startswith("stream")}
+    return body
 
 
 def read_request(dialect: Dialect, body: Mapping[str, Any], *, omits_content: bool = False) -> ChatCall:
@@ -124,6 +154,7 @@ def build_error_response(request: EndpointRequest, error: BadRequest) -> Endpoin
 
 def build_error_body(path: str, error: BadRequest) -> dict[str, Any]:
     module = ROUTES["messages" if "/messages" in path else "chat/completions"]
+    module = GEMINI if _MODEL_PATH.fullmatch(path) else module
     body: dict[str, Any] = importlib.import_module(module).write_error(error)
     return body
 

@@ -58,6 +58,8 @@ class GatewayAccess:
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": self.api_key,
+            "GOOGLE_GEMINI_BASE_URL": self.base_url.removesuffix("/v1"),
+            "GEMINI_API_KEY": self.api_key,
         }
 
     def accepts(self, key: str) -> bool:

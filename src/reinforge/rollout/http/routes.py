@@ -23,6 +23,7 @@ AUXILIARY_CALLS = {
         CallMatch(system="tasked with summarizing conversations"),
     ],
     "codex": [CallMatch(prompt="You are performing a CONTEXT CHECKPOINT COMPACTION")],
+    "gemini_cli": [CallMatch(tools=False)],  # who speaks next, loops, edits, summaries: only its work has tools
     "opencode": [CallMatch(system="You are a title generator"), CallMatch(system="Summarize what was done")],
     "qwen_code": [
         CallMatch(system="Generate a concise, sentence-case title"),

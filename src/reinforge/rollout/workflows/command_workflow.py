@@ -1,6 +1,6 @@
 """Agents that are programs: `workflow: {_type: command, command: [node, agent.js]}`.
 
-The program gets its task, calls the model at OPENAI_BASE_URL (or ANTHROPIC_BASE_URL) with the SDK of its language, and
+The program gets its task, calls the model at OPENAI_BASE_URL (or that of another API) with the SDK of its language, and
 writes its answer. Each episode is one run of the program, in a process group of its own; with a `workspace` it works in
 a copy of a folder, and a command may score what it did there.
 """
@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from reinforge.config.schema import CallMatch, LLMConfig
 from reinforge.errors import ConfigError, PolicyFailure, Problem, did_you_mean
 from reinforge.files import read_regular_file
 from reinforge.interfaces import Builder
@@ -80,7 +81,10 @@ INHERITED = frozenset(
     }
 )
 """Variables of the run's environment that a program gets, besides LC_*; none of them holds a secret."""
-SET_BY_RUN = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", MARK)
+SET_BY_RUN = (
+    *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+    *("GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY", MARK),
+)
 SET_PREFIX = "REINFORGE_"
 INPUT_PLACE, OUTPUT_PLACE = "{input}", "{output}"
 INPUT_FILE, OUTPUT_FILE = "REINFORGE_INPUT_FILE", "REINFORGE_OUTPUT_FILE"
@@ -92,12 +96,12 @@ SCRIPT_ENDINGS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb")
 
 
 class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
-    """A program in any language that calls the model through OpenAI's or Anthropic's API."""
+    """A program in any language that calls the model through OpenAI's, Anthropic's or Gemini's API."""
 
     preset: str | None = Field(
         default=None,
         description="A coding agent whose settings are the defaults of the other keys: aider, claude_code, codex, "
-        "mini_swe_agent, opencode or qwen_code.",
+        "gemini_cli, mini_swe_agent, opencode or qwen_code.",
     )
     command: CommandLine = Field(
         min_length=1,
@@ -129,7 +133,8 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     env: dict[str, str] = Field(
         default_factory=dict,
         description="Additional environment variables. A program gets PATH, HOME and the like, but no secret of your "
-        "environment unless you name it here: `TOKEN: ${TOKEN}`. `{project}`, `{model}`, `{base_url}` are filled in.",
+        "environment unless you name it here: `TOKEN: ${TOKEN}`. `{project}`, `{home}` (its HOME), `{model}` and "
+        "`{base_url}` are filled in.",
     )
     policy_error_codes: list[int] = Field(
         default_factory=list,
@@ -157,6 +162,21 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
         del preset["install"]
         merged = {name: {**preset.get(name, {}), **(data.get(name) or {})} for name in ("env", "home_files")}
         return {**preset, **{name: value for name, value in data.items() if value is not None}, **merged}
+
+    def add_llms(self, llms: dict[str, LLMConfig]) -> list[str]:
+        """Adds the entry that answers what the preset's program asks beside its work, which is not trained."""
+        from reinforge.rollout.http.routes import AUXILIARY_CALLS
+
+        policies = [name for name, llm in llms.items() if llm.static_type == "policy" and llm.train]
+        main = self.llm or (policies[0] if len(policies) == 1 else None)
+        is_matched = any(match.program == self.preset for llm in llms.values() for match in llm.match)
+        name = f"{self.preset}_auxiliary"
+        if self.preset not in AUXILIARY_CALLS or is_matched or name in llms or main not in policies:
+            return []
+        self.llm = main  # with two entries, the program could ask for no other name
+        match = [CallMatch.model_validate({"program": self.preset})]
+        llms[name] = llms[main].model_copy(update={"match": match, "train": False})
+        return [name]
 
     @model_validator(mode="after")
     def _check_workspace(self) -> CommandWorkflowConfig:
@@ -229,7 +249,7 @@ class CommandAgent:
         task, folder, seen = format_task(item.input_obj), place.folder, place.seen
         async with self.accesses.open(context) as access:
             episode = {"{model}": context.endpoint.default, "{base_url}": access.base_url}
-            values = {**episode, "{project}": str(self.project)}
+            values = {**episode, "{project}": str(self.project), "{home}": str(place.seen / "home")}
             variables = {"TMPDIR": str(folder)} if self.workspaces is None else place.environment()
             variables |= {name: fill_in(value, values) for name, value in self.config.env.items()}
             variables |= build_variables(describe_episode(item, context), access)

@@ -11,12 +11,10 @@ from reinforge.errors import did_you_mean
 
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yml").read_text(encoding="utf-8"))
 """The settings of each, and `install`, the command that installs its program."""
-LEFT_OUT = {"gemini_cli": "it speaks Gemini's API, which the gateway does not"}
 
 
 def find_preset(name: str) -> dict[str, Any]:
     """Returns the settings of a preset; raises a `ValueError` if there is none."""
     if name not in PRESETS:
-        reason = LEFT_OUT.get(name, f"there are {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
-        raise ValueError(f"preset {name!r}: {reason}")
+        raise ValueError(f"preset {name!r}: there are {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
     return {"workspace": {}, **PRESETS[name]}
