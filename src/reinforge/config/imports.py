@@ -139,7 +139,8 @@ def _find_owner(value: Any) -> Any:
 
 
 def _is_trusted_package(name: str) -> bool:
-    return name == "reinforge" or name in _list_plugin_packages()
+    plugins = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return name == "reinforge" or any(entry.module.partition(".")[0] == name for entry in plugins)
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
@@ -147,11 +148,6 @@ def _find_spec(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # a module that was put into sys.modules without a spec
         return None
-
-
-def _list_plugin_packages() -> set[str]:
-    entries = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    return {entry.module.partition(".")[0] for entry in entries}
 
 
 def _list_files(module_spec: ModuleSpec) -> list[Path]:

@@ -120,7 +120,8 @@ def test_the_template_of_coding_agents_is_trained_by_the_reward_of_its_tests(tmp
     (tmp_path / "agent.py").write_text(PYTHON_AGENT + code)
     settings = yaml.safe_load((tmp_path / "run.yml").read_text())
     settings["workflow"] |= {"preset": None, "command": [sys.executable, "{project}/agent.py"]}
-    settings["workflow"]["reward"]["command"][0] = sys.executable
+    command = settings["workflow"]["reward"]["command"]
+    settings["workflow"]["reward"]["command"] = [sys.executable, *command[1:], "--disable-plugin-autoload"]
     settings["finetuning"] |= {"policy": {"model": str(tiny_model_dir)}, "num_epochs": 1, "device": "cpu"}
     settings["trajectory_builders"]["groups"]["num_generations"] = 4
     rows = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
