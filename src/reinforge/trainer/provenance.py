@@ -286,14 +286,12 @@ def _list_versions(loaded: LoadedConfig) -> dict[str, str]:
     packages = {type(model).__module__.partition(".")[0] for _, model in iterate_models(loaded.config)}
     plugins = _map_packages() if packages - {"reinforge"} else {}
     names = [*LIBRARIES, *(each for package in sorted(packages - {"reinforge"}) for each in plugins.get(package, ()))]
-    return versions | {name: version for name in names if (version := _find_version(name)) is not None}
-
-
-@cache
-def _find_version(name: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 @cache
@@ -305,14 +303,15 @@ def _list_imported_files(root: Path) -> Iterator[Path]:
     below = os.path.join(root, "")
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     for file in [*files, *IMPORTED_FILES]:  # some thousand, of which few are the project's: paths as text are quick
-        is_below = isinstance(file, str) and (place := _resolve(file)).startswith(below)
-        if is_below and is_own_file(path := Path(place), root):
+        if not isinstance(file, str) or not os.path.isabs(file) or not (place := _resolve(file)).startswith(below):
+            continue
+        if is_own_file(path := Path(place), root):
             yield path
 
 
 @cache
 def _resolve(file: str) -> str:
-    """Returns an absolute path without symbolic links, looking at each folder once; a relative one as it is."""
+    """Returns an absolute path without symbolic links, looking at each folder once."""
     folder, name = os.path.split(file)
     place = os.path.join(_resolve_folder(folder), name)
     return os.path.realpath(place) if os.path.islink(place) else place
