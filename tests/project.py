@@ -84,7 +84,7 @@ class Project:
         if self.rows is not None:
             self.write("data.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
         if not (self.folder / "run.yml").exists():
-            self.write("run.yml", yaml.safe_dump(self.settings, sort_keys=False))
+            self.write("run.yml", yaml.dump(self.settings, Dumper=yaml.CSafeDumper, sort_keys=False))
 
     def save(self):
         """Writes data and configuration as they are now."""

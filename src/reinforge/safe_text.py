@@ -128,7 +128,7 @@ def redact_known_forms(text: str) -> str:
 def redact_secrets(text: str) -> str:
     """Returns text without secrets: those of the configuration and the environment, and what has a secret's form."""
     if len(text) >= MIN_SECRET_LENGTH:  # a page shows thousands of tokens, and to read the environment takes a while
-        held = {value.strip() for name, value in os.environ.items() if is_secret_variable(name)}
+        held = {os.environ.get(name, "").strip() for name in os.environ if is_secret_variable(name)}
         for secret in sorted(_KNOWN_SECRETS | held, key=len, reverse=True):
             if len(secret) >= MIN_SECRET_LENGTH and secret in text:
                 text = text.replace(secret, HIDDEN)

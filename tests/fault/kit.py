@@ -22,6 +22,8 @@ import psutil
 
 from reinforge import crash
 from reinforge.runs.journal.verify import verify_run
+from reinforge.runs.page import page
+from reinforge.runs.page.elements import build
 from tests.project import Project
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +131,8 @@ def _run(folder, arguments, crash_at, mutation, output):
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     assert "tests.fault.preload" in sys.modules, "the server has not loaded torch"
-    sys.modules["matplotlib"] = None  # plots have tests of their own, and a run's first costs half a second
+    sys.modules["matplotlib"] = None  # plots and pages have tests of their own, and cost half of a short run
+    page.read_content, page.build_page = lambda *arguments: None, lambda content: build("html")
     from reinforge.cli import main
 
     os.chdir(folder)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import peft
 import torch.profiler._cupti_monitor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, conversion_mapping
 from transformers.models.llama import modeling_llama
 
 import reinforge.cli.finetune
@@ -24,6 +24,7 @@ REGISTRY.components()
 # what a run looks up once in each process, and which is the same in all: a second of each run's time
 list(provenance._list_imported_files(Path("/")))
 provenance._map_packages()
+conversion_mapping.get_checkpoint_conversion_mapping("llama")  # patterns of all families
 
 __all__ = [
     "AutoModelForCausalLM",

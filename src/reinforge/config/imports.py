@@ -93,16 +93,14 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 def _check_allowed(module: str, spec: str, project_root: Path, path: str) -> None:
     """Raises unless the top-level package is allowed; finds it without importing anything."""
     top = module.partition(".")[0]
-    if _is_trusted_package(top):
-        return
     module_spec = _find_spec(top)
+    files = _list_files(module_spec) if module_spec else []
+    if (files and all(is_own_file(file, project_root) for file in files)) or _is_trusted_package(top):
+        return
     if module_spec is None:
         names = [info.name for info in pkgutil.iter_modules([str(project_root)])]
         message = f'there is no module "{top}"{did_you_mean(top, names)}'
         raise ConfigError(Problem(path, message, f"check the name; modules are looked up in {project_root}"))
-    files = _list_files(module_spec)
-    if files and all(is_own_file(file, project_root) for file in files):
-        return
     where = f"it is installed at {files[0]}" if files else "it is built into Python"
     fix = f"call it from a function of your own in {project_root}, and name that function"
     if (project_root / f"{top}.py").exists() or (project_root / top).is_dir():
@@ -122,10 +120,10 @@ def _check_origin(value: Any, spec: str, project_root: Path, path: str) -> None:
         return
     owner = value if inspect.isclass(value) or inspect.isroutine(value) else _find_owner(value)
     module = getattr(owner, "__module__", None) or getattr(type(getattr(owner, "__self__", None)), "__module__", "")
-    if _is_trusted_package(str(module).partition(".")[0]):
-        return
     loaded = getattr(sys.modules.get(str(module)), "__file__", None)
     if isinstance(loaded, str) and is_own_file(Path(loaded).resolve(), project_root):
+        return
+    if _is_trusted_package(str(module).partition(".")[0]):
         return
     message = (
         f'"{spec}" is not allowed: it is {module}.{getattr(owner, "__qualname__", "?")}, which the project imports'
@@ -141,7 +139,8 @@ def _find_owner(value: Any) -> Any:
 
 
 def _is_trusted_package(name: str) -> bool:
-    return name == "reinforge" or name in _list_plugin_packages()
+    plugins = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return name == "reinforge" or any(entry.module.partition(".")[0] == name for entry in plugins)
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
@@ -149,11 +148,6 @@ def _find_spec(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # a module that was put into sys.modules without a spec
         return None
-
-
-def _list_plugin_packages() -> set[str]:
-    entries = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    return {entry.module.partition(".")[0] for entry in entries}
 
 
 def _list_files(module_spec: ModuleSpec) -> list[Path]:

@@ -50,9 +50,7 @@ def test_a_run_on_a_local_model_uses_no_network(project, monkeypatch):
     assert project.summary["status"] == "completed"
 
 
-@pytest.mark.parametrize(
-    "name", ["reinforge", "reinforge.cli.finetune", "reinforge.redteam", "reinforge.multiagent.nip"]
-)
+@pytest.mark.parametrize("name", ["reinforge.cli.finetune", "reinforge.redteam", "reinforge.multiagent.nip"])
 def test_importing_uses_no_network(name, tmp_path):
     done = run_guarded(f"import {name}", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

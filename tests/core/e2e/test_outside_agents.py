@@ -116,9 +116,12 @@ def test_the_template_of_coding_agents_is_trained_by_the_reward_of_its_tests(tmp
     (tmp_path / "agent.py").write_text(PYTHON_AGENT + code)
     settings = yaml.safe_load((tmp_path / "run.yml").read_text())
     settings["workflow"] |= {"preset": None, "command": [sys.executable, "{project}/agent.py"]}
-    settings["workflow"]["reward"]["command"][0] = sys.executable
+    command = settings["workflow"]["reward"]["command"]
+    settings["workflow"]["reward"]["command"] = [sys.executable, *command[1:], "--disable-plugin-autoload"]
     settings["finetuning"] |= {"policy": {"model": str(tiny_model_dir)}, "num_epochs": 1, "device": "cpu"}
     settings["trajectory_builders"]["groups"]["num_generations"] = 4
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[3:]))  # each episode starts two programs
     (tmp_path / "run.yml").write_text(yaml.safe_dump(settings))
     call("finetune", "run.yml", "--run_name", "r", code=0)
     summary = json.loads((folder := tmp_path / ".reinforge/runs/r").joinpath("summary.json").read_text())

@@ -16,8 +16,9 @@ MAMBA_TYPES = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h"}
 
 
 def find_auto_class(config: Any) -> Any:
-    known = AutoModelForCausalLM._model_mapping.keys()
-    return AutoModelForCausalLM if type(config) in known else AutoModelForImageTextToText
+    # `in mapping.keys()` would import every family, for most of a second
+    is_text = AutoModelForCausalLM._model_mapping.get(type(config), None) is not None
+    return AutoModelForCausalLM if is_text else AutoModelForImageTextToText
 
 
 def find_text_part(module: Any) -> nn.Module:
