@@ -160,6 +160,8 @@ class Environment(ABC):
     NumPy's global random generators are this environment's own while one of its methods runs.
     """
 
+    uses_global_random: bool = True  # False: it draws from generators of its own alone, which makes a call cheaper
+
     @abstractmethod
     async def reset(self, item: EvalInputItem, seed: int) -> Observation:
         """Starts the episode; equal items and seeds, and then equal replies, give equal observations."""

@@ -321,6 +321,9 @@ class PolicyServerBase:
         """The text of the chat template, which defines how the model writes tool calls; None: unknown."""
         return None
 
+    def release_memory(self) -> None:
+        """Frees memory that sampling does not need at present, without waiting for it; a server calls it repeatedly."""
+
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         """Returns the tokens of a given reply, as if the policy had sampled it.
 

@@ -52,6 +52,8 @@ class DiceGame(Environment):
             time.sleep(600)
         if self.kind == "exits":
             os._exit(7)
+        if self.kind == "leaves":
+            sys.exit("the game is over")
         if self.kind == "floods":
             self.flood = bytearray(3 << 30)
         if self.kind == "illegal":

@@ -81,6 +81,7 @@ async def test_equal_seeds_roll_equal_dice_however_the_episodes_interleave(tmp_p
         ("fails_at_reset", "no board"),
         ("hangs", "not finished after 1 s"),
         ("exits", "exited with code 7"),
+        ("leaves", "the game is over"),
         ("nan", "reward nan"),
         ("floods", "MemoryError"),
     ],

@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 
+from reinforge.engine.sampling import sampler
 from reinforge.serving import app as app_module
 from reinforge.serving.routes import ServerLimits
 from tests.doubles import ScriptedPolicy
@@ -235,3 +236,15 @@ async def test_freed_memory_goes_back_to_the_system(monkeypatch):
     async with serve({"m": ScriptedPolicy()}):
         await asyncio.wait_for(wait_for(lambda: process.memory_info().rss < before - 60_000_000), 30)
     libc.free(kept)
+
+
+async def test_the_kv_cache_of_long_requests_is_freed_once_it_is_not_used(engine, monkeypatch):
+    """64 slots of one length: a long prompt beside short ones makes all of them long."""
+    monkeypatch.setattr(app_module, "TRIM_S", 0.05)
+    async with serve({"m": engine.policy}) as app:
+        await asyncio.gather(*(ask(app, messages=says("a" * n), max_tokens=2) for n in [150, *[1] * 15]))
+        grown = engine.policy.stats().kv_cache_bytes
+        await asyncio.sleep(0.2)
+        assert engine.policy.stats().kv_cache_bytes == grown, "it was needed a moment ago"
+        monkeypatch.setattr(sampler, "UNUSED_S", 0.1)
+        await wait_for(lambda: engine.policy.stats().kv_cache_bytes <= grown / 20)

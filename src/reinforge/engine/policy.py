@@ -250,6 +250,9 @@ class EmbeddedPolicy(PolicyServer):
         self._published()
         self.sampler.resume(version, self.adapter)
 
+    def release_memory(self) -> None:
+        self.sampler.release_memory()
+
     def stats(self) -> SamplerStats:
         return self.sampler.stats()
 

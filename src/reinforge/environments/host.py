@@ -1,7 +1,7 @@
 """The workers of a run in which environments run, apart from the run's own process.
 
-A worker does one call at a time. One that hangs, dies or needs too much memory is replaced: the episode whose call it
-was is missing, and the others are played again up to where they were.
+A worker does one call after the other. One that hangs, dies or needs too much memory is replaced: the episode whose
+call it was is missing, and the others are played again up to where they were.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 LOADER = "reinforge.environments.worker:load_source"
 LOAD_S = 600.0
 """Seconds that loading all tasks may take."""
+MAX_BATCH = 64
+"""Calls that are sent to a worker at once."""
 CLOSE_S = 10.0
 """Seconds that the last environments may take to close before their processes are killed."""
 
@@ -36,46 +39,109 @@ class EnvironmentFailed(Exception):
     """The environment of an episode failed, so the episode is missing."""
 
 
+class WorkerReplaced(Exception):
+    """Another worker has come, which must be told of the episode first.
+
+    Attributes:
+        alone: The worker before it failed at a batch with this call, so the call is made alone now.
+    """
+
+    def __init__(self, worker: Worker, *, alone: bool):
+        super().__init__("the worker was replaced")
+        self.worker, self.alone = worker, alone
+
+
 @dataclass(eq=False)
+class Call:
+    """A call that waits for its worker, which has computed the calls of the episode before; None: any may do it."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    expected: Worker | None
+    alone: bool
+    result: asyncio.Future[tuple[Any, Worker]]
+
+
 class EnvironmentWorker:
-    """One worker, and the call that it does."""
+    """One worker; what waits is sent in batches, since a message costs more than most calls."""
 
-    pool: WorkerPool
-    num_episodes: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, pool: WorkerPool):
+        self.pool, self.num_episodes = pool, 0
+        self._waiting = deque[Call]()
+        self._sending: asyncio.Task[None] | None = None
 
-    async def call(self, call: str, *arguments: Any, timeout_s: float, expected: Worker | None) -> tuple[Any, Worker]:
+    async def call(
+        self, name: str, *arguments: Any, timeout_s: float, expected: Worker | None, alone: bool = False
+    ) -> tuple[Any, Worker]:
         """Returns the result, and the worker that has computed it.
 
         Raises:
             WorkerEnded: The worker died or took too long during this call.
-            WorkerReplaced: Another worker has come since, so it must be told of the episode first.
+            WorkerReplaced: Another worker has come since.
         """
-        async with self.lock, self.pool.share() as job:
-            if expected is not None and job.worker is not expected:
+        result = asyncio.get_running_loop().create_future()
+        self._waiting.append(Call(name, arguments, expected, alone, result))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all(timeout_s))
+        return await result
+
+    async def _send_all(self, timeout_s: float) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft()]
+            while self._waiting and len(batch) < MAX_BATCH and not (batch[0].alone or self._waiting[0].alone):
+                batch.append(self._waiting.popleft())
+            try:
+                await self._send(batch, timeout_s)
+            except Exception as error:  # noqa: BLE001  each caller gets it
+                for call in batch:
+                    _settle(call, error)
+
+    async def _send(self, batch: Sequence[Call], timeout_s: float) -> None:
+        async with self.pool.share() as job:
+            worker = job.worker
+            calls = [call for call in batch if call.expected in (None, worker)]
+            for call in batch:
+                if call not in calls:
+                    _settle(call, WorkerReplaced(worker, alone=call.alone))
+            if not calls:
                 job.is_done = True
-                raise WorkerReplaced(job.worker)
+                return
+            sent = [[call.name, call.arguments] for call in calls]
             try:
                 async with asyncio.timeout(timeout_s):
-                    await job.send({"type": "job", "call": call, "arguments": arguments})
+                    await job.send({"type": "job", "calls": sent})
                     answer = await job.receive()
-            except BaseException as error:
-                if isinstance(error, WorkerEnded):
-                    raise
-                self.pool.end_worker(job.worker, f"its {call} was not finished after {timeout_s:g} s")
+                job.is_done = True
+            except (WorkerEnded, TimeoutError) as error:
+                end = error
                 if isinstance(error, TimeoutError):
-                    raise WorkerEnded(job.worker.end) from None
-                raise
-            job.is_done = True
-            if answer["type"] == "failed":
-                raise load_error(answer["error"])
-            return answer["result"], job.worker
+                    self.pool.end_worker(worker, f"{calls[0].name} was not finished after {timeout_s:g} s")
+                    end = WorkerEnded(worker.end)
+        if not job.is_done:
+            await self._handle_end(calls, end, timeout_s)
+        elif answer["type"] == "failed":
+            raise load_error(answer["error"])
+        else:
+            for call, value in zip(calls, answer["result"], strict=True):
+                _settle(call, (value, worker))
+
+    async def _handle_end(self, calls: Sequence[Call], end: BaseException, timeout_s: float) -> None:
+        """One of the calls has ended the worker: which one shows when they are made alone."""
+        if len(calls) == 1:
+            _settle(calls[0], end)
+            return
+        for call in calls:
+            call.alone = True
+            await self._send([call], timeout_s)
 
 
-class WorkerReplaced(Exception):
-    def __init__(self, worker: Worker):
-        super().__init__("the worker was replaced")
-        self.worker = worker
+def _settle(call: Call, value: Any) -> None:
+    if call.result.done():  # its episode has ended
+        return
+    if isinstance(value, BaseException):
+        call.result.set_exception(value)
+    else:
+        call.result.set_result(value)
 
 
 class EnvironmentHost:
@@ -144,6 +210,7 @@ class OpenEnvironment:
         self.host, self.place, self.number = host, place, number
         self._played: list[tuple[str, tuple[Any, ...], Any]] = []
         self._worker: Worker | None = None
+        self._is_closed = True
         place.num_episodes += 1
 
     async def reset(self, item: Message, seed: int) -> Message:
@@ -156,7 +223,7 @@ class OpenEnvironment:
 
     def close(self) -> None:
         self.place.num_episodes -= 1
-        if self._worker is not None and self._worker.is_alive:
+        if not self._is_closed and self._worker is not None and self._worker.is_alive:
             self.host.close_episode(self._close())
 
     async def _close(self) -> None:
@@ -164,10 +231,12 @@ class OpenEnvironment:
             await self._call("close", self.number)
 
     async def _play(self, call: str, *arguments: Any) -> Message:
+        alone = False
         while True:
             try:
-                result = await self._call(call, *arguments)
+                result = await self._call(call, *arguments, alone=alone)
             except WorkerReplaced as replaced:
+                alone = alone or replaced.alone
                 await self._play_again(replaced.worker)
                 continue
             except WorkerEnded as end:
@@ -175,6 +244,7 @@ class OpenEnvironment:
                 self.host.report(error, "")
                 raise error from None
             self._played.append((call, arguments, result))
+            self._is_closed = result.pop("is_closed", False)
             return result
 
     async def _play_again(self, worker: Worker) -> None:
@@ -182,12 +252,15 @@ class OpenEnvironment:
         self._worker = worker
         for call, arguments, result in self._played:
             again = await self._call(call, *arguments)
+            again.pop("is_closed", None)
             if again != result:
                 raise EnvironmentFailed("its process was replaced, and played again it differed: it is not repeatable")
 
-    async def _call(self, call: str, *arguments: Any) -> Message:
+    async def _call(self, call: str, *arguments: Any, alone: bool = False) -> Message:
         timeout_s, expected = self.host.config.step_timeout_s, self._worker
-        answer, self._worker = await self.place.call(call, *arguments, timeout_s=timeout_s, expected=expected)
+        answer, self._worker = await self.place.call(
+            call, *arguments, timeout_s=timeout_s, expected=expected, alone=alone
+        )
         if "error" not in answer:
             return answer["value"]
         error = load_error(answer["error"])

@@ -15,7 +15,7 @@ import types
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ MAX_DRAWS = 4
 """Tasks that are drawn for each one that is wanted, since some repeat."""
 NAME = re.compile(r"^DATASET_NAME = [\"'](\w+)[\"']|^register_dataset\([\"'](\w+)[\"']", re.MULTILINE)
 ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+LABEL = re.compile(r"^.*\banswer(?: is)?\s*:?\s*", re.IGNORECASE)
 
 
 class TaskSettings(Block):
@@ -55,10 +57,19 @@ class ReasoningGymConfig(EnvironmentConfig, name="reasoning_gym"):
     size: int = Field(default=600, ge=3, description="Number of tasks.")
     seed: int = Field(default=0, ge=0, description="Seed of the tasks.")
     config: dict[str, Any] = Field(default={}, description="Settings of every dataset, such as {max_word_len: 5}.")
+    transfer: list[str] = Field(
+        default=[], description="Datasets that are measured before and after, and never trained."
+    )
+    transfer_size: int = Field(default=100, ge=2, description="Tasks of each of them.")
     tasks: dict[str, TaskSettings] = Field(default={}, description="Weight and settings of single datasets.")
     prompt: str = Field(
         default="{question}\n\nAnswer with the final answer alone.",
-        description="What the policy is shown, with `{question}`. An answer in <answer> tags counts, too.",
+        description="What the policy is shown, with `{question}`.",
+    )
+    answer: Literal["auto", "reply", "tag", "last_line", "last_number"] = Field(
+        default="auto",
+        description="What counts as the answer; `auto`: what stands in <answer> tags, else the last number where the "
+        "right answer is a number, else the last line, without `Answer:`.",
     )
 
 
@@ -78,7 +89,8 @@ class ReasoningGym(EnvironmentSource):
         weights = {name: config.tasks.get(name, TaskSettings()).weight for name in names}
         total = sum(weights.values())
         self.sizes = {name: max(1, round(config.size * weight / total)) for name, weight in weights.items()}
-        self.datasets = {name: self._create(name) for name in names}
+        self.sizes |= dict.fromkeys(config.transfer, config.transfer_size)
+        self.datasets = {name: self._create(name) for name in self.sizes}
 
     def _create(self, name: str) -> Any:
         import_dataset(name)
@@ -118,6 +130,10 @@ class ReasoningGym(EnvironmentSource):
             "index": index,
             "metadata": metadata,
         }
+        if name in self.config.transfer:
+            row["transfer"] = True
+        if (templates := getattr(self.datasets[name], "task_indices", None)) is not None:
+            row["template"] = f"{name}-{templates[index]}"
         return EvalInputItem(
             id=row["id"], input_obj=row["question"], expected_output_obj=row["answer"], full_dataset_entry=row
         )
@@ -129,6 +145,8 @@ class ReasoningGym(EnvironmentSource):
 class ReasoningTask(Environment):
     """One question; the score of the answer is the reward."""
 
+    uses_global_random = False
+
     def __init__(self, source: ReasoningGym):
         self.source = source
 
@@ -139,10 +157,28 @@ class ReasoningTask(Environment):
 
     async def step(self, reply: Reply) -> StepResult:
         dataset = self.source.datasets[self.row["task"]]
-        tagged = ANSWER.findall(reply.text)
-        answer = tagged[-1] if tagged else reply.text.strip()
-        reward = float(dataset.score_answer(answer, dataset[self.row["index"]]))
+        entry = dataset[self.row["index"]]
+        answer = find_answer(reply.text, str(entry["answer"]), self.source.config.answer)
+        reward = float(dataset.score_answer(answer, entry))
         return StepResult(reward=reward, done=True, info={"solved": reward >= 1.0})
+
+
+def find_answer(text: str, expected: str, kind: str = "auto") -> str | None:
+    r"""Returns the answer in a reply, or None where it has none of that kind.
+
+    Example, where a number is expected: "3 + 4 = 7, so 7." -> "7"; else: "Sure!\n\nAnswer: nus." -> "nus".
+    """
+    tagged = ANSWER.findall(text)
+    if kind == "tag" or (kind == "auto" and tagged):
+        return tagged[-1] if tagged else None
+    if kind == "last_number" or (kind == "auto" and NUMBER.fullmatch(expected)):
+        numbers = NUMBER.findall(text)
+        return numbers[-1].replace(",", "") if numbers else None
+    lines = text.strip().splitlines()
+    if kind == "reply" or not lines:
+        return text.strip()
+    line = LABEL.sub("", lines[-1].strip())
+    return line if expected.endswith(".") else line.removesuffix(".")
 
 
 def import_dataset(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The process in which environments run: it loads one source and does one call at a time.
+"""The process in which environments run: it loads one source and does one call after the other.
 
     load     the tasks
     reset    makes the environment of an episode, and starts it
@@ -50,6 +50,8 @@ class LiveEnvironment:
 
     def __init__(self, environment: Environment, seed: int):
         self.environment = environment
+        if not environment.uses_global_random:
+            return
         outside = _get_random_states()
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -58,13 +60,15 @@ class LiveEnvironment:
         _set_random_states(outside)
 
     def __enter__(self) -> Environment:
-        self._outside = _get_random_states()
-        _set_random_states(self._states)
+        if self.environment.uses_global_random:
+            self._outside = _get_random_states()
+            _set_random_states(self._states)
         return self.environment
 
     def __exit__(self, *_: object) -> None:
-        self._states = _get_random_states()
-        _set_random_states(self._outside)
+        if self.environment.uses_global_random:
+            self._states = _get_random_states()
+            _set_random_states(self._outside)
 
 
 def _get_random_states() -> tuple[Any, Any]:
@@ -86,9 +90,12 @@ class Host:
         self.source, self.episodes = source, dict[int, LiveEnvironment]()
 
     async def perform(self, job: Message, link: JobLink) -> Any:
+        return [await self._do(name, arguments) for name, arguments in job["calls"]]
+
+    async def _do(self, name: str, arguments: list[Any]) -> Message:
         try:
-            return {"value": await getattr(self, job["call"])(*job["arguments"])}
-        except Exception as error:  # noqa: BLE001  the run decides what it means
+            return {"value": await getattr(self, name)(*arguments)}
+        except BaseException as error:  # noqa: BLE001  also `SystemExit`: the run decides what it means
             return {"error": dump_error(error, is_final=True), "trace": traceback.format_exc(limit=-8)}
 
     async def load(self) -> list[Message]:
@@ -102,7 +109,11 @@ class Host:
     async def step(self, number: int, reply: Message) -> Message:
         with self.episodes[number] as environment:
             calls = [ToolUse(**call) for call in reply["tool_calls"]]
-            return asdict(await environment.step(Reply(reply["text"], calls)))
+            result = await environment.step(Reply(reply["text"], calls))
+        needs_close = type(environment).close is not Environment.close
+        if is_closed := bool(result.done) and not needs_close:
+            del self.episodes[number]
+        return {**asdict(result), "is_closed": is_closed}
 
     async def close(self, number: int) -> None:
         if (episode := self.episodes.pop(number, None)) is not None:

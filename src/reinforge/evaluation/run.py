@@ -42,7 +42,7 @@ from reinforge.types.trajectory import Outcome
 if TYPE_CHECKING:
     from reinforge.evaluation.opponents import Referee, SiblingGroups
 
-HELD_OUT = ("select", "confirm")
+HELD_OUT = ("select", "confirm", "transfer")
 
 Listener = Callable[[EpisodeRecord], None]
 Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]

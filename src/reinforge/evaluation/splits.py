@@ -22,6 +22,8 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from reinforge.bounded import encode_any
@@ -69,6 +71,12 @@ def split_examples(
             fix += f"; or, if rows with equal {config.group_key} have nothing in common, set {PATH}.group_key: null"
         raise ConfigError(Problem(PATH, message, fix + suggest_id(groups, id_key)))
     return splits
+
+
+def take_transfer(items: Sequence[EvalInputItem]) -> tuple[list[EvalInputItem], list[EvalInputItem]]:
+    """Returns the examples that are split, and those with `transfer: true`, which no job trains on: another task's."""
+    found = [isinstance(row := item.full_dataset_entry, Mapping) and row.get("transfer") is True for item in items]
+    return list(compress(items, map(not_, found))), list(compress(items, found))
 
 
 def merge_groups(groups: list[list[str]], similar: list[list[str]]) -> list[list[str]]:

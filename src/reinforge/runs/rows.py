@@ -25,6 +25,8 @@ PHASES = {
     "VALIDATE": "validate",
     "CONFIRM_BASE": "confirm_base",
     "CONFIRM_TUNED": "confirm_tuned",
+    "TRANSFER_BASE": "transfer_base",
+    "TRANSFER_TUNED": "transfer_tuned",
 }
 """Stage -> the phase of its episodes."""
 MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]

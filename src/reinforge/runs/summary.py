@@ -45,6 +45,7 @@ class RunSummary:
     confirm_tuned: MetricSummary | None = None  # the best checkpoint on `confirm`
     improvement: Improvement | None = None  # tuned minus base on `confirm`
     promoted: bool | None = None  # whether the best checkpoint passed the gate; None: no verdict
+    transfer: dict[str, Improvement] = field(default_factory=dict)  # by task that was not trained, on the gate's metric
     episodes: dict[str, int] = field(default_factory=dict)  # outcome -> number of episodes of the whole run
     tokens: dict[str, int] = field(default_factory=dict)  # number of `prompt`, `completion` and `trained` tokens
     wall_time_s: dict[str, float] = field(default_factory=dict)  # stage -> seconds
@@ -74,6 +75,7 @@ class RunSummary:
             "policy_versions": versions,
             **{name: [each.as_dict() for each in rows] for name, rows in lists.items()},
             "predictions": list(map(asdict, self.predictions)),
+            "transfer": {task: change.as_dict() for task, change in self.transfer.items()},
         }
 
     @property
@@ -159,6 +161,7 @@ class RunSummary:
         pairs = [("reward", self._format_reward())]
         if self.improvement is not None or not self.is_incomplete:
             pairs.append(("improvement", _format_improvement(self.improvement)))
+        pairs += [("transfer", f"{task} {_format_improvement(change)}") for task, change in self.transfer.items()]
         shown = self.confirm_tuned or self.baseline or self.final
         others = [change for change in self.evaluators if shown is None or change.metric != shown.metric]
         pairs += [("evaluator", str(change)) for change in others]
@@ -257,6 +260,7 @@ def load_summary(folder: Path) -> RunSummary:
         values = read_json_file(folder / "summary.json")
         for name in ("baseline", "final", "best", "confirm_base", "confirm_tuned"):
             values[name] = MetricSummary(**values[name]) if values[name] else None
+        values["transfer"] = {task: Improvement(**change) for task, change in values.get("transfer", {}).items()}
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
         values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
         values["guards"] = [GuardEvent(**row) for row in values.get("guards", [])]

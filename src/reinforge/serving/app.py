@@ -270,11 +270,13 @@ class ServeApp:
         return await asyncio.shield(task)
 
     async def _return_memory(self) -> None:
-        """Returns memory to the system: replies of many lengths leave holes in glibc's heap, which else grows."""
+        """Returns memory to the system: replies of many lengths leave a large KV cache, and holes in glibc's heap."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
         with limit_garbage_collection():  # models and code are skipped, so that looking for garbage takes milliseconds
             while True:
                 await asyncio.sleep(TRIM_S)
+                for model in self.models:
+                    model.policy.release_memory()
                 await self._reader.rest()
                 gc.collect()  # the error of a refused request holds its body until then
                 if trim is not None:

@@ -19,7 +19,7 @@ from reinforge.config.loader import build_config, load_config
 from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
 from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.evaluation.run import DatasetEvaluation, build_output, choose_error_type
-from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples
+from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples, take_transfer
 from reinforge.evaluation.statistics import summarize
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
@@ -275,6 +275,9 @@ async def load_examples(builder: ComponentBuilder, split: str, limit: int | None
             builder.locate(Problem("eval.general.dataset", "no dataset is configured", "add one with a `_type`"))
         )
     items = (await builder.get_dataset()).load()
+    items, transfer = take_transfer(items)
+    if split == ALL:
+        items += transfer
     if split in SPLITS:
         items = split_examples(items, config.splits, config.seed, id_key=getattr(dataset, "id_key", "id"))[split]
     return items[:limit]

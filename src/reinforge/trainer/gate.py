@@ -108,6 +108,26 @@ def decide(
     return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards, changes)
 
 
+def compare_tasks(
+    metric: str, before: EvaluationReport, after: EvaluationReport, tasks: Mapping[str, str]
+) -> dict[str, Improvement]:
+    """Returns the change of each task; the intervals hold for all tasks together (Bonferroni).
+
+    Args:
+        tasks: Example id -> its task.
+    """
+    base_scores, tuned_scores = select_scored_in_both(metric, before, after)
+    names = dict.fromkeys(tasks.values())
+    found = {}
+    for name in names:
+        base = {id_: score for id_, score in base_scores.items() if tasks[id_] == name}
+        tuned = {id_: score for id_, score in tuned_scores.items() if tasks[id_] == name}
+        if base:
+            level = 1 - 0.05 / len(names)
+            found[name] = compute_paired_difference(base, tuned, level=level, clusters=before.clusters)
+    return found
+
+
 def describe_power(gate: GateConfig, names: Sequence[str]) -> str:
     """Returns, before a run, how small an improvement its verdict can show; see `compute_half_width`.
 
@@ -276,19 +296,31 @@ class BaseComparison:
             summary.warnings += [warning] if warning is not None else []
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
+        await self._measure_transfer(base, best)
         context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
         if verdict.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
 
-    async def _evaluate_arm(self, row: ValidationRow, phase: str) -> EvaluationReport:
-        """Evaluates one arm on `confirm` with fresh episodes; both arms run with the same environment seeds."""
+    async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
+        """Compares both models on tasks that were not trained, if there are any."""
+        evaluation = self._parts.trajectory_builder.evaluation
+        if "transfer" not in self._parts.splits or evaluation is None:
+            return
+        before = await self._evaluate_arm(base, "transfer_base", "transfer")
+        after = await self._evaluate_arm(best, "transfer_tuned", "transfer")
+        tasks = {str(item.id): str(item.full_dataset_entry["task"]) for item in self._parts.splits["transfer"]}
+        self._summary.transfer = compare_tasks(self._parts.gate_metric, before, after, tasks)
+
+    async def _evaluate_arm(self, row: ValidationRow, phase: str, split: str = "confirm") -> EvaluationReport:
+        """Evaluates one arm on a split with fresh episodes; both arms run with the same environment seeds."""
         evaluation = self._parts.trajectory_builder.evaluation
         assert evaluation is not None
-        total = len(evaluation.example_ids("confirm")) * self._gate.num_samples
+        num_samples = self._gate.num_samples if split == "confirm" else 1
+        total = len(evaluation.example_ids(split)) * num_samples
         self._context.begin_stage(phase.upper(), None, total)
         assert row.checkpoint is not None
         assert row.version is not None
         await restore_weights(self._parts.adapter, self._context.checkpoints.verify(row.checkpoint), row.version)
-        report = await evaluation.validate("confirm", row.epoch, phase)
+        report = await evaluation.validate(split, row.epoch, phase)
         self._context.end_stage({"outcomes": report.outcomes})
         return report

@@ -385,7 +385,7 @@ class _Run:
             snapshot = context.journal.find_snapshot(versions.BASELINE)
             if snapshot is not None and snapshot.checkpoint and context.checkpoints.find_damage(snapshot.checkpoint):
                 snapshot = None
-        context.recalls = {"validate", "confirm_base", "confirm_tuned"}
+        context.recalls = {"validate", "confirm_base", "confirm_tuned", "transfer_base", "transfer_tuned"}
         if resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder):
             context.recalls.add("collect")
         if snapshot is None:

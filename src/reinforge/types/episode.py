@@ -14,7 +14,7 @@ from reinforge.types.trajectory import Outcome
 class EpisodeKey:
     """Identifies one episode of a run."""
 
-    phase: str  # why it ran: `collect`, `validate`, `confirm_base`, `confirm_tuned`, `eval`
+    phase: str  # why it ran: `collect`, `validate`, `confirm_base`, `confirm_tuned`, `transfer_base`, ..., `eval`
     epoch: int  # epoch of the episode; -1 for the baseline
     example_id: str
     generation: int = 0  # index among the episodes of the example, from 0

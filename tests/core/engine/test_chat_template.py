@@ -322,6 +322,19 @@ def test_several_threads_may_render_at_once(tokenizer):
     assert texts == {name: {name * 300} for name in "abcd"}
 
 
+def test_the_cache_of_prompts_and_replies_is_bounded_in_characters_and_tokens(tokenizer, monkeypatch):
+    monkeypatch.setattr(chat_template, "CACHED_CHARS", 1000)
+    tokenizer.chat_template = "{{ messages[0].content[:9] }}"  # a short prompt, whose key has the whole message
+    renderer = PromptRenderer(tokenizer)
+    first, second = (ModelRequest([{"role": "user", "content": letter * 900}]) for letter in "ab")
+    prompt = renderer.render(first)
+    assert renderer.render(first) is prompt, "it is cached"
+    renderer.render(second)
+    assert renderer.render(first) is not prompt, "both together are too long"
+    for count, is_cached in ((512, True), (513, False)):
+        assert (renderer.decode([9] * count) is renderer.decode([9] * count)) == is_cached
+
+
 def test_a_template_that_ignores_tools_refuses_them_with_the_fix(tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     renderer = PromptRenderer(tokenizer)

@@ -5,6 +5,7 @@ siblings share end in a state with gradient. The quick cases are one for each ki
 """
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from reinforge.config.policy import LoRAConfig
 from reinforge.engine.model import architecture
 from reinforge.engine.model.architecture import HUB_KERNELS, shorten_kernel_warnings
 from reinforge.engine.model.model_cache import LeftPadding
+from reinforge.engine.sampling import sampler
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
@@ -31,7 +33,7 @@ from tests.engines import (
     train,
 )
 from tests.models import make_tiny_model
-from tests.samples import ask, make_sample, request, sample_replies, sibling_samples, trained_samples
+from tests.samples import ask, hold_steps, make_sample, request, sample_replies, sibling_samples, trained_samples
 
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 TOLERANCE = 1e-4
@@ -83,6 +85,18 @@ def test_second_turns_come_from_the_prefix_cache(engine):
         histories = [reply.prompt + reply.token_ids for reply in replies]
     branches = [histories[0] + tuple(rng.integers(6, 320, n).tolist()) for n in (3, 3, 6)]
     assert measure_plain_error(engine.model.module, sample_replies(engine, branches, 5)) <= TOLERANCE
+
+
+def test_memory_of_long_replies_is_freed_while_another_reply_is_sampled(engine, monkeypatch):
+    monkeypatch.setattr(sampler, "UNUSED_S", 0.0)
+    sample_replies(engine, [tuple(range(6 + i, 106 + i)) for i in range(6)], 3)
+    grown = engine.policy.stats().kv_cache_bytes
+    with ThreadPoolExecutor(1) as thread, hold_steps(engine) as held:
+        reply = thread.submit(sample_replies, engine, [tuple(range(20, 30)), tuple(range(30, 42))], 9)
+        assert held.wait(60)
+        engine.policy.release_memory()
+    assert measure_plain_error(engine.model.module, reply.result()) <= TOLERANCE
+    assert engine.policy.stats().kv_cache_bytes < grown
 
 
 def test_shared_prefixes_equal_whole_rows(engine):

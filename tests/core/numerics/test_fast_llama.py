@@ -38,7 +38,7 @@ def step(engine):
     def compute():
         with torch.inference_mode():
             torch.manual_seed(0)
-            sampler._cache.reserve(32, 0)
+            sampler._cache.reserve(32, 0, 6)
             for layer in sampler._cache.layers:
                 layer.keys.normal_()
                 layer.values.normal_()

@@ -110,6 +110,9 @@ LONG_TEXT = 1 << 14
 """Characters; longer prompts are compared with the context limit before they are tokenized, which takes seconds."""
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
+CACHED_CHARS = 1 << 23
+"""Characters of the cached prompts and their keys; a token takes as much memory as ten of them."""
+SHORT_REPLY = 512  # tokens; the texts of longer replies are not cached
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message holds its reasoning; transformers gives templates the first two."""
@@ -132,7 +135,7 @@ class PromptRenderer:
         self._ends, self._special_ids = frozenset(ends), find_special_ids(tokenizer)
         self._added_ids: dict[str, int] = dict(getattr(tokenizer, "added_tokens_encoder", None) or {})
         self._arguments_are_text = False
-        self._cached: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
+        self._cached, self._cached_chars = OrderedDict[Any, tuple[tuple[int, ...], int]](), 0
         self._texts: dict[int, str] = {}
         self._lock = threading.Lock()
         self._renders_tools = False
@@ -165,16 +168,19 @@ class PromptRenderer:
         with self._lock:
             if key in self._cached:
                 self._cached.move_to_end(key)
-                return self._cached[key]
+                return self._cached[key][0]
         text = self._render_text(request, request.messages, add_generation_prompt=True)
         if request.tools and not self._renders_tools:
             self._check_tools(request, text)
         self._check_length(text, max_tokens)
         token_ids = tuple(self._tokenize(text))
+        num_chars = len(text) + len(str(key))  # a template may show less than the messages hold
         with self._lock:
-            self._cached[key] = token_ids
-            if len(self._cached) > CACHED_PROMPTS:
-                self._cached.popitem(last=False)
+            if key not in self._cached:  # another thread may have rendered it meanwhile
+                self._cached[key] = token_ids, num_chars
+                self._cached_chars += num_chars
+            while len(self._cached) > CACHED_PROMPTS or self._cached_chars > CACHED_CHARS:
+                self._cached_chars -= self._cached.popitem(last=False)[1][1]
         return token_ids
 
     def _tokenize_prompt(self, prompt: str | tuple[int, ...], max_tokens: int | None) -> tuple[int, ...]:
@@ -316,7 +322,8 @@ class PromptRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a reply, without special tokens."""
-        return self._decode_cached(tuple(token_ids))
+        decode = self._decode_cached if len(token_ids) <= SHORT_REPLY else self._decode
+        return decode(tuple(token_ids))
 
     def _decode(self, token_ids: tuple[int, ...]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)

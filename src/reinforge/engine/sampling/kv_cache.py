@@ -9,6 +9,7 @@ Shapes: S slots, C their capacity in tokens, L tokens that a step attends to, B 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,17 +95,18 @@ class KVCache(ModelCache):
     """The slots of all layers.
 
     Attributes:
-        num_slots: S.
-        capacity: C, a multiple of `LENGTH_MULTIPLE`; grows with the replies.
+        num_slots: S; grows with the replies in flight, up to `max_slots`.
+        capacity: C, a multiple of `LENGTH_MULTIPLE`; grows with the longest of them.
+        needed_s: When a step last needed half of that.
         num_rows, length: B and L of the current step.
         kv_layers: The layers with keys and values.
         slot_states: States of all slots, `[S, ...]`, of each layer that has some; `states` views the step's rows.
     """
 
-    def __init__(self, model: CausalModel, num_slots: int):
-        self.num_slots = max(num_slots, MIN_ROWS)
+    def __init__(self, model: CausalModel, max_slots: int):
+        self.max_slots, self.num_slots = max(max_slots, MIN_ROWS), MIN_ROWS
         self.device = model.device
-        self.capacity = 0
+        self.capacity, self.needed_s = 0, 0.0
         self.num_rows, self.length = 0, 0
         self._positions_B: Tensor
         self._indices: dict[int, Tensor] = {}
@@ -114,22 +116,42 @@ class KVCache(ModelCache):
         self._has_states = model.has_states
         super().__init__(layers, [None] * len(layers))
 
-    def reserve(self, length: int, num_rows: int) -> None:
-        """Makes room for `length` tokens per slot and keeps the contents of the first `num_rows`."""
-        if length <= self.capacity:
-            return
-        capacity, used = round_up(max(length, self.capacity * 3 // 2)), self.capacity if num_rows else 0
+    @property
+    def num_bytes(self) -> int:
+        return sum(slots.nbytes for slots in (*self._list_slots(), *self._list_states()))
+
+    def reserve(self, length: int, num_rows: int, num_slots: int) -> None:
+        """Makes room for `length` tokens in `num_slots` slots and keeps the contents of the first `num_rows`."""
+        if 2 * length * num_slots > self.capacity * self.num_slots:
+            self.needed_s = time.monotonic()
+        if num_slots > self.num_slots:
+            num_slots = min(max(num_slots, 2 * self.num_slots), self.max_slots)
+        if length > self.capacity:
+            length = round_up(max(length, self.capacity * 3 // 2))
+        if num_slots > self.num_slots or length > self.capacity:
+            self._resize(max(num_slots, self.num_slots), max(length, self.capacity), num_rows)
+
+    def release(self, length: int, num_rows: int, unused_s: float) -> bool:
+        """Frees all but `length` tokens of the first slots if half was not needed for some seconds; returns if so."""
+        num_slots, capacity = max(num_rows, MIN_ROWS), round_up(length)
+        is_large = 2 * capacity * num_slots <= self.capacity * self.num_slots
+        if frees := is_large and time.monotonic() - self.needed_s >= unused_s:
+            self._resize(num_slots, capacity, num_rows)
+        return frees
+
+    def _resize(self, num_slots: int, capacity: int, num_rows: int) -> None:
+        part = (slice(num_rows), slice(None), slice(min(capacity, self.capacity)))
         for layer in self.kv_layers:
             if layer.is_initialized:
                 layer.keys, layer.values = (
-                    self._grow(slots, capacity, used, num_rows) for slots in (layer.keys, layer.values)
+                    _copy_part(slots, (num_slots, slots.shape[1], capacity, slots.shape[3]), part)
+                    for slots in (layer.keys, layer.values)
                 )
-        self.capacity = capacity  # last: if memory runs out before, the same call works again
-
-    def _grow(self, slots: Tensor, capacity: int, length: int, num_rows: int) -> Tensor:
-        grown = slots.new_zeros(self.num_slots, slots.shape[1], capacity, slots.shape[3])
-        grown[:num_rows, :, :length] = slots[:num_rows, :, :length]
-        return grown
+        for states in self.slot_states:
+            for tensors in () if states is None else states.list_kinds():
+                tensors.update({n: _copy_part(t, (num_slots, *t.shape[1:]), part[:1]) for n, t in tensors.items()})
+        # last: if memory runs out before, the same call works again
+        self.num_slots, self.capacity = num_slots, capacity
 
     def fill(self, prompts: ModelCache, sources: Tensor, first: int, padding: LeftPadding | None = None) -> None:
         """Copies prompts into slots `first`, `first + 1`, ...: one prompt may fill many.
@@ -212,6 +234,13 @@ class KVCache(ModelCache):
         if num_heads not in self._indices:
             self._indices[num_heads] = build_write_indices(self._positions_B, num_heads, self.capacity)
         return self._indices[num_heads]
+
+
+def _copy_part(slots: Tensor, shape: tuple[int, ...], part: tuple[slice, ...]) -> Tensor:
+    """Returns slots of another shape with the same contents in one part."""
+    copied = slots.new_zeros(shape)
+    copied[part] = slots[part]
+    return copied
 
 
 def _move_left(states: Tensor, starts_B: Tensor) -> Tensor:

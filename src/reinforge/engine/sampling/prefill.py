@@ -125,7 +125,7 @@ class Prefiller:
             row[: len(prefill.prompt)] = prefill.prompt
         token_ids_nT, length = self.to_device(token_ids), token_ids.shape[1]
         last_n = self.to_device(np.arange(len(prefills)) * length + lengths - 1)
-        self.cache.reserve(length + 1, first)
+        self.cache.reserve(length + 1, first, first + len(sources_B))
         if self.fast_llama is not None and self.fast_llama.can_prefill(length):
             return self.fast_llama.prefill(token_ids_nT, last_n, sources_B, first)
         if self.model.has_states and lengths.min() < length:
@@ -165,7 +165,7 @@ class Prefiller:
             [[*p.prompt[p.num_cached :], *(p.prompt[-1:] * (width - p.num_new))] for p in prefills], np.int64
         )
         length = round_up(int(ends.max()) + 1)
-        self.cache.reserve(length, first)
+        self.cache.reserve(length, first, first + len(sources))
         for slot, prefill in enumerate(prefills, first):
             assert prefill.cached is not None
             self.cache.copy_in(prefill.cached.states, prefill.num_cached, slot)

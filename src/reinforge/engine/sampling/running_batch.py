@@ -25,6 +25,7 @@ class SamplerStats:
     prefilled_tokens: int  # prompt tokens computed: without those of equal prompts and of the prefix cache
     reused_tokens: int  # prompt tokens found in the prefix cache; equal prompts count once
     prefix_cache_bytes: int
+    kv_cache_bytes: int  # keys, values and states of the running batch, with the room for more
     steps: int  # decode steps
     running: int  # replies in the running batch
     waiting: int  # requests that wait for a slot

@@ -58,6 +58,9 @@ PREFILL_TOKENS = 2048
 """Padded prompt tokens in one forward: bounds memory, and keeps activations near the caches."""
 
 
+UNUSED_S = 10.0  # seconds for which no step needed half of the KV cache, before `release_memory` frees it
+
+
 class ReplySampler:
     """Samples replies; call `submit` from any thread. `deliver` and `report` are called from the sampler's thread.
 
@@ -211,6 +214,13 @@ class ReplySampler:
             self._condition.notify_all()
         return future.result()
 
+    def release_memory(self) -> None:
+        """Frees what many or long replies made the KV cache grow to, between two steps; does not wait for it."""
+        with self._condition:
+            if not (self._closing or self._calls):  # else it is busy
+                self._calls.append((self._release_slots, Future()))
+                self._condition.notify_all()
+
     def close(self) -> None:
         """Fails requests that run or wait, and joins the thread."""
         with self._condition:
@@ -226,6 +236,7 @@ class ReplySampler:
             prefilled_tokens=self._prefilled_tokens,
             reused_tokens=self._reused_tokens,
             prefix_cache_bytes=self._prefix_cache.num_bytes,
+            kv_cache_bytes=self._cache.num_bytes,
             steps=self._steps,
             running=self._batch.count,
             waiting=len(self._waiting),
@@ -281,6 +292,10 @@ class ReplySampler:
                 self._step()
         except Exception as cause:  # noqa: BLE001  every waiting caller must receive it
             self._fail(cause)
+
+    def _release_slots(self) -> None:
+        if self._cache.release(int(self._batch.positions.max()) + 1, self._batch.count, UNUSED_S):
+            free_cached_memory(self.model.device)
 
     def run_for(self, seconds: float) -> None:
         """Samples for this long, or until no reply is left to sample; called within a `call`.
@@ -400,7 +415,7 @@ class ReplySampler:
     def _forward(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """Returns the logits after one more token of each row, `[B, V]`."""
         length = round_up(int(positions.max()) + 1)
-        self._cache.reserve(length, self._batch.count)
+        self._cache.reserve(length, self._batch.count, len(token_ids))
         token_ids_B, positions_B = self._to_device(token_ids), self._to_device(positions)
         if self._prefiller.fast_llama is not None:
             return self._prefiller.fast_llama.decode_step(token_ids_B, positions_B, length)

@@ -1,0 +1,1 @@
+raise ImportError("the whole package imports what one dataset needs")

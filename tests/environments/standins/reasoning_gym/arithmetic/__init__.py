@@ -1,0 +1,1 @@
+raise ImportError("a folder imports all of its datasets")

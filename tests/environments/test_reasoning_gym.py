@@ -1,0 +1,131 @@
+"""reasoning-gym by name, on a stand-in with the package's layout; `make clients` has the package itself."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from reinforge.config.loader import build_config
+from reinforge.environments import reasoning_gym
+from reinforge.environments.reasoning_gym import find_answer
+from reinforge.errors import ConfigError
+from reinforge.evaluation.splits import take_transfer
+from reinforge.evaluation.statistics import t_quantile
+from reinforge.registry import REGISTRY
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.trainer.gate import compare_tasks
+from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.types.evaluation import EvaluationReport
+from tests.doubles import ScriptedPolicy
+from tests.episodes import make_runner, run_items
+from tests.scripted_run import ScriptedRun
+
+STANDINS = str(Path(__file__).with_name("standins"))
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch):
+    """The stand-in is the package, here and in the workers, which get this process's path."""
+    monkeypatch.syspath_prepend(STANDINS)
+    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+        monkeypatch.delitem(sys.modules, name)
+    reasoning_gym.find_datasets.cache_clear()
+    yield
+    reasoning_gym.find_datasets.cache_clear()
+
+
+async def load(block):
+    async with ComponentBuilder(build_config({"environment": block})) as builder:
+        return await builder.get_workflow(), (await builder.get_dataset()).load()
+
+
+def gym(**settings):
+    return {"_type": "reasoning_gym", "name": "sums", **settings}
+
+
+async def test_the_tasks_are_rows_with_their_template_and_no_question_twice():
+    _, items = await load(gym(size=6))
+    assert [item.input_obj for item in items] == [f"{left} + 1?" for left in range(6)]
+    row = items[4].full_dataset_entry
+    assert row["id"] == "sums-00004"
+    assert row["answer"] == "5"
+    assert row["template"] == "sums-1"
+    assert row["metadata"] == {"pair": [4, 1]}
+    assert len((await load(gym(size=50)))[1]) == 9
+
+
+async def test_the_packages_own_score_is_the_reward():
+    replies = {"0 + 1?": "It is 0 + 1 = 1.", "1 + 1?": "3", "2 + 1?": "<answer>3</answer> not 4"}
+    async with ComponentBuilder(build_config({"environment": gym(size=3)})) as builder:
+        items = (await builder.get_dataset()).load()
+        policy = ScriptedPolicy(lambda request: replies[request.messages[0]["content"].partition("\n")[0]])
+        records = await run_items(make_runner(await builder.get_workflow(), policy), items)
+    rewards = [next(m.data["reported_reward"] for m in record.marks if m.data) for record in records]
+    assert [(each["reward"], each["solved"]) for each in rewards] == [(1.0, 1.0), (0.01, 0.0), (1.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "kind", "answer"),
+    [
+        ("3 + 4 = 7, so 7.", "7", "auto", "7"),
+        ("Sure!\n\nAnswer: nus.", "nus", "auto", "nus"),
+        ("The answer is nus", "sun", "auto", "nus"),
+        ("<answer> nus </answer> I hope", "nus", "auto", "nus"),
+        ("1,024 or 7", "5", "auto", "7"),
+        ("nothing", "5", "auto", None),
+        ("nothing", "x", "tag", None),
+        ("two\nlines", "x", "reply", "two\nlines"),
+    ],
+)
+def test_the_answer_is_found_in_a_reply(text, expected, kind, answer):
+    assert find_answer(text, expected, kind) == answer
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (gym(name="sumz"), 'no dataset "sumz", did you mean "sums"'),
+        (gym(name="needs"), "needs the package a_package_that_is_not_here"),
+        (gym(config={"largst": 3}), "sums refuses its settings"),
+    ],
+)
+async def test_what_cannot_be_loaded_is_named_before_any_work(block, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        await load(block)
+    assert all(problem.path.startswith("environment.") for problem in caught.value.problems)
+
+
+def test_its_names_are_listed_without_importing_it():
+    assert REGISTRY.get("environment", "reasoning_gym").config_type.list_names() == ["differences", "needs", "sums"]
+    assert "reasoning_gym" not in sys.modules
+
+
+async def test_tasks_for_transfer_are_in_no_split_that_trains_or_selects(tmp_path):
+    _, items = await load(gym(size=9, transfer=["differences"], transfer_size=4))
+    rest, transfer = take_transfer(items)
+    assert [item.full_dataset_entry["task"] for item in transfer] == ["differences"] * 4
+    run = ScriptedRun(tmp_path, script=lambda request: f"{request.sampling.seed % 4}")
+    run.settings["environment"] = gym(size=9, transfer=["differences"], transfer_size=4)
+    del run.settings["workflow"], run.settings["eval"]
+    run.settings["finetuning"] |= {"gate": {"allow_no_verdict": True, "metric": "reward"}, "num_epochs": 1}
+    await run.run()
+    played = JournalReader(tmp_path / "r").episode_keys(1000, None, None)
+    assert len(played) > 20
+    assert not [key for key in played if "differences" in key]
+    assert len(rest) == 9
+
+
+def test_the_change_of_each_task_has_an_interval_for_all_of_them_together():
+    tasks = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b"}
+    before = report({"a1": 0.0, "a2": 0.0, "a3": 1.0, "b1": 1.0, "b2": 0.5})
+    after = report({"a1": 1.0, "a2": 0.0, "a3": 1.0, "b1": 0.5, "b2": 0.0})
+    found = compare_tasks("solved", before, after, tasks)
+    assert list(found) == ["a", "b"]
+    assert found["a"].mean_difference == pytest.approx(1 / 3)
+    assert found["b"].mean_difference == -0.5
+    half = 1 / 3 * t_quantile(2, 0.975)  # differences 1, 0, 0: s / sqrt(n) = 1 / 3; two tasks share the 5 %
+    assert found["a"].ci_high == pytest.approx(1 / 3 + half)
+
+
+def report(scores):
+    return EvaluationReport("transfer", 0, {"solved": scores}, len(scores), {"ok": len(scores)}, "solved")
