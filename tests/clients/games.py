@@ -1,4 +1,4 @@
-"""Measures and trains a tiny model in an environment with its real package: `python -m tests.clients.games TYPE:NAME`."""
+"""Measures and trains a tiny model in a package's games: `python -m tests.clients.games TYPE:NAME...`."""
 
 import json
 import subprocess
@@ -11,31 +11,29 @@ from tests.models import make_tiny_model
 
 def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_tiny_model(Path(folder) / "model"))
+        model = str(make_tiny_model(Path(folder) / "model", max_position_embeddings=4096))
         for name in names:
             play(name, model, folder)
 
 
 def play(name: str, model: str, folder: str) -> None:
-    settings = {"environment.size": "40", "workflow.max_tokens": "8", "workflow.max_turns": "4"}
-    training = {
-        "finetuning.output_dir": folder,
-        "trajectory_builders.builder.examples_per_epoch": "2",
-        "trajectory_builders.builder.num_generations": "2",
-        "eval.general.dataset.num_select": "2",
-        "eval.general.dataset.num_confirm": "4",
+    type_name, _, game = name.partition(":")
+    sections = {
+        "environment": {"_type": type_name, "name": game, "size": 20},
+        "workflow": {"_type": "environment", "max_tokens": 8, "max_turns": 4},
+        "trajectory_builders": {"builder": {"_type": "group", "examples_per_epoch": 2, "num_generations": 2}},
+        "finetuning": {"output_dir": folder, "policy": {"model": model}, "splits": {"select": 2, "confirm": 8}},
     }
-    evaluation = json.loads(
-        run("eval", "--environment", name, "--model", model, "--limit", "4", "--json", settings=settings)
-    )
+    file = Path(folder) / "run.yml"
+    file.write_text(json.dumps(sections))  # JSON is YAML
+    evaluation = json.loads(run("eval", str(file), "--limit", "4", "--split", "all", "--json"))
     assert sum(evaluation["outcomes"].values()) == 4, evaluation
-    run("finetune", "--environment", name, "--model", model, "--json", settings=settings | training)
+    run("finetune", str(file), "--json")
     sys.stdout.write(f"  ok: {name}: a tiny model was measured {evaluation['outcomes']} and trained\n")
 
 
-def run(*command: str, settings: dict[str, str]) -> str:
-    options = [part for path, value in settings.items() for part in ("-o", path, value)]
-    program = [sys.executable, "-m", "reinforge", *command, *options]
+def run(*command: str) -> str:
+    program = [sys.executable, "-m", "reinforge", *command]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\nfailed: {' '.join(program)}")

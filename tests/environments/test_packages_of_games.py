@@ -19,8 +19,9 @@ from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.trajectory import Outcome
 from tests.doubles import PolicyModel, ScriptedPolicy
 from tests.episodes import make_runner, run_items
+from tests.generated import ROOT
 
-STAND_INS = Path(__file__).with_name("stand_ins")
+STAND_INS = Path(__file__).with_name("standins")
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +145,14 @@ async def test_what_cannot_be_played_is_refused_with_the_fix(tmp_path, name, mes
     with pytest.raises(ConfigError, match=message):
         async with opened(tmp_path, environment=name):
             pass
+
+
+@pytest.mark.parametrize("page", ["textarena", "gymnasium"])
+def test_the_files_of_the_pages_are_valid(tmp_path, page):
+    text = (ROOT / f"docs/environments/{page}.md").read_text()
+    for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        (tmp_path / "run.yml").write_text(block)
+        load_config(tmp_path / "run.yml")
 
 
 def test_names_are_listed():
