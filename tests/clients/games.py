@@ -21,7 +21,8 @@ def play(name: str, model: str, folder: str) -> None:
     sections = {
         "environment": {"_type": type_name, "name": game, "size": 20},
         "workflow": {"_type": "environment", "max_tokens": 8, "max_turns": 4},
-        "trajectory_builders": {"builder": {"_type": "group", "examples_per_epoch": 2, "num_generations": 2}},
+        "trajectory_builders": {"builder": {"_type": "group", "examples_per_epoch": 2, "num_generations": 6}},
+        "eval": {"evaluators": {"letter": {"_type": "regex", "pattern": "^[a-m]"}}},  # a random model never wins
         "finetuning": {"output_dir": folder, "policy": {"model": model}, "splits": {"select": 2, "confirm": 8}},
     }
     file = Path(folder) / "run.yml"
