@@ -222,7 +222,7 @@ def check_nat(environment: Environment) -> None:
 
 
 def check_games(environment: Environment) -> None:
-    """Runs the tests of an environment's adapter with its package, and trains a tiny model in it."""
+    """Runs the tests of an environment's adapter with its package, and takes a tiny model through a run in it."""
     python, tests = str(environment.python), "tests/environments/test_packages_of_games.py"
     run([python, "-m", "pytest", tests, "-q", "-p", "no:cacheprovider"])
     run([python, "-m", "tests.clients.games", *PLAYED[environment.name]])

@@ -6,6 +6,7 @@ FrozenLake, Taxi, Blackjack and CliffWalking have texts here; any other environm
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from collections.abc import AsyncIterator, Callable
@@ -109,8 +110,8 @@ class Gymnasium(EnvironmentSource):
             raise ConfigError(Problem("name", message, "set both to module:function"))
         self.words = words.split()
         self.rules = f"{rules} Reply with one word: {', '.join(self.words)}.\n\n" if act is None else ""
-        self.observe = show_state if observe is None else lambda game, observation: observe(observation)
-        self.act = self._read_word if act is None else act
+        self.observe: Any = show_state if observe is None else lambda _, observation: observe(observation)
+        self.act: Any = self._read_word if act is None else act
 
     def make(self) -> Any:
         module = _import_gymnasium()
@@ -164,6 +165,4 @@ class GymnasiumGame(Environment):
 def _import_gymnasium() -> Any:
     if importlib.util.find_spec("gymnasium") is None:
         raise ConfigError(Problem("_type", "the package gymnasium is not installed", GymnasiumConfig.install))
-    import gymnasium
-
-    return gymnasium
+    return importlib.import_module("gymnasium")

@@ -7,6 +7,7 @@ the policy does not have are played at random, or by an entry of `llms`, which t
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import random
 import re
@@ -66,8 +67,7 @@ class TextArena(EnvironmentSource):
         self.config = config
         _find_package()
         _refuse_downloads()
-        import textarena
-
+        textarena: Any = importlib.import_module(PACKAGE)
         known = textarena.envs.registration.ENV_REGISTRY
         if config.name not in known:
             message = f'textarena has no game "{config.name}"{did_you_mean(config.name, known)}'
@@ -195,7 +195,7 @@ def _find_package() -> Path:
 
 def _refuse_downloads() -> None:
     """Replaces nltk's download in this process, which games call when they are imported."""
-    import nltk
+    nltk: Any = importlib.import_module("nltk")
 
     def require(names: str | Sequence[str], *_: object, **__: object) -> bool:
         wanted = [names] if isinstance(names, str) else list(names)
