@@ -50,6 +50,12 @@ FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported fil
 CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
 SERVED = "fine-tuning on our server"
+GAMES = "packages of games"
+PLAYED = {
+    "textarena": ("textarena:TicTacToe-v0", "textarena:GuessTheNumber-v0"),
+    "gymnasium": tuple(f"gymnasium:{name}" for name in ("FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1")),
+}
+"""Environments that `tests.clients.games` plays, by the name of their client environment."""
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
@@ -217,6 +223,13 @@ def check_nat(environment: Environment) -> None:
     sys.stdout.write(f"  ok: `nat finetune` trains over ART's plugin: rewards {rewards}\n")
 
 
+def check_games(environment: Environment) -> None:
+    """Runs the tests of an environment's adapter with its package, and takes a tiny model through a run in it."""
+    python, tests = str(environment.python), "tests/environments/test_packages_of_games.py"
+    run([python, "-m", "pytest", tests, "-q", "-p", "no:cacheprovider"])
+    run([python, "-m", "tests.clients.games", *PLAYED[environment.name]])
+
+
 CHECKS = {
     FINE_TUNING: check_fine_tuning,
     SERVED: check_served_fine_tuning,
@@ -226,6 +239,7 @@ CHECKS = {
     TINKER: check_tinker,
     ART: check_art,
     NAT: check_nat,
+    GAMES: check_games,
 }
 SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
@@ -313,6 +327,8 @@ ENVIRONMENTS = (
         (NAT,),
         interpreter="python3.12",
     ),
+    Environment("textarena", ("textarena",), (GAMES,)),
+    Environment("gymnasium", ("gymnasium",), (GAMES,)),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )
 

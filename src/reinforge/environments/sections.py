@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from reinforge.config.document import Document
+from reinforge.errors import did_you_mean
 from reinforge.registry import Registry
+from reinforge.types.environment import RANDOM, SELF
 
 KIND = "environment"
 
@@ -19,6 +21,7 @@ def fill_in(document: Document, registry: Registry) -> None:
     metrics = getattr(config_type, "metrics", ())
     scores = {name: {"_type": "reported_reward", "metric": name} for name in metrics}
     _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": KIND}, "eval": {}})
+    _check_opponent(document)
     _set_missing(data["eval"], {"general": {}, "evaluators": {"reward": {"_type": "reported_reward"}, **scores}})
     _set_missing(document.get_block(("eval", "general")), {"dataset": {"_type": KIND}, "max_concurrency": 64})
     _set_missing(data, {"finetuning": {}})
@@ -38,6 +41,17 @@ def fill_in(document: Document, registry: Registry) -> None:
         _set_missing(finetuning, {"gate": {}})
         _set_missing(finetuning["gate"], {"metric": metrics[0]})
     _set_missing(finetuning, {"enabled": True, **chosen, "reward_function": reward})
+
+
+def _check_opponent(document: Document) -> None:
+    """Adds the policy as its own opponent, untrained, to `llms`, and reports an opponent that is not there."""
+    opponent, llms = document.get_block((KIND,)).get("opponent"), document.get_block(("llms",))
+    if opponent == SELF:
+        policies = [entry for entry in llms.values() if isinstance(entry, dict) and entry.get("_type") == "policy"]
+        _set_missing(llms, {SELF: {**(policies[0] if policies else {"_type": "policy"}), "train": False}})
+    elif isinstance(opponent, str) and opponent not in (RANDOM, *llms):
+        fix = f"use {RANDOM}, {SELF}, or an entry of llms"
+        document.report((KIND, "opponent"), f'llms has no entry "{opponent}"{did_you_mean(opponent, llms)}', fix)
 
 
 def expand_name(name: str, registry: Registry) -> dict[str, Any]:

@@ -14,10 +14,14 @@ from reinforge.environments.host import EnvironmentFailed, EnvironmentHost
 from reinforge.errors import ConfigError, PolicyFailure, Problem
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.episode import extract_text
+from reinforge.rollout.handle.arguments import read_arguments
 from reinforge.rollout.isolation.worker_protocol import dump_item
 from reinforge.types.environment import Observation, Reply, StepResult, ToolUse
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
+
+PLAYER_TOKENS = 256
+"""Maximum tokens of a reply of another player than the agent."""
 
 
 class EpisodeEnvironment:
@@ -25,6 +29,7 @@ class EpisodeEnvironment:
 
     In a plain workflow both block instead: `context.environment.step(reply)`. A reply is a string, or the message that
     the model returned, with its tool calls. The sum of the rewards is the episode's, unless the agent reports another.
+    What the environment asks of other players, such as an opponent, it answers itself.
     """
 
     def __init__(self, host: EnvironmentHost, item: EvalInputItem, context: EpisodeContext):
@@ -38,22 +43,44 @@ class EpisodeEnvironment:
     async def reset(self) -> Observation:
         self.rewards.clear()
         self.num_steps, self.done = 0, False
-        return Observation(**await self._guard(self._opened.reset(dump_item(self._item), self._context.seed)))
+        asked = Observation(**await self._guard(self._opened.reset(dump_item(self._item), self._context.seed)))
+        result = await self._let_others_play(StepResult(asked))
+        if result.done:
+            self.failure = EnvironmentFailed("the episode was over before the agent's first reply")
+            raise self.failure
+        return result.observation
 
     async def step(self, reply: Any) -> StepResult:
         if self.done:
             raise ValueError("context.environment.step: the episode is over; it returned done=True")
         read = read_reply(reply)
-        data = await self._guard(self._opened.step(asdict(read)))
+        self.num_steps += 1
+        return await self._let_others_play(await self._step(read, None))
+
+    async def _let_others_play(self, result: StepResult) -> StepResult:
+        """Returns the result with which the agent goes on: the models of other players have replied until then."""
+        calls = self._context.calls
+        own, rewards = (calls[-1].call_id if calls else None), [result.reward]
+        while (player := result.observation.player) is not None and not result.done:
+            arguments = read_arguments({"max_tokens": PLAYER_TOKENS})
+            reply = await self._context.llm(player).complete(result.observation.messages, arguments)
+            result = await self._step(Reply(extract_text(reply.choices[0].message.content)), own)
+            rewards.append(result.reward)
+        given = [reward for reward in rewards if reward is not None]
+        return replace(result, reward=sum(given) if given else None)
+
+    async def _step(self, reply: Reply, call_id: str | None) -> StepResult:
+        """Plays one reply; its reward is that of the call with this id, or of the latest one."""
+        data = await self._guard(self._opened.step(asdict(reply)))
         result = StepResult(Observation(**data["observation"]), data["reward"], bool(data["done"]), data["info"])
-        self.num_steps, self.done = self.num_steps + 1, result.done
+        self.done = result.done
         if result.reward is not None:
             if not math.isfinite(result.reward):
                 self.failure = EnvironmentFailed(f"the environment returned the reward {result.reward}")
                 raise self.failure
             self.rewards.append(float(result.reward))
             if not (result.done and self.num_steps == 1):  # of a single step the sum is the reward
-                self._context.mark(step_reward=float(result.reward))
+                self._context.mark(step_reward=float(result.reward), call_id=call_id)
         numbers = {name: value for name, value in result.info.items() if isinstance(value, bool | int | float)}
         self.metrics = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
         return result

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+RANDOM, SELF = "random", "self"
+"""Players of an environment's other seats: at random, and the policy, untrained; any other name: an entry of `llms`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -17,6 +20,8 @@ class Observation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     """Tools in OpenAI's form; the agent calls them, and `step` gets the calls."""
+    player: str | None = None
+    """The entry of `llms` that replies here in place of the agent, to `messages` alone; None: the agent."""
 
 
 @dataclass(frozen=True, slots=True)

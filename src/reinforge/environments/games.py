@@ -1,0 +1,35 @@
+"""What packages of games share: a game is a number, which seeds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from reinforge.config.schema import EnvironmentConfig
+from reinforge.types.evaluation import EvalInputItem
+
+
+class GamesConfig(EnvironmentConfig):
+    """Base of the configuration of a package of games."""
+
+    name: str = Field(description="The game.")
+    size: int = Field(default=600, ge=3, description="Number of tasks; each is the game with a seed of its own.")
+    seed: int = Field(default=0, ge=0, description="Seed of the tasks.")
+    arguments: dict[str, Any] = Field(default={}, description="Keyword arguments with which the game is made.")
+
+
+def list_games(config: GamesConfig, num_players: int = 1) -> list[EvalInputItem]:
+    """Returns rows such as `{"id": "Nim-v0-00003", "question": "Nim-v0, game 3 as player 1", "seed": 3, "seat": 1}`.
+
+    The policy sits at each seat in turn.
+    """
+    items = []
+    for index in range(config.size):
+        seat = index % num_players
+        question = f"{config.name}, game {index}" + (f" as player {seat}" if num_players > 1 else "")
+        # seeds that lie close together would give two configurations the same games
+        seed = (config.seed * 1_000_003 + index) % 2**31
+        row = {"id": f"{config.name}-{index:05}", "question": question, "seed": seed, "seat": seat}
+        items.append(EvalInputItem(id=row["id"], input_obj=question, expected_output_obj=None, full_dataset_entry=row))
+    return items
