@@ -44,7 +44,8 @@ class EnvironmentTraining(Training):
 
     def _build_settings(self, model):
         settings = super()._build_settings(model)
-        del settings["workflow"], settings["eval"], settings["finetuning"]["splits"]
+        del settings["workflow"], settings["finetuning"]["splits"]
+        settings["eval"] = {"general": {"max_concurrency": 2}}  # a program takes seconds to start
         settings["environment"] = {**self.environment, "num_workers": 2}
         settings["trajectory_builders"]["builder"]["num_generations"] = 4
         settings["finetuning"] |= {"num_epochs": 1, "algorithm": {"_type": "grpo"}}
