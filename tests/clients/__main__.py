@@ -49,6 +49,7 @@ QUIET = {
 FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported files"
 CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
+OPENENV, HARBOR = "OpenEnv's echo server", "Harbor's task folders"
 SERVED = "fine-tuning on our server"
 GAMES = "packages of games"
 PLAYED = {
@@ -181,6 +182,16 @@ def check_coding_agents(environment: Environment) -> None:
     run([sys.executable, "-m", "tests.clients.coding_agents", *presets], variables=variables)
 
 
+def check_openenv(environment: Environment) -> None:
+    """Trains in the echo server that the package makes."""
+    run([sys.executable, "-m", "tests.clients.environments", "openenv", str(environment.python)])
+
+
+def check_harbor(environment: Environment) -> None:
+    """Trains on three task folders with our agent."""
+    run([sys.executable, "-m", "tests.clients.environments", "harbor"])
+
+
 def check_tinker(environment: Environment) -> None:
     """Runs the blocks of docs/tinker.md: Tinker's SDK and recipes of its cookbook train on our server."""
     command = [str(environment.python), "-m", "tests.clients.tinker_recipes", str(environment.folder / "recipes")]
@@ -236,6 +247,8 @@ CHECKS = {
     GATEWAY: check_gateway,
     EXPORT: check_export,
     CODING: check_coding_agents,
+    OPENENV: check_openenv,
+    HARBOR: check_harbor,
     TINKER: check_tinker,
     ART: check_art,
     NAT: check_nat,
@@ -297,6 +310,7 @@ ENVIRONMENTS = (
         (CODING,),
     ),
     Environment("python-agents", ("mini-swe-agent==2.4.*", "aider-chat==0.86.*"), (CODING,)),
+    Environment("openenv", ("openenv-core==0.3.0",), (OPENENV, HARBOR)),
     Environment("schemathesis", ("schemathesis",), (GATEWAY,)),
     Environment(
         "tinker",

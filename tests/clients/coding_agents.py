@@ -75,10 +75,11 @@ class CodingTraining(Training):
         self.num_tokens = len(prompts.pop())
 
 
-for name in sys.argv[1:]:
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        training = CodingTraining(Path(folder), {}, choose=choose_edit, max_model_len=65536, preset=name)
-        training.run()
-    text = f"{name} is trained: {training.num_tokens} tokens before its first reply"
-    sys.stdout.write(f"  ok: {text} ({time.monotonic() - started:.0f} s)\n")
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            training = CodingTraining(Path(folder), {}, choose=choose_edit, max_model_len=65536, preset=name)
+            training.run()
+        text = f"{name} is trained: {training.num_tokens} tokens before its first reply"
+        sys.stdout.write(f"  ok: {text} ({time.monotonic() - started:.0f} s)\n")

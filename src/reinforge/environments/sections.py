@@ -18,6 +18,8 @@ def fill_in(document: Document, registry: Registry) -> None:
     if isinstance(name := data[KIND], str):
         data[KIND] = expand_name(name, registry)
     config_type = _find_config(data[KIND], registry)
+    if (build := getattr(config_type, "build_sections", None)) is not None:
+        _merge(data, build(data[KIND] if isinstance(data[KIND], dict) else vars(data[KIND])))
     metrics = getattr(config_type, "metrics", ())
     scores = {name: {"_type": "reported_reward", "metric": name} for name in metrics}
     _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": KIND}, "eval": {}})
@@ -76,3 +78,12 @@ def _set_missing(block: Any, values: dict[str, Any]) -> None:
         for key, value in values.items():
             if block.get(key) is None:
                 block[key] = value
+
+
+def _merge(block: Any, values: dict[str, Any]) -> None:
+    """Adds what a block leaves out; a component that it has stays as it is."""
+    for key, value in values.items():
+        if block.get(key) is None:
+            block[key] = value
+        elif isinstance(block[key], dict) and isinstance(value, dict) and "_type" not in value:
+            _merge(block[key], value)

@@ -35,8 +35,8 @@ async def load_source(spec: Message, project_root: Path) -> tuple[Perform, Messa
     _limit_memory(spec["memory_mb"])
     component = REGISTRY.get("environment", spec["type"])
     config = component.config_type.model_validate(spec["settings"])
-    source = await anext(component.factory(config, WorkerBuilder(project_root)))
-    return Host(source).perform, {}
+    made = component.factory(config, WorkerBuilder(project_root))
+    return Host(await anext(made), made).perform, {}
 
 
 def _limit_memory(memory_mb: int) -> None:
@@ -86,8 +86,9 @@ def _set_random_states(states: tuple[Any, Any]) -> None:
 class Host:
     """The environments of the open episodes, by number."""
 
-    def __init__(self, source: EnvironmentSource):
+    def __init__(self, source: EnvironmentSource, made: Any):
         self.source, self.episodes = source, dict[int, LiveEnvironment]()
+        self.made = made  # what the factory closes after its yield stays open until this process ends
 
     async def perform(self, job: Message, link: JobLink) -> Any:
         return [await self._do(name, arguments) for name, arguments in job["calls"]]

@@ -57,9 +57,11 @@ from reinforge.rollout.workflows.program_runner import (
 )
 from reinforge.rollout.workflows.workspace import (
     REPORT,
+    VERIFIER,
     CommandLine,
     Place,
     RewardCommandConfig,
+    Seconds,
     StepConfig,
     WorkspaceConfig,
     WorkspaceError,
@@ -68,6 +70,7 @@ from reinforge.rollout.workflows.workspace import (
     fill_path,
     fill_row,
     read_reward,
+    read_seconds,
 )
 from reinforge.safe_text import redact_secrets
 from reinforge.types.evaluation import EvalInputItem
@@ -125,6 +128,11 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     )
     workspace: WorkspaceConfig | None = Field(default=None, description="A folder of its own for each episode.")
     reward: RewardCommandConfig | None = Field(default=None, description="What scores the workspace afterwards.")
+    timeout_s: Seconds | None = Field(
+        default=None,
+        description="Its time limit in seconds, within the episode's; then it is killed, and with a `reward` the "
+        "workspace is scored as it is. `{NAME}`: the column NAME of the row; null: the episode's limit alone.",
+    )
     home_files: dict[str, str] = Field(
         default_factory=dict,
         description="Files of the episode's HOME, which only a `workspace` has, by their path; `{model}` and "
@@ -220,30 +228,38 @@ class CommandAgent:
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
         try:
-            async with self._open_place(item) as place:
+            async with self.open_place(item) as place:
                 answer = await self._run_agent(item, context, place)
                 if self.workspaces is not None:
                     context.mark({"workspace_diff": await run_in_daemon_thread(place.describe_changes, "workspace")})
                 if self.config.reward is not None:
-                    await self._score(self.config.reward, place, context)
+                    await self._report(self.config.reward, place, context)
                 return answer
         except (ProgramError, WorkspaceError, TimeoutError) as error:
             raise AgentFailed(f"{self.accesses.name}: {error}") from None
 
     @asynccontextmanager
-    async def _open_place(self, item: EvalInputItem) -> AsyncIterator[Place]:
+    async def open_place(self, item: EvalInputItem) -> AsyncIterator[Place]:
+        """Yields the place of an episode as its program finds it."""
         if self.workspaces is None:
             async with self.guard.open_folder() as folder:
                 yield Place(folder, folder, self.cwd)
             return
         async with self.workspaces.open(find_row(item)) as place:
+            if self.container is not None and self.workspaces.config.from_image:
+                image = replace(place, mounts=tuple(mount for mount in place.mounts if mount[0] != place.files))
+                copy = StepConfig(command=["cp", "-a", f"{place.cwd}/.", f"{place.seen}/workspace"])
+                await self._prepare("from_image", copy, image)
             if (setup := self.workspaces.config.setup) is not None:
-                result = await self._run_step(setup, place)
-                if result.exit_code:
-                    tail = extract_tail(result.stderr.decode("utf-8", "replace"))
-                    raise WorkspaceError(f"workspace.setup {describe_exit(result.exit_code)}:\n{tail}")
+                await self._prepare("setup", setup, place)
             await run_in_daemon_thread(place.stamp, "workspace")
             yield place
+
+    async def _prepare(self, name: str, step: StepConfig, place: Place) -> None:
+        result = await self._run_step(step, place)
+        if result.exit_code:
+            tail = extract_tail(result.stderr.decode("utf-8", "replace"))
+            raise WorkspaceError(f"workspace.{name} {describe_exit(result.exit_code)}:\n{tail}")
 
     async def _run_agent(self, item: EvalInputItem, context: EpisodeContext, place: Place) -> Any:
         task, folder, seen = format_task(item.input_obj), place.folder, place.seen
@@ -263,24 +279,21 @@ class CommandAgent:
             stdin = task.encode() if self.config.input == "stdin" else b""
             if self.workspaces is not None and self.config.cwd is not None:
                 place = replace(place, cwd=place.cwd / self.config.cwd)
-            result = await self._run(self._fill_in(task, seen, values), place, variables, stdin)
+            command, limit_s = self._fill_in(task, seen, values), read_seconds(self.config.timeout_s, find_row(item))
+            try:
+                async with asyncio.timeout(limit_s):
+                    result = await self.run(command, place, variables, stdin)
+            except TimeoutError:
+                if self.config.reward is None:
+                    raise TimeoutError(f"took more than {limit_s:g} s") from None
+                return ""
             self._check_exit(result, access.api_key)
             return self._read_answer(result, folder, context)
 
-    async def _score(self, config: RewardCommandConfig, place: Place, context: EpisodeContext) -> None:
+    async def _report(self, config: RewardCommandConfig, place: Place, context: EpisodeContext) -> None:
         """Reports the reward of the workspace, or why it is unknown."""
-        place = replace(place, mounts=tuple(mount for mount in place.mounts if mount[0].name != "hidden"))
-
-        def prepare() -> None:
-            place.renew()
-            place.restore(config.restore)
-            if config.source is not None:
-                source = fill_path(config.source, place.values, self.project)
-                copy_over(source, place.files, source)
-
         try:
-            await run_in_daemon_thread(prepare, "workspace")
-            report = read_reward(config.parse, await self._run_step(config, place), place.folder / REPORT)
+            report = await self.score(config, place)
             context.reward(report.pop("reward"), **report)
         except (ProgramError, WorkspaceError, OSError, ValueError) as error:
             if isinstance(error, TimeoutError) and config.timeout_reward is not None:
@@ -289,14 +302,37 @@ class CommandAgent:
                 reason = redact_secrets(f"the command of workflow.reward: {error}")
                 context.mark({REPORTED_REWARD: {"error": reason}})
 
+    async def score(self, config: RewardCommandConfig, place: Place) -> dict[str, float]:
+        """Returns the reward of the workspace, and counts; raises an error where it is unknown."""
+        if config.source is not None:
+            place = replace(place, mounts=tuple(mount for mount in place.mounts if mount[0].name != "hidden"))
+        folders = {seen: place.folder / f"reward-{number}" for number, seen in enumerate(config.mounts)}
+        targets = [(config.source, place.files), *((config.mounts[seen], folder) for seen, folder in folders.items())]
+
+        def prepare() -> None:
+            place.renew()
+            place.restore(config.restore)
+            for folder in folders.values():
+                folder.mkdir(mode=0o700)
+            for template, target in targets:
+                if template is not None:
+                    source = fill_path(template, place.values, self.project)
+                    copy_over(source, target, source)
+
+        await run_in_daemon_thread(prepare, "workspace")
+        place = replace(place, mounts=(*place.mounts, *((folder, Path(seen)) for seen, folder in folders.items())))
+        result = await self._run_step(config, place)
+        return read_reward(config.parse, result, folders.get(VERIFIER, place.folder / REPORT))
+
     async def _run_step(self, step: StepConfig, place: Place) -> ProgramResult:
         """Runs a command in the workspace that gets nothing from the agent but its files."""
         command = [fill_row(part, place.values) for part in step.command]
+        limit_s = read_seconds(step.timeout_s, place.values)
         try:
-            async with asyncio.timeout(step.timeout_s):
-                return await self._run(command, place, place.environment())
+            async with asyncio.timeout(limit_s):
+                return await self.run(command, place, place.environment())
         except TimeoutError:
-            raise TimeoutError(f"{command[0]} took more than {step.timeout_s:g} s") from None
+            raise TimeoutError(f"{command[0]} took more than {limit_s:g} s") from None
 
     def _fill_in(self, task: str, folder: Path, values: Mapping[str, str]) -> list[str]:
         """Returns the command with the task, or the files, in place of their placeholders."""
@@ -308,7 +344,7 @@ class CommandAgent:
             filled.append(task)
         return filled
 
-    async def _run(
+    async def run(
         self, command: Sequence[str], place: Place, variables: Mapping[str, str], stdin: bytes = b""
     ) -> ProgramResult:
         limits = ProgramLimits(self.config.max_memory_mb, self.config.max_processes)
@@ -371,10 +407,13 @@ class CommandAgent:
 
     def _check_row(self, row: Mapping[str, Any]) -> None:
         assert self.workspaces is not None  # else nothing is filled in
-        steps = [step for step in (self.workspaces.config.setup, self.config.reward) if step is not None]
-        for block in (self.workspaces.config, self.config.reward):
-            if block is not None and block.source is not None:
-                fill_path(block.source, row, self.project)
+        reward = self.config.reward
+        steps = [step for step in (self.workspaces.config.setup, reward) if step is not None]
+        for source in (self.workspaces.config.source, *(() if reward is None else reward.list_sources())):
+            if source is not None:
+                fill_path(source, row, self.project)
+        for limit in (self.config.timeout_s, *(step.timeout_s for step in steps)):
+            read_seconds(limit, row)
         images = [] if self.container is None else [self.container.image]
         for text in [*images, *(part for step in steps for part in step.command)]:
             fill_row(text, self.workspaces.add_values(row, Path()))
@@ -441,10 +480,23 @@ def find_folder(cwd: Path | None, project_root: Path) -> Path:
 @register_workflow(config_type=CommandWorkflowConfig)
 async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     refuse_windows("a command")
-    root, guard = builder.project_root, ProgramGuard()
-    workspaces = None
+    name = config.preset or shlex.join(config.command)
+    async with (
+        open_access(builder, name) as accesses,
+        open_agent(config, accesses, builder.project_root, is_run=accesses.gateway is not None) as agent,
+    ):
+        yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=name)
+
+
+@asynccontextmanager
+async def open_agent(
+    config: CommandWorkflowConfig, accesses: AgentAccess, root: Path, *, is_run: bool
+) -> AsyncIterator[CommandAgent]:
+    """Yields the agent of a run, or one that is only checked."""
+    guard, workspaces = ProgramGuard(), None
     if config.workspace is not None:
-        source = "" if config.reward is None or config.container is not None else config.reward.source or ""
+        sources = [] if config.reward is None or config.container is not None else config.reward.list_sources()
+        source = next(filter(None, sources), "")
         fixed = [*takewhile(lambda part: "{" not in part, Path(source).parts)]
         workspaces = Workspaces(config.workspace, root, guard, root.joinpath(*fixed) if fixed else None)
     cwd = find_folder(config.cwd if workspaces is None else None, root)
@@ -452,11 +504,9 @@ async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> A
     is_inside = container is not None or (workspaces is not None and "/" in config.command[0])
     written = config.command if workspaces is None else config.command[:1]
     program = written[0] if is_inside else find_program(written, cwd, config.preset)
-    name = config.preset or shlex.join(config.command)
-    async with open_access(builder, name) as accesses, ProgramWatch().open() as watch, AsyncExitStack() as stack:
-        if accesses.gateway is not None:
+    async with ProgramWatch().open() as watch, AsyncExitStack() as stack:
+        if is_run:
             await stack.enter_async_context(guard.open())
             if workspaces is not None and container is None:
-                workspaces.check_mounts()
-        agent = CommandAgent(config, program, cwd, root, container, accesses, watch, guard, workspaces)
-        yield OutsideWorkflow(agent, config.llm, True, config.share_environment_seed, name=name)
+                workspaces.check_mounts([] if config.reward is None else [*config.reward.mounts])
+        yield CommandAgent(config, program, cwd, root, container, accesses, watch, guard, workspaces)

@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from reinforge.bounded import load_json
 from reinforge.config.schema import Block
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_regular_file
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 UNCHANGED = (".git", "__pycache__", ".pytest_cache", "node_modules")
 """Folders that a diff leaves out."""
-REPORT = "tmp/report.xml"
+REPORT, VERIFIER = "tmp/report.xml", "/logs/verifier"
 MAX_DIFF_CHARS, MAX_DIFF_FILES = 20_000, 50
 MAX_FILE_BYTES, MAX_FILE_LINES = 100_000, 2_000
 """A larger file is only named in a diff."""
@@ -60,6 +61,10 @@ def split_command(command: Any) -> Any:
 CommandLine = Annotated[list[str], BeforeValidator(split_command, json_schema_input_type=list[str] | str)]
 
 
+Seconds = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=r"^\{\w+\}$")]
+"""A time limit, or `{NAME}` for the column NAME of the row."""
+
+
 class StepConfig(Block):
     """A command in the workspace."""
 
@@ -68,7 +73,10 @@ class StepConfig(Block):
         description="The program and its arguments, as a list or as one string; no shell is involved. `{project}` "
         "stands for the project's folder, `{NAME}` for the column NAME of the row.",
     )
-    timeout_s: float = Field(default=300.0, gt=0, description="Its time limit in seconds, within the episode's.")
+    timeout_s: Seconds = Field(
+        default=300.0,
+        description="Its time limit in seconds, within the episode's; `{NAME}`: the column NAME of the row.",
+    )
 
 
 class WorkspaceConfig(Block):
@@ -86,6 +94,9 @@ class WorkspaceConfig(Block):
         description="Where the program sees it, in every episode; null: `workspace` in the folder reinforge-UID of the "
         "system's temporary folder.",
     )
+    from_image: bool = Field(
+        default=False, description="Begin with what the image of the `container` has at `path`, in place of `copy`."
+    )
     setup: StepConfig | None = Field(default=None, description="What runs in it before the program.")
 
 
@@ -98,10 +109,17 @@ class RewardCommandConfig(StepConfig):
         description="A folder whose files are copied over the workspace before the command runs, such as tests that "
         "the agent has not seen; `{NAME}` stands for the column NAME of the row.",
     )
-    parse: Literal["exit_code", "junit", "last_number"] = Field(
+    mounts: dict[Annotated[str, Field(pattern="^/[^/]")], str | None] = Field(
+        default={},
+        description="Places that only the command sees, such as /tests, with the folder that is copied there, in which "
+        "`{NAME}` stands for the column NAME of the row; null: an empty folder.",
+    )
+    parse: Literal["exit_code", "junit", "last_number", "reward_file"] = Field(
         default="exit_code",
         description="What the reward is: 1.0 for the exit code 0 and else 0.0; the share of the tests that passed, of "
-        "the file `{report}`, for which `command` has --junitxml={report}; or the last number of the standard output.",
+        "the file `{report}`, for which `command` has --junitxml={report}; the last number of the standard output; or "
+        "what the file reward.json or reward.txt of /logs/verifier says, a place of `mounts`, and without one the exit "
+        "code.",
     )
     restore: list[str] = Field(
         default=["conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "__pycache__"],
@@ -114,7 +132,12 @@ class RewardCommandConfig(StepConfig):
     def _check_report(self) -> RewardCommandConfig:
         if self.parse == "junit" and not any("{report}" in part for part in self.command):
             raise ValueError("`parse: junit` needs {report} in the command, such as --junitxml={report}")
+        if (self.parse == "reward_file") != (VERIFIER in self.mounts):
+            raise ValueError(f"`parse: reward_file` needs {VERIFIER} in `mounts`, and nothing else does")
         return self
+
+    def list_sources(self) -> list[str | None]:
+        return [self.source, *self.mounts.values()]
 
 
 def fill_row(template: str, row: Mapping[str, Any]) -> str:
@@ -123,6 +146,15 @@ def fill_row(template: str, row: Mapping[str, Any]) -> str:
         if not isinstance(row.get(name), str | int):
             raise WorkspaceError(f"{template}: the row has no column {name} with a string")
     return fill_text(template, row)
+
+
+def read_seconds(limit: float | str | None, row: Mapping[str, Any]) -> float | None:
+    """Returns a time limit, which may be that of a row; raises a `WorkspaceError` if the row has none."""
+    if not isinstance(limit, str):
+        return limit
+    if not isinstance(seconds := row.get(limit[1:-1]), int | float) or seconds <= 0:
+        raise WorkspaceError(f"timeout_s: the row has no column {limit[1:-1]} with a number of seconds")
+    return seconds
 
 
 def fill_path(template: str, row: Mapping[str, Any], project: Path) -> Path:
@@ -226,12 +258,18 @@ class Workspaces:
     hidden: Path | None
     shared: Path | None = field(default_factory=lambda: Path(tempfile.gettempdir(), f"reinforge-{os.getuid()}"))
 
-    def check_mounts(self) -> None:
-        """Gives up `shared` where mounts are forbidden, and raises a `ConfigError` if that gives up `path`, too."""
-        if all(can_mount(place) for place in (self.shared, self.config.path) if place is not None):
+    def check_mounts(self, places: Sequence[str] = ()) -> None:
+        """Gives up `shared` where mounts are forbidden, and raises a `ConfigError` if that gives up `path`, too.
+
+        Args:
+            places: What else the reward's command must see.
+        """
+        fixed = [place for place in (self.config.path, *places) if place is not None]
+        refused = [place for place in (*fixed, str(self.shared)) if not can_mount(place)]
+        if not refused:
             return
-        if self.config.path is not None:
-            message = f"this machine lets no program see its workspace at {self.config.path}"
+        if fixed:
+            message = f"this machine lets no program see its workspace at {refused[0]}"
             raise ConfigError(Problem("workspace.path", message, "leave it out, or create the folder and allow mounts"))
         self.shared = None
         logger.warning(
@@ -324,11 +362,18 @@ def read_lines(path: Path) -> list[str] | None:
 
 
 def read_reward(parse: str, result: ProgramResult, report: Path) -> dict[str, float]:
-    """Returns the reward of a command that has ended, and counts; raises a `WorkspaceError` if it is unknown."""
+    """Returns the reward of a command that has ended, and counts; raises a `WorkspaceError` if it is unknown.
+
+    Args:
+        report: The file of `{report}`; of `parse: reward_file`, the folder with the reward's file.
+    """
     text, ended = result.stdout.decode("utf-8", "replace"), describe_exit(result.exit_code)
     tail = (result.stderr.decode("utf-8", "replace") or text).strip()[-500:]
     if result.exit_code < 0 or result.exit_code in CANNOT_RUN:
         raise WorkspaceError(f"{ended}: {tail}")
+    if parse == "reward_file":
+        found = read_reward_file(report) or {"reward": float(result.exit_code == 0)}
+        return {**found, "solved": float(found["reward"] >= 1.0)}
     if parse == "exit_code":
         return {"reward": float(result.exit_code == 0)}
     if parse == "last_number":
@@ -345,3 +390,19 @@ def read_reward(parse: str, result: ProgramResult, report: Path) -> dict[str, fl
     if not passed:
         raise WorkspaceError(f"{ended} and ran no test: {tail}")
     return {"reward": sum(passed) / len(passed), "passed": float(sum(passed)), "tests": float(len(passed))}
+
+
+def read_reward_file(folder: Path) -> dict[str, float]:
+    """Returns the numbers of reward.json, or the one of reward.txt; {}: there is neither."""
+    for path in (folder / "reward.json", folder / "reward.txt"):
+        try:
+            data = read_regular_file(path, MAX_FILE_BYTES)
+            value = load_json(data) if path.suffix == ".json" else float(data)
+            numbers = value if isinstance(value, dict) else {"reward": value}
+            reward = numbers["reward"] if len(numbers) > 1 else next(iter(numbers.values()))
+            return {name: float(number) for name, number in {**numbers, "reward": reward}.items()}
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
+            raise WorkspaceError(f"{path.name} has no number `reward`: {error}") from None
+    return {}
