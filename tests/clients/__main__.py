@@ -48,6 +48,7 @@ FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported fil
 CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
 SERVED = "fine-tuning on our server"
+BFCL = "function calls of bfcl-eval"
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
@@ -101,7 +102,8 @@ class Environment:
         elif not self.python.exists():
             venv.create(self.folder, with_pip=True)
         install = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*install, *self.packages])
+        if self.packages:
+            run([*install, *self.packages])
         if self.bare:
             run([*install, "--no-deps", *self.bare])
         if self.interpreter:
@@ -215,6 +217,10 @@ def check_nat(environment: Environment) -> None:
     sys.stdout.write(f"  ok: `nat finetune` trains over ART's plugin: rewards {rewards}\n")
 
 
+def check_bfcl(environment: Environment) -> None:
+    run([str(environment.python), "-m", "tests.clients.bfcl"])
+
+
 CHECKS = {
     FINE_TUNING: check_fine_tuning,
     SERVED: check_served_fine_tuning,
@@ -224,6 +230,7 @@ CHECKS = {
     TINKER: check_tinker,
     ART: check_art,
     NAT: check_nat,
+    BFCL: check_bfcl,
 }
 SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
@@ -281,6 +288,7 @@ ENVIRONMENTS = (
         (NAT,),
         interpreter="python3.12",
     ),
+    Environment("bfcl", (), (BFCL,), bare=("bfcl-eval==2026.3.23",)),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )
 
