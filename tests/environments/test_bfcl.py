@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.loader import load_config
-from reinforge.environments.bfcl import CHECKED, NO_CALL, BfclConfig, FunctionCalls, build_tools
+from reinforge.environments.bfcl import CHECKED, NO_CALL, BfclConfig, FunctionCalls
 from reinforge.errors import ConfigError
 from reinforge.types.environment import Reply, StepResult, ToolUse
 from tests.generated import DOCS
@@ -20,56 +20,41 @@ from bfcl_eval.constants.model_config import MODEL_CONFIG_MAPPING
 
 def ast_checker(functions, calls, answers, language, category, model):
     assert language is Language.PYTHON and MODEL_CONFIG_MAPPING[model].underscore_to_dot
-    wanted = [{name.replace(".", "_"): values for name, values in each.items()} for each in answers]
-    valid = len(calls) == len(wanted) and all(
-        call.keys() == want.keys() and all(
-            given[key] in values if key in given else "" in values for key, values in answer.items()
-        ) and given.keys() <= answer.keys()
-        for call, want in zip(calls, wanted) for given, answer in zip(call.values(), want.values())
-    )
-    return {"valid": valid, "error": [] if valid else ["wrong"]}
+    valid = len(calls) == len(answers)
+    for (given,), (wanted,) in zip(map(dict.values, calls), map(dict.values, answers)):
+        valid = valid and all(given.get(key, "") in wanted[key] for key in wanted) and given.keys() <= wanted.keys()
+    return {"valid": valid and all("math_power" in call for call in calls), "error": []}
 """
+UNITS = {"type": "array", "items": {"type": "any"}}
+PROPERTIES = {"base": {"type": "float"}, "exponent": {"type": "integer"}, "units": UNITS}
 FUNCTION = {
     "name": "math.power",
     "description": "Raises a number.",
-    "parameters": {
-        "type": "dict",
-        "properties": {
-            "base": {"type": "float", "description": "The number."},
-            "exponent": {"type": "integer"},
-            "units": {"type": "array", "items": {"type": "any"}},
-        },
-        "required": ["base", "exponent"],
-    },
+    "parameters": {"type": "dict", "properties": PROPERTIES, "required": ["base", "exponent"]},
 }
 ANSWER = {"math.power": {"base": [2.0], "exponent": [3], "units": ["", ["m"]]}}
 
 
-def write_rows(path: Path, *rows: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "bfcl_eval"
-    question = [[{"role": "user", "content": "What is 2 to the power of 3?"}]]
-    for name, answers in {"simple_python": [ANSWER], "parallel": [ANSWER, ANSWER], "irrelevance": None}.items():
-        row = {"id": f"{name}_0", "question": question, "function": [FUNCTION]}
-        write_rows(folder / "data" / f"BFCL_v4_{name}.json", row)
-        if answers is not None:
-            row = {"id": f"{name}_0", "ground_truth": answers}
-            write_rows(folder / "data/possible_answer" / f"BFCL_v4_{name}.json", row)
-    (folder / "constants").mkdir()
-    (folder / "eval_checker/ast_eval").mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "constants/enums.py").write_text("class Language:\n    PYTHON = 'python'\n")
-    (folder / "constants/model_config.py").write_text("import clients_of_every_model\n")
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     types = {"dict": "object", "float": "number", "integer": "integer", "array": "array", "any": "string"}
-    (folder / "constants/type_mappings.py").write_text(f"GORILLA_TO_OPENAPI = {types}\n")
-    (folder / "eval_checker/ast_eval/ast_checker.py").write_text(CHECKER)
+    files = {
+        "__init__.py": "",
+        "constants/enums.py": "class Language:\n    PYTHON = 'python'\n",
+        "constants/model_config.py": "import clients_of_every_model\n",
+        "constants/type_mappings.py": f"GORILLA_TO_OPENAPI = {types}\n",
+        "eval_checker/ast_eval/ast_checker.py": CHECKER,
+    }
+    for name, answers in {"simple_python": [ANSWER], "parallel": [ANSWER, ANSWER], "irrelevance": []}.items():
+        row = {"id": name, "question": [[{"role": "user", "content": "2 ** 3?"}]], "function": [FUNCTION]}
+        files[f"data/BFCL_v4_{name}.json"] = json.dumps(row)
+        files[f"data/possible_answer/BFCL_v4_{name}.json"] = json.dumps({"id": name, "ground_truth": answers})
+    for name, text in files.items():
+        path = tmp_path / "bfcl_eval" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    yield folder
+    yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "bfcl_eval"]:
         del sys.modules[name]
 
@@ -78,61 +63,47 @@ def make(name: str, **settings: object) -> FunctionCalls:
     return FunctionCalls(BfclConfig.model_validate({"_type": "bfcl", "name": name, **settings}))
 
 
-async def play(source: FunctionCalls, *calls: dict[str, dict[str, object]], row: int = 0) -> StepResult:
+async def play(source: FunctionCalls, *calls: dict[str, dict[str, object]]) -> StepResult:
     environment = source.create()
-    await environment.reset(source.load()[row], 0)
+    await environment.reset(source.load()[0], 0)
     uses = [ToolUse("1", name, arguments) for call in calls for name, arguments in call.items()]
     return await environment.step(Reply("", uses))
 
 
-async def test_the_rows_of_several_categories_become_tasks(package):
+async def test_the_rows_of_several_categories_become_tasks_with_tools(package):
     source = make("simple_python+irrelevance")
     rows = [item.full_dataset_entry for item in source.load()]
-    assert [(row["id"], row["task"], row["answer"]) for row in rows] == [
-        ("simple_python_0", "simple_python", [ANSWER]),
-        ("irrelevance_0", "irrelevance", []),
-    ]
+    assert [(row["id"], row["answer"]) for row in rows] == [("simple_python", [ANSWER]), ("irrelevance", [])]
     observation = await source.create().reset(source.load()[0], 0)
-    assert observation.messages == [{"role": "user", "content": "What is 2 to the power of 3?"}]
-
-
-def test_functions_become_tools_of_the_chat(package):
-    (tool,) = build_tools([FUNCTION])
-    assert tool["function"]["name"] == "math_power"
-    schema = tool["function"]["parameters"]
-    assert (schema["type"], schema["properties"]["base"]["type"]) == ("object", "number")
-    assert schema["properties"]["units"] == {"type": "array", "items": {"type": "string"}}
+    assert observation.messages == [{"role": "user", "content": "2 ** 3?"}]
+    function = observation.tools[0]["function"]
+    assert (function["name"], function["parameters"]["type"]) == ("math_power", "object")
+    assert function["parameters"]["properties"]["units"] == {"type": "array", "items": {"type": "string"}}
 
 
 RIGHT = {"math_power": {"base": 2.0, "exponent": 3}}
 
 
 @pytest.mark.parametrize(
-    ("calls", "exact", "partial"),
+    ("name", "calls", "exact", "partial"),
     [
-        ([RIGHT], 1.0, 1.0),
-        ([], 0.0, 0.0),
-        ([{"math_root": {"base": 2.0, "exponent": 3}}], 0.0, 0.0),
-        ([{"math_power": {"base": 2.0, "exponent": 4}}], 0.0, 0.75),
-        ([{"math_power": {"base": 2.0}}], 0.0, 0.75),
-        ([{"math_power": {"base": 2.0, "exponent": 3, "extra": 1}}], 0.0, 0.5 + 0.5 * 2 / 3),
-        ([RIGHT, RIGHT], 0.0, 0.5),
+        ("simple_python", [RIGHT], 1.0, 1.0),
+        ("simple_python", [], 0.0, 0.0),
+        ("simple_python", [{"math_root": {"base": 2.0, "exponent": 3}}], 0.0, 0.0),
+        ("simple_python", [{"math_power": {"base": 2.0, "exponent": 4}}], 0.0, 0.75),
+        ("simple_python", [{"math_power": {"base": 2.0}}], 0.0, 0.75),
+        ("simple_python", [{"math_power": {"base": 2.0, "exponent": 3, "extra": 1}}], 0.0, 0.5 + 0.5 * 2 / 3),
+        ("simple_python", [RIGHT, RIGHT], 0.0, 0.5),
+        ("parallel", [RIGHT], 0.0, 0.5),
+        ("parallel", [RIGHT, RIGHT], 1.0, 1.0),
+        ("irrelevance", [], 1.0, 1.0),
+        ("irrelevance", [RIGHT], 0.0, 0.0),
     ],
 )
-async def test_the_checker_decides_and_a_partial_reward_counts_arguments(package, calls, exact, partial):
-    result = await play(make("simple_python"), *calls)
+async def test_the_checker_decides_and_a_partial_reward_counts_arguments(package, name, calls, exact, partial):
+    result = await play(make(name), *calls)
     assert (result.reward, result.done, result.info["solved"]) == (exact, True, exact == 1.0)
-    assert (await play(make("simple_python", reward="partial"), *calls)).reward == pytest.approx(partial)
-
-
-async def test_half_of_two_parallel_calls_is_half_of_the_partial_reward(package):
-    assert (await play(make("parallel", reward="partial"), RIGHT)).reward == 0.5
-    assert (await play(make("parallel"), RIGHT, RIGHT)).reward == 1.0
-
-
-async def test_where_no_function_fits_any_call_is_wrong(package):
-    assert (await play(make("irrelevance"))).reward == 1.0
-    assert (await play(make("irrelevance"), RIGHT)).reward == 0.0
+    assert (await play(make(name, reward="partial"), *calls)).reward == pytest.approx(partial)
 
 
 def test_the_configuration_of_the_page_is_read(tmp_path):
