@@ -40,7 +40,7 @@ sapo sft simpo
 _EVALUATORS = """
 contains exact_match json_schema llm_judge numeric pairwise_judge python regex relative_judge reported_reward weighted
 """
-_ENVIRONMENTS = "gymnasium harbor openenv python reasoning_gym textarena"
+_ENVIRONMENTS = "bfcl gymnasium harbor openenv python reasoning_gym textarena"
 
 BUILTINS = {
     "algorithm": {f"algorithms.{name}": name for name in _ALGORITHMS.split()},

@@ -51,7 +51,7 @@ CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
 OPENENV, HARBOR = "OpenEnv's echo server", "Harbor's task folders"
 SERVED = "fine-tuning on our server"
-GAMES = "packages of games"
+GAMES, BFCL = "packages of games", "function calls of bfcl-eval"
 PLAYED = {
     "textarena": ("textarena:TicTacToe-v0", "textarena:GuessTheNumber-v0"),
     "gymnasium": tuple(f"gymnasium:{name}" for name in ("FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1")),
@@ -110,7 +110,8 @@ class Environment:
         elif not self.python.exists():
             venv.create(self.folder, with_pip=True)
         install = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*install, *self.packages])
+        if self.packages:
+            run([*install, *self.packages])
         if self.bare:
             run([*install, "--no-deps", *self.bare])
         if self.interpreter:
@@ -241,6 +242,10 @@ def check_games(environment: Environment) -> None:
     run([python, "-m", "tests.clients.games", *PLAYED[environment.name]])
 
 
+def check_bfcl(environment: Environment) -> None:
+    run([str(environment.python), "-m", "tests.clients.bfcl"])
+
+
 CHECKS = {
     FINE_TUNING: check_fine_tuning,
     SERVED: check_served_fine_tuning,
@@ -253,6 +258,7 @@ CHECKS = {
     ART: check_art,
     NAT: check_nat,
     GAMES: check_games,
+    BFCL: check_bfcl,
 }
 SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
@@ -343,6 +349,7 @@ ENVIRONMENTS = (
     ),
     Environment("textarena", ("textarena",), (GAMES,)),
     Environment("gymnasium", ("gymnasium",), (GAMES,)),
+    Environment("bfcl", (), (BFCL,), bare=("bfcl-eval==2026.3.23",)),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )
 
