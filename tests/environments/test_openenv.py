@@ -1,6 +1,7 @@
 """Servers of OpenEnv's protocol: a stand-in that is started by the environment, dies, and allows one session."""
 
 import asyncio
+import contextlib
 import re
 import socket
 import subprocess
@@ -101,22 +102,24 @@ async def test_a_started_server_dies_with_the_run_and_one_that_runs_is_used(tmp_
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    with subprocess.Popen(start(port=port)) as server:
+    with subprocess.Popen(start(port=port), cwd=tmp_path) as server, contextlib.ExitStack() as stack:
+        stack.callback(server.kill)
         async with opened(tmp_path, command=None, url=f"http://127.0.0.1:{port}") as (agent, items):
             [record] = await run_items(make_runner(agent, ScriptedPolicy(lambda request: "1"), timeout_s=60), items[:1])
             assert record.outcome is Outcome.OK
-            assert find_servers() == [server.pid]
+            assert find_servers(tmp_path) == [server.pid]
         async with opened(tmp_path):
-            assert len(find_servers()) == 2
+            assert len(find_servers(tmp_path)) == 2
         deadline = time.monotonic() + 10
-        while find_servers() != [server.pid]:
+        while find_servers(tmp_path) != [server.pid]:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
-        server.kill()
 
 
-def find_servers():
-    found = [each for each in psutil.process_iter(["cmdline"]) if str(SERVER) in (each.info["cmdline"] or ())]
+def find_servers(folder):
+    """Returns those of a folder: other tests have theirs."""
+    running = [each for each in psutil.process_iter(["cmdline", "cwd"]) if each.info["cwd"] == str(folder)]
+    found = [each for each in running if str(SERVER) in (each.info["cmdline"] or ())]
     return [each.pid for each in found if "supervisor.py" not in " ".join(each.info["cmdline"])]
 
 
