@@ -16,8 +16,6 @@ THRESHOLDS = (20_000, 20, 20)
 
 _had_run = False
 """True after the first run of this process: before it there is nothing to collect, and a collection takes 0.4 s."""
-_keeps_frozen = False
-"""True once the program itself was seen to have frozen objects: counting them takes 60 ms for each million."""
 
 
 @contextmanager
@@ -27,10 +25,8 @@ def limit_garbage_collection(*, enabled: bool = True) -> Iterator[None]:
     What an earlier run of this process left, such as its model, is collected first. Does nothing if objects are frozen
     already: by another run of this process, or by the program itself.
     """
-    global _had_run, _keeps_frozen
-    is_nested = gc.get_threshold() == THRESHOLDS
-    _keeps_frozen = _keeps_frozen or (not is_nested and gc.get_freeze_count() > 0)
-    if not enabled or is_nested or _keeps_frozen:
+    global _had_run
+    if not enabled or gc.get_freeze_count():
         yield
         return
     before = gc.get_threshold()

@@ -5,14 +5,12 @@ import weakref
 
 import pytest
 
-from reinforge.engine import garbage_collection
 from reinforge.engine.garbage_collection import THRESHOLDS, limit_garbage_collection
 
 
 @pytest.fixture(autouse=True)
-def unfrozen(monkeypatch):
+def unfrozen():
     """Undoes the freeze of `tests/conftest.py` during these tests."""
-    monkeypatch.setattr(garbage_collection, "_keeps_frozen", False)
     gc.unfreeze()
     yield
     gc.unfreeze()

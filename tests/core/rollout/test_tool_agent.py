@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import sys
 import textwrap
 import time
@@ -15,7 +16,7 @@ from reinforge.limits import Limits
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
 from reinforge.trainer.options import LiveRun
-from reinforge.trainer.shutdown import ShutdownThread
+from reinforge.trainer.shutdown import TICK_S, ShutdownThread
 from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
@@ -215,6 +216,15 @@ async def test_a_tool_that_blocks_or_ends_costs_its_episode_alone(loop, tool_cal
     assert (good.outcome, good.item.output_obj) == (Outcome.OK, "good")
     assert bad.outcome is outcome
     assert reason in bad.reason
+
+
+async def test_the_loop_that_runs_on_after_a_run_has_its_own_signal_handlers_again():
+    before = signal.getsignal(signal.SIGINT)
+    with ShutdownThread(asyncio.get_running_loop(), asyncio.current_task(), LiveRun()):
+        await asyncio.sleep(0)  # its first look at the loop
+        assert signal.getsignal(signal.SIGINT) is not before
+    await asyncio.sleep(2 * TICK_S)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 async def test_fields_that_a_row_lacks_are_told_before_work_starts(loop, tmp_path):
