@@ -149,7 +149,12 @@ class OpenEnv(EnvironmentSource):
             )
         env = {**inherit_variables(), **self.guard.environment()}
         self.process = subprocess.Popen(
-            build_command(command, self.project), env=env, stdin=quiet, stdout=quiet, start_new_session=True
+            build_command(command, self.project),
+            cwd=self.project,
+            env=env,
+            stdin=quiet,
+            stdout=quiet,
+            start_new_session=True,
         )
 
 
@@ -160,14 +165,14 @@ class OpenEnvEpisode(Environment):
         self.client: aiohttp.ClientSession | None = None
 
     async def reset(self, item: EvalInputItem, seed: int) -> Observation:
-        self.source.ensure_server()
         deadline, data = time.monotonic() + SESSION_S, {**self.config.reset, "seed": item.full_dataset_entry["seed"]}
         while True:
-            await self._connect()
+            self.source.ensure_server()
             try:
+                await self._connect()
                 text = self._show(await self._ask("reset", data))
                 break
-            except CapacityReached:
+            except (CapacityReached, aiohttp.ClientConnectorError):  # a server that has died may still be exiting
                 if time.monotonic() > deadline:
                     raise
             await self.close()

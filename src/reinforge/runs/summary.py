@@ -45,7 +45,6 @@ class RunSummary:
     confirm_tuned: MetricSummary | None = None  # the best checkpoint on `confirm`
     improvement: Improvement | None = None  # tuned minus base on `confirm`
     promoted: bool | None = None  # whether the best checkpoint passed the gate; None: no verdict
-    transfer: dict[str, Improvement] = field(default_factory=dict)  # by task that was not trained, on the gate's metric
     episodes: dict[str, int] = field(default_factory=dict)  # outcome -> number of episodes of the whole run
     tokens: dict[str, int] = field(default_factory=dict)  # number of `prompt`, `completion` and `trained` tokens
     wall_time_s: dict[str, float] = field(default_factory=dict)  # stage -> seconds
@@ -64,6 +63,7 @@ class RunSummary:
     evaluators_sha256: dict[str, str] = field(default_factory=dict)  # hash of code, settings, judge's model
     predictions: list[Prediction] = field(default_factory=list)  # of a preflight, and what the run measured
     ignored: list[str] = field(default_factory=list)  # fields of the agent's requests that nothing used
+    transfer: dict[str, Improvement] = field(default_factory=dict)  # by task that was not trained, on the gate's metric
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}

@@ -171,7 +171,7 @@ def test_a_smoke_run_is_not_judged_by_its_figures():
 def test_a_summary_comes_back_as_it_was_written(tmp_path):
     parts = [change("judge", 0.1, 0.1, -0.02, 0.02, 0.8), MetricChange("format", "confirm", None, figure(1.0))]
     run = finished(folder=tmp_path, evaluators=parts, warnings=["w"], missing_reason="m", smoke=True, can_resume=False)
-    run = replace(run, stages={"sft": 2, "grpo": 1})
+    run = replace(run, stages={"sft": 2, "grpo": 1}, transfer={"sums": run.improvement})
     write_summary(tmp_path / "summary.json", run)
     assert load_summary(tmp_path) == run
 
@@ -195,7 +195,7 @@ def test_summary_has_its_fields_in_order(tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     fields = "run_id status reason baseline final best confirm_base confirm_tuned improvement promoted episodes tokens"
     later = "evaluators warnings missing_reason smoke can_resume best_epoch num_jobs guards stages evaluators_sha256"
-    later += " predictions ignored"
+    later += " predictions ignored transfer"
     assert " ".join(written) == f"{fields} wall_time_s policy_versions checkpoint config_sha256 {later}"
     figures = "metric mean ci_low ci_high num_examples num_unscored unscored_reason num_clusters"
     assert " ".join(written["confirm_base"]) == figures
