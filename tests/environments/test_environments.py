@@ -176,6 +176,21 @@ async def test_a_wrong_name_is_refused_before_any_work(tmp_path, block, message)
     assert all(problem.path.startswith("environment") for problem in caught.value.problems)
 
 
+def test_overrides_reach_what_a_name_stands_for(tmp_path):
+    """As `-o` on the command line: `--environment python:games:Dice -o environment.num_workers 1`."""
+    given = [
+        ("environment", "python:games:Dice"),
+        ("environment.num_workers", "1"),
+        ("workflow.max_turns", "5"),
+        ("trajectory_builders.builder.num_generations", "4"),
+    ]
+    config = load_config(None, overrides=given).config
+    assert (config.environment.source, config.environment.num_workers) == ("games:Dice", 1)
+    assert (config.workflow.static_type, config.workflow.max_turns) == ("environment", 5)
+    assert config.trajectory_builders["builder"].num_generations == 4
+    assert config.finetuning.trajectory_builder == "builder"
+
+
 async def test_a_process_of_an_environment_is_closed_with_its_episode_or_killed_with_the_run(tmp_path):
     async with opened(tmp_path, kinds=["child"]) as (agent, items):
         [record] = await run_items(make_runner(agent, ScriptedPolicy(lambda request: "six")), items)

@@ -78,8 +78,11 @@ def load_config(
                 (), f"expected a mapping of sections (llms, workflow, eval, finetuning, ...), found {found}"
             )
             raise ConfigError(document.problems)
-    for override in overrides:
-        apply_override(document, *override)
+    for path_text, value_text in overrides:
+        if path_text.startswith("environment.") and isinstance(name := document.data.get("environment"), str):
+            expand_name = load_named("reinforge.environments.sections:expand_name")
+            document.data["environment"] = expand_name(name, registry or REGISTRY)
+        apply_override(document, path_text, value_text)
     document.data = expand(document, os.environ if environ is None else environ, document.data)
     loaded = _validate(document, registry or REGISTRY, path, keep_going=keep_going)
     return loaded if project_root is None else replace(loaded, project_root=project_root)

@@ -22,7 +22,8 @@ def fill_in(document: Document, registry: Registry) -> None:
         _merge(data, build(data[KIND] if isinstance(data[KIND], dict) else vars(data[KIND])))
     metrics = getattr(config_type, "metrics", ())
     scores = {name: {"_type": "reported_reward", "metric": name} for name in metrics}
-    _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {"_type": KIND}, "eval": {}})
+    _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {}, "eval": {}})
+    _set_missing(data["workflow"], {"_type": KIND})
     _check_opponent(document)
     _set_missing(data["eval"], {"general": {}, "evaluators": {"reward": {"_type": "reported_reward"}, **scores}})
     _set_missing(document.get_block(("eval", "general")), {"dataset": {"_type": KIND}, "max_concurrency": 64})
@@ -30,13 +31,12 @@ def fill_in(document: Document, registry: Registry) -> None:
     finetuning = document.get_block(("finetuning",))
     if finetuning.get("enabled") is False:
         return
-    parts = {
-        "trajectory_builders": {"builder": {"_type": "group"}},
-        "trainer_adapters": {"adapter": {"_type": "local"}},
-        "trainers": {"trainer": {"_type": "epoch"}},
-    }
-    _set_missing(data, parts)
-    chosen = {section.removesuffix("s"): next(iter(document.get_block((section,))), None) for section in parts}
+    chosen = {}
+    for section, type_name in (("trajectory_builders", "group"), ("trainer_adapters", "local"), ("trainers", "epoch")):
+        chosen[section.removesuffix("s")] = name = next(iter(data.get(section) or ()), section.split("_")[-1][:-1])
+        _set_missing(data, {section: {}})
+        _set_missing(data[section], {name: {}})
+        _set_missing(data[section][name], {"_type": type_name})
     evaluators = document.get_block(("eval", "evaluators"))
     reward = {"name": next(iter(evaluators), None)}
     if metrics and metrics[0] in evaluators:
