@@ -1,9 +1,7 @@
-"""SmolLM2-135M-Instruct on tasks that others made: one recipe, tasks chosen before any training, several seeds.
+"""SmolLM2-135M-Instruct on tasks that others made: their bases, and which are trained.
 
     python benchmarks/environment_tasks.py bases                the base of every task of reasoning-gym
     python benchmarks/environment_tasks.py choose               the eight tasks and the four for transfer, by the rule
-    python benchmarks/environment_tasks.py train TASK --seed 1  one run of the recipe
-    python benchmarks/environment_tasks.py table                the table of docs/benchmarks.md
 
 The rule: a task qualifies if its answers are at most 40 characters long in the median, its questions at most 600, and
 the untrained model solves 2 % to 60 % of 48 of its items. They are ordered by the SHA-256 of their names; eight are
@@ -125,9 +123,7 @@ def is_fit(base: dict[str, Any]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bases", "choose", "train", "table"])
-    parser.add_argument("task", nargs="?")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("what", choices=["bases", "choose"])
     parser.add_argument("--folder", type=Path, default=Path(".benchmarks/environment_tasks"))
     given = parser.parse_args()
     if given.what == "bases":

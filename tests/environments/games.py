@@ -38,11 +38,16 @@ class DiceGame(Environment):
 
     async def reset(self, item, seed):
         self.kind, self.rolls = item.full_dataset_entry["kind"], []
-        if self.kind == "child":
+        if self.kind in ("child", "child_fails"):
             self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        if self.kind == "fails_at_reset":
+        if self.kind in ("fails_at_reset", "child_fails"):
             raise OSError("no board")
         return Observation([{"role": "user", "content": f"{item.input_obj}: roll"}], self.tools)
+
+    async def close(self):
+        if self.kind == "child_fails":
+            self.child.kill()
+            self.child.wait()
 
     async def step(self, reply):
         self.rolls.append(random.randint(1, 6))

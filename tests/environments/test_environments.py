@@ -201,6 +201,16 @@ async def test_a_process_of_an_environment_is_closed_with_its_episode_or_killed_
         await asyncio.sleep(0.05)
 
 
+async def test_an_environment_whose_reset_fails_is_closed(tmp_path):
+    async with opened(tmp_path, kinds=["child_fails"]) as (agent, items):
+        [record] = await run_items(make_runner(agent, ScriptedPolicy()), items)
+        assert record.outcome is Outcome.TOOL_ERROR
+        deadline = time.monotonic() + 10
+        while [each for each in psutil.Process().children(recursive=True) if "sleep(600)" in " ".join(each.cmdline())]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+
 def test_a_killed_run_leaves_no_process(tmp_path):
     shutil.copy(GAMES, tmp_path / "games.py")
     block = {"_type": "python", "source": "games:Dice", "arguments": {"kinds": ["child"]}}

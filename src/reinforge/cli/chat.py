@@ -109,7 +109,7 @@ async def _run_conversation(policy: PolicyServer, opening: list[Message], sampli
     from reinforge.types.request import ModelRequest
 
     history = list(opening)
-    while (line := await run_in_daemon_thread(_read_line, "chat-input")) is not None:
+    while (line := await run_in_daemon_thread(read_line, "chat-input")) is not None:
         if line.strip() == EXIT:
             return
         if line.strip() == RESET:
@@ -127,7 +127,7 @@ async def _run_conversation(policy: PolicyServer, opening: list[Message], sampli
                 say(f"(cut off at {reply.num_completion_tokens} tokens)", err=True)
 
 
-def _read_line() -> str | None:
+def read_line() -> str | None:
     if sys.stdin.isatty():
         try:
             return input("> ")

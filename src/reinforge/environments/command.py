@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -118,12 +117,13 @@ async def _show(loaded: LoadedConfig, model: str | None, task: str | None, *, as
 
 
 async def _play_by_hand(environment: OpenEnvironment, item: EvalInputItem) -> None:
+    from reinforge.cli.chat import read_line
     from reinforge.rollout.isolation.threads import run_in_daemon_thread
     from reinforge.rollout.isolation.worker_protocol import dump_item
 
     observation, total = await environment.reset(dump_item(item), SEED), 0.0
     _say_observation(observation)
-    while (line := await run_in_daemon_thread(_read_line, "environment-input")) is not None:
+    while (line := await run_in_daemon_thread(read_line, "environment-input")) is not None:
         try:
             result = await environment.step(_read_reply(line, observation["tools"]))
         except Exception as error:  # noqa: BLE001  the player sees what the policy would be told
@@ -141,16 +141,6 @@ def _say_observation(observation: dict[str, Any]) -> None:
         say(f"[{message['role']}] {message['content']}")
     for tool in observation["tools"]:
         say(f"[tool] {json.dumps(tool.get('function', tool))}")
-
-
-def _read_line() -> str | None:
-    if sys.stdin.isatty():
-        try:
-            return input("> ")
-        except EOFError:
-            return None
-    line = sys.stdin.readline()
-    return line.rstrip("\r\n") if line else None
 
 
 def _read_reply(line: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class OpenEnvironment:
 
     async def reset(self, item: Message, seed: int) -> Message:
         self._played.clear()
-        self._worker = None
+        self._worker, self._is_closed = None, False  # also a reset that fails may have started something
         return await self._play("reset", self.number, item, seed)
 
     async def step(self, reply: Message) -> Message:
@@ -227,7 +227,7 @@ class OpenEnvironment:
             self.host.close_episode(self._close())
 
     async def _close(self) -> None:
-        with contextlib.suppress(WorkerEnded, WorkerReplaced, Exception):  # its error was reported
+        with contextlib.suppress(Exception):  # an error of its own was reported; a worker that has ended has closed it
             await self._call("close", self.number)
 
     async def _play(self, call: str, *arguments: Any) -> Message:

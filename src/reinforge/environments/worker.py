@@ -103,6 +103,7 @@ class Host:
         return [dump_item(item) for item in self.source.load()]
 
     async def reset(self, number: int, item: Message, seed: int) -> Message:
+        await self.close(number)  # of an agent that starts again
         episode = self.episodes[number] = LiveEnvironment(self.source.create(), seed)
         with episode as environment:
             return asdict(await environment.reset(load_item(item), seed))
