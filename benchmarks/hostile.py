@@ -33,7 +33,7 @@ import psutil
 from benchmarks.serve import READY_S, ask, build_body
 
 CLIENTS, HOSTILE, SENDERS, TOKENS = 64, 1000, 8, 20
-WARM_UP_S, SETTLE_S = 3.0, 50.0
+WARM_UP_S, WARM_UPS, SETTLED, SETTLE_S = 15.0, 12, 1.01, 50.0
 FEATURES = ("--fine_tuning", "--sessions")
 CHAT, SESSIONS = "/v1/chat/completions", "/reinforge/v1/sessions"
 GRADE, TRAIN = "/v1/fine_tuning/alpha/graders/run", "/v1/fine_tuning/jobs"
@@ -189,8 +189,12 @@ def measure(server: Server, args: argparse.Namespace) -> None:
         end_s = time.monotonic() + seconds
         return asyncio.run(measure_chats(server.url, model, args.clients, lambda: time.monotonic() > end_s))
 
-    wait(WARM_UP_S)
     before = server.megabytes
+    for _ in range(WARM_UPS):  # until the chats have filled the cache of prefixes, which an attack would fill as well
+        wait(WARM_UP_S)
+        earlier, before = before, server.megabytes
+        if before < SETTLED * earlier:
+            break
     kinds = args.only.split(",") if args.only else list(KINDS)
     results = multiprocessing.get_context("spawn").Queue()
     arguments = (server.url, model, args.hostile, kinds, results)

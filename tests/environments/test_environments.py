@@ -1,6 +1,7 @@
 """An environment by one name: what its episodes record, and that whatever it does costs one episode."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -8,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,7 @@ from tests.episodes import make_runner, run_items
 GAMES = Path(__file__).with_name("games.py")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def opened(folder, environment=None, workflow=None, **arguments):
     """Yields a project's workflow and the tasks of its environment."""
     shutil.copy(GAMES, folder / "games.py")
@@ -206,9 +206,16 @@ async def test_an_environment_whose_reset_fails_is_closed(tmp_path):
         [record] = await run_items(make_runner(agent, ScriptedPolicy()), items)
         assert record.outcome is Outcome.TOOL_ERROR
         deadline = time.monotonic() + 10
-        while [each for each in psutil.Process().children(recursive=True) if "sleep(600)" in " ".join(each.cmdline())]:
+        while any(is_sleeper(process) for process in psutil.Process().children(recursive=True)):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
+
+
+def is_sleeper(process):
+    """Whether the child of an environment still runs; one that ends between the listing and the reading does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "sleep(600)" in " ".join(process.cmdline())
+    return False
 
 
 def test_a_killed_run_leaves_no_process(tmp_path):
