@@ -14,6 +14,7 @@ from reinforge.version import __version__ as __version__
 
 _MODULES = {
     "finetune": "reinforge.trainer.api",
+    "improve": "reinforge.improvement.api",
     "export": "reinforge.exports.api",
     "EpisodeContext": "reinforge.rollout.context",
     "Environment": "reinforge.interfaces",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from reinforge.errors import ConfigError as ConfigError
     from reinforge.errors import ReinforgeError as ReinforgeError
     from reinforge.exports.api import export as export
+    from reinforge.improvement.api import improve as improve
     from reinforge.interfaces import Environment as Environment
     from reinforge.interfaces import EnvironmentSource as EnvironmentSource
     from reinforge.rollout.context import EpisodeContext as EpisodeContext

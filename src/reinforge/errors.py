@@ -147,6 +147,10 @@ class BudgetReached(ReinforgeError):
 class GuardHalted(BudgetReached): ...
 
 
+class RunPaused(BudgetReached):
+    """Whoever started the run paused it between two epochs: it has no verdict, and can be resumed."""
+
+
 class Interrupted(ReinforgeError):
     """A signal stopped the run; the work so far is saved. The exit code is 128 plus the signal number."""
 

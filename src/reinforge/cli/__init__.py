@@ -22,6 +22,7 @@ from reinforge.version import __version__
 COMMANDS = {
     "finetune": ("reinforge.cli.finetune", "Train the model behind an agent, as configured in a YAML file."),
     "train": ("reinforge.cli.finetune", "Alias of finetune."),
+    "improve": ("reinforge.improvement.command", "Search, within a budget, for what makes an agent better."),
     "init": ("reinforge.tasks.projects.command", "Write a project that trains: agent, data, reward, run.yml, tests."),
     "data": ("reinforge.cli.data", "Import traces and chat logs as rows; validate, describe and clean rows."),
     "check": ("reinforge.cli.check", "Validate configuration, data and rewards without running."),

@@ -98,39 +98,24 @@ def finetune(
     """
     if overwrite and resume is not None:
         raise ConfigError(Problem("overwrite", "cannot be combined with resume", "leave one of them out"))
-    needed: dict[str, Any] = {"model": model}
-    if environment is None:
-        needed = {"workflow": workflow, "dataset": dataset, "reward": reward, **needed}
-    if missing := [name for name, value in needed.items() if value is None]:
-        other = "; or pass environment=" if "workflow" in missing else ""
-        raise TypeError(f"finetune() is missing the arguments {', '.join(missing)}{other}")
+    builder: dict[str, Any] = {"num_generations": num_generations}
+    if examples_per_epoch is not None:
+        builder["examples_per_epoch"] = examples_per_epoch
+    data = build_run_data(
+        workflow,
+        dataset,
+        reward,
+        model,
+        environment=environment,
+        builder=builder,
+        max_concurrency=max_concurrency,
+        algorithm=algorithm,
+        settings={"num_epochs": epochs, **({} if output_dir is None else {"output_dir": str(output_dir)})},
+        further=settings,
+    )
     if (launcher := find_launcher()) is not None and (serve := launcher.get_first_process_server()) is not None:
         serve()  # this script was started several times, and another process runs it
         raise SystemExit(0)
-    finetuning: dict[str, Any] = {"num_epochs": epochs, "policy": {"model": str(model)}}
-    if algorithm is not None:
-        finetuning["algorithm"] = {"_type": algorithm} if isinstance(algorithm, str) else dict(algorithm)
-    if output_dir is not None:
-        finetuning["output_dir"] = str(output_dir)
-    builder: dict[str, Any] = {"_type": "group", "num_generations": num_generations}
-    if examples_per_epoch is not None:
-        builder["examples_per_epoch"] = examples_per_epoch
-    evaluation: dict[str, Any] = {"general": {"max_concurrency": max_concurrency}}
-    if dataset is not None:
-        evaluation["general"]["dataset"] = build_dataset_block(dataset)
-    if reward is not None:
-        evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
-        evaluation["evaluators"] = {REWARD: evaluator}
-    data = build_sections(
-        llms={LLM: {"_type": "policy"}},
-        workflow=None if workflow is None else {"_type": "python", "function": workflow, "llm": LLM},
-        evaluation=evaluation,
-        builder=builder,
-        adapter={"_type": "local"},
-        finetuning=_merge_settings(finetuning, {} if settings is None else settings),
-    )
-    if environment is not None:
-        data["environment"] = environment  # fills in what is not there
     loaded = build_config(data, registry=registry, keep_going=resume is None)
     shown = progress or _choose_progress()
     options = RunOptions(
@@ -142,6 +127,57 @@ def finetune(
     if (show_summary := getattr(shown, "show_summary", None)) is not None:  # of a notebook
         show_summary(summary)
     return summary
+
+
+def build_run_data(
+    workflow: Callable[..., Any] | None,
+    dataset: str | Path | Rows | None,
+    reward: str | Callable[..., Any] | None,
+    model: str | Path | None,
+    *,
+    environment: str | Mapping[str, Any] | None = None,
+    caller: str = "finetune",
+    builder: Mapping[str, Any] | None = None,
+    max_concurrency: int = 64,
+    algorithm: str | Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    further: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns the configuration of a run from Python.
+
+    Args:
+        builder: Settings of the groups.
+        settings: Keys of the `finetuning` section; those of `further` take precedence.
+
+    Raises:
+        TypeError: The agent, the data, the reward or the model is missing.
+    """
+    needed: dict[str, Any] = {"model": model}
+    if environment is None:
+        needed = {"workflow": workflow, "dataset": dataset, "reward": reward, **needed}
+    if missing := [name for name, value in needed.items() if value is None]:
+        other = "; or pass environment=" if "workflow" in missing else ""
+        raise TypeError(f"{caller}() is missing the arguments {', '.join(missing)}{other}")
+    finetuning: dict[str, Any] = {**(settings or {}), "policy": {"model": str(model)}}
+    if algorithm is not None:
+        finetuning["algorithm"] = {"_type": algorithm} if isinstance(algorithm, str) else dict(algorithm)
+    evaluation: dict[str, Any] = {"general": {"max_concurrency": max_concurrency}}
+    if dataset is not None:
+        evaluation["general"]["dataset"] = build_dataset_block(dataset)
+    if reward is not None:
+        evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
+        evaluation["evaluators"] = {REWARD: evaluator}
+    data = build_sections(
+        llms={LLM: {"_type": "policy"}},
+        workflow=None if workflow is None else {"_type": "python", "function": workflow, "llm": LLM},
+        evaluation=evaluation,
+        builder={"_type": "group", **(builder or {})},
+        adapter={"_type": "local"},
+        finetuning=_merge_settings(finetuning, {} if further is None else further),
+    )
+    if environment is not None:
+        data["environment"] = environment  # fills in what is not there
+    return data
 
 
 def _merge_settings(finetuning: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

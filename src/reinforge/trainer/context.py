@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.finetuning_blocks import LimitsConfig, TranscriptsConfig
-from reinforge.errors import BudgetReached
+from reinforge.errors import BudgetReached, RunPaused
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure, shorten_line
 from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
@@ -198,6 +198,8 @@ class RunContext:
     is_run: bool = True
     recalls: set[str] = field(default_factory=set)  # phases whose episodes are reused from the journal
     guards: GuardWatch | None = None
+    find_pause: Callable[[RunContext, int], str | None] = lambda context, num_epochs: None
+    """Asked between two epochs, with the number of those that are done; a reason pauses the run."""
     last_progress_s: float = field(default_factory=time.monotonic)
     verdict_size: float = 0.0
     """The episodes of the last validation and the verdict, as a multiple of those of a validation; the limits keep
@@ -386,6 +388,10 @@ class RunContext:
             raise
         finally:
             self._clocks.discard(clock)
+
+    def pause_if_due(self, num_epochs: int) -> None:
+        if (why := self.find_pause(self, num_epochs)) is not None:
+            raise RunPaused(why)
 
     def check_budget(self) -> None:
         """Stops before an epoch that the limits leave no room for; they hold for one call, not for a resumed run."""

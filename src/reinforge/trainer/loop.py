@@ -120,7 +120,9 @@ class EpochTrainer(Trainer):
         self._collector.early.num_epochs = num_epochs
         try:
             for epoch in range(first, num_epochs):
+                self.context.pause_if_due(epoch)
                 await self._run_whole_epoch(epoch, num_epochs, self._run_id)
+            self.context.pause_if_due(num_epochs)
         finally:
             await self._collector.discard_early(self._run_id)
         return self._statuses

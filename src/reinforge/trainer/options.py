@@ -7,10 +7,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reinforge.config.schema import FinetuneConfig
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.removal import check_run_name
+
+if TYPE_CHECKING:
+    from reinforge.trainer.context import RunContext
 
 
 @dataclass
@@ -34,6 +38,8 @@ class RunOptions:
     resume: Path | None = None
     allow_config_change: bool = False
     judge_only: bool = False  # resume a stopped run for its verdict alone, after the epochs that it has trained
+    find_pause: Callable[[RunContext, int], str | None] = lambda context, num_epochs: None
+    """Asked between two epochs, with the number of those that are done; a reason pauses the run, without a verdict."""
     overwrite: bool = False
     """Replace a run of the same name that no process works on, once the new one is known to be valid."""
     folder: Path | None = None

@@ -23,6 +23,7 @@ from reinforge.errors import (
     JobFailed,
     Problem,
     ReinforgeError,
+    RunPaused,
     describe_error,
 )
 from reinforge.files import remove_folder
@@ -152,7 +153,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
             context = RunContext(
                 folder.name, journal, LoggedProgress(options.progress or SilentProgress()), config.limits
             )
-            context.transcripts = config.transcripts
+            context.transcripts, context.find_pause = config.transcripts, options.find_pause
             context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
             run = _Run(loaded, parts, context, options)
             run.dtype = dtype
@@ -274,6 +275,10 @@ class _Run:
                 self._reserve_verdict()
                 try:
                     await self._judge(await self._train())
+                except RunPaused:
+                    await self._commit_pending()
+                    await self._final_validation(early=True)
+                    raise
                 except BudgetReached as reached:
                     await self._judge_early(reached)
                     raise

@@ -39,6 +39,7 @@ AROUND = {
     "environments",
     "exports",
     "graders",
+    "improvement",
     "protocols",
     "redteam",
     "scale",

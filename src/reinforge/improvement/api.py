@@ -1,0 +1,188 @@
+"""`reinforge.improve(...)`, and what the command line calls: a search in a folder of its own."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.loader import build_config
+from reinforge.config.problems import suggest_arguments
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.statistics import format_interval
+from reinforge.improvement.recipes import propose
+from reinforge.improvement.record import SEARCH, SearchBudget, SearchRecord
+from reinforge.improvement.search import Search
+from reinforge.improvement.trials import RECIPE, Load, RunTrials, Say
+from reinforge.registry import Registry
+from reinforge.runs.journal.journal import LOCK
+from reinforge.runs.removal import check_run_name
+from reinforge.trainer.api import Rows, build_run_data
+from reinforge.trainer.options import LiveRun, RunOptions
+from reinforge.trainer.shutdown import run_interruptible
+
+MIN_MINUTES = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Improvements:
+    """What a search found."""
+
+    folder: Path
+    record: SearchRecord
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return self.record.result or {}
+
+    @property
+    def promoted(self) -> bool:
+        return bool(self.result.get("promoted"))
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the better model; None: nothing helped."""
+        return Path(self.result["model"]) if self.result.get("model") else None
+
+    def format_lines(self) -> list[str]:
+        record, found, budget = self.record, self.result, self.record.budget
+        used = budget.format(record.used + (record.judged_s if budget.unit == "s" else 0))
+        lines = [f"search       {self.folder.name}: {used} of {budget.format(budget.total)}"]
+        for trial in record.trials:
+            if trial.rung >= 0:
+                scores = " -> ".join("?" if each is None else f"{each:.3f}" for each in (trial.baseline, trial.score))
+                lines.append(f"trial        {trial.name}: {scores} on select, {trial.epochs} epochs")
+        if change := found.get("improvement"):
+            before, after = found["before"]["mean"], found["after"]["mean"]
+            interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
+            lines += [
+                f"winner       {found['winner']} after epoch {found['epoch']}",
+                f"reward       {before:.3f} -> {after:.3f} on confirm",
+                f"improvement  {interval} (on select it was {found['gain_on_select']:+.3f}, chosen as the best of "
+                f"{sum(trial.score is not None for trial in record.trials)} trials)",
+            ]
+        lines.append(
+            f"promoted     {'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}"
+        )
+        if self.model is not None:
+            lines.append(f"model        {self.model}")
+        if found.get("command"):
+            lines.append(f"recipe       {self.folder / RECIPE}, or: reinforge finetune FILE {found['command']}")
+        return lines
+
+
+@suggest_arguments
+def improve(
+    workflow: Callable[..., Any] | None = None,
+    dataset: str | Path | Rows | None = None,
+    reward: str | Callable[..., Any] | None = None,
+    model: str | Path | None = None,
+    minutes: float = 30.0,
+    *,
+    environment: str | Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    run_name: str | None = None,
+    output_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    registry: Registry | None = None,
+) -> Improvements:
+    """Searches, within a budget, for what makes an agent better, and judges the best of it once.
+
+    Example:
+        found = reinforge.improve(agent, "questions.jsonl", "exact_match", "path/to/model", minutes=30)
+        print(found.promoted, found.model)
+
+    Args:
+        minutes: What the search may take, with its verdict.
+        max_tokens: SearchBudget in sampled tokens in place of minutes; equal searches then make equal decisions.
+        settings: Further keys of the `finetuning` section.
+        resume: Name or folder of a search to resume.
+
+    The other arguments are those of `reinforge.finetune`.
+
+    Raises:
+        ConfigError: The configuration or the data is wrong, or the budget is too small.
+        Interrupted: Ctrl-C or a signal stopped the search, which can be resumed.
+    """
+    own = {} if output_dir is None else {"output_dir": str(output_dir)}
+    builder = {"num_generations": 8, "examples_per_epoch": 16}
+    data = build_run_data(
+        workflow,
+        dataset,
+        reward,
+        model,
+        caller="improve",
+        environment=environment,
+        builder=builder,
+        settings=own,
+        further=settings,
+    )
+    budget = choose_budget(minutes, max_tokens)
+
+    def load(overrides: Any) -> LoadedConfig:
+        return build_config(data, registry=registry, overrides=overrides)
+
+    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry)
+
+
+def choose_budget(minutes: float, max_tokens: int | None) -> SearchBudget:
+    if max_tokens is not None:
+        return SearchBudget(float(max_tokens), "tokens")
+    if minutes < MIN_MINUTES:
+        message = f"{minutes:g} minutes are too few for a search"
+        raise ConfigError(Problem("minutes", message, f"give {MIN_MINUTES:g} or more; 30 is a good start"))
+    return SearchBudget(60 * minutes)
+
+
+def run_search(
+    load: Load,
+    budget: SearchBudget | None,
+    *,
+    run_name: str | None = None,
+    resume: str | Path | None = None,
+    say: Say = print,
+    registry: Registry | None = None,
+) -> Improvements:
+    """Runs or resumes a search; one process works on it at a time.
+
+    Args:
+        budget: What it may use; None: what it started with, when it resumes.
+    """
+    base = load(())
+    config = base.config.finetuning
+    output_dir = Path(config.output_dir).expanduser()
+    if resume is not None:
+        folder = next((each for each in (Path(resume), output_dir / resume) if (each / SEARCH).is_file()), Path(resume))
+        record = SearchRecord.read(folder)
+    else:
+        if run_name is not None:
+            check_run_name(run_name)
+        folder = output_dir / (run_name or f"improve-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}")
+        if folder.exists():
+            message = f"the folder {folder} already exists"
+            raise ConfigError(Problem("run_name", message, "resume it with --resume, or choose another name"))
+        assert budget is not None
+        folder.mkdir(parents=True)
+        record = SearchRecord(folder, budget)
+        record.write()
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError(Problem("", f"another process works on {folder}", "wait for it, or stop it")) from None
+    try:
+        say(f"search {folder.name} in {folder}, {record.budget.format(record.budget.total)}")
+        live = LiveRun(blocked_s=config.limits.episode_timeout_s)
+        trials = RunTrials(record, load, say, registry)
+        search = Search(record, trials, propose(base.config), config.gate, say)
+        run_interruptible(search.run(), RunOptions(live=live))
+    finally:
+        lock.release()
+    return Improvements(folder, record)

@@ -1,0 +1,113 @@
+"""What a search has done so far: the file `search.json`, from which it resumes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import read_json_file, write_json
+from reinforge.improvement.recipes import SearchRecipe
+from reinforge.runs.summary import format_duration
+
+SEARCH = "search.json"
+VERDICT_SHARE = 0.2
+"""Share of the budget that is kept for the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBudget:
+    """What a search may use: seconds, or sampled tokens, which make the same search each time."""
+
+    total: float
+    unit: str = "s"  # `s` or `tokens`
+
+    @property
+    def search(self) -> float:
+        """What the trials may use together; the rest is for the verdict."""
+        return self.total * (1 - VERDICT_SHARE)
+
+    def format(self, amount: float) -> str:
+        if self.unit == "tokens":
+            return f"{amount:,.0f} tokens"
+        return format_duration(amount)
+
+
+@dataclass(slots=True)
+class Trial:
+    """One recipe: an ordinary run, which is trained on as long as it is among the best.
+
+    Costs are in the budget's unit; scores are means on `select`.
+    """
+
+    number: int
+    recipe: SearchRecipe
+    used: float = 0.0
+    epochs: int = 0
+    start_cost: float = 0.0  # of loading the model and measuring it untrained
+    finished: int = -1  # the last rung that it has finished
+    rung: int = -1  # the last rung that it has begun
+    rung_from: float = 0.0  # `used` when that began
+    rung_epochs: int = 0  # `epochs` when that began
+    rung_end: float = 0.0  # up to where `used` may grow in it
+    baseline: float | None = None  # the untrained model's score
+    score: float | None = None  # the best one
+    best_epoch: int | None = None
+    stopped: str | None = None  # why it is not trained on; None: it may be
+
+    @property
+    def epoch_cost(self) -> float:
+        """Mean cost of an epoch of the current rung; 0: none has ended."""
+        new = self.epochs - self.rung_epochs
+        return (self.used - max(self.rung_from, self.start_cost)) / new if new else 0.0
+
+    @property
+    def has_used_share(self) -> bool:
+        """Whether another epoch would leave the share of the rung by more than a half of it; each rung has an epoch."""
+        return self.epochs > self.rung_epochs and self.used + self.epoch_cost / 2 > self.rung_end
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:02}-{self.recipe.name}"
+
+
+@dataclass
+class SearchRecord:
+    """The state of a search, written after each of its steps."""
+
+    folder: Path
+    budget: SearchBudget
+    trials: list[Trial] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
+    rung: int = 0
+    sizes: list[int] = field(default_factory=list)
+    """Number of trials in each rung; empty: the first trial has not shown yet what a trial costs."""
+    judged_s: float = 0.0
+    result: dict[str, Any] | None = None  # once it is over
+
+    @property
+    def used(self) -> float:
+        return sum(trial.used for trial in self.trials)
+
+    @property
+    def open_trials(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.stopped is None]
+
+    def write(self) -> None:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
+        values["trials"] = list(map(asdict, self.trials))
+        write_json(self.folder / SEARCH, {**values, "budget": asdict(self.budget)})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        if not (folder / SEARCH).is_file():
+            fix = "name the folder that `reinforge improve` printed"
+            raise ConfigError(Problem("--resume", f"{folder} is not a search: it has no {SEARCH}", fix))
+        data = read_json_file(folder / SEARCH)
+        trials = []
+        for row in data.pop("trials"):
+            recipe = row.pop("recipe")
+            overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
+            trials.append(Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row))
+        return cls(folder, SearchBudget(**data.pop("budget")), trials, **data)

@@ -1,0 +1,210 @@
+"""Successive halving over recipes (arXiv:1502.07943): all are trained a little, the better half is trained on from there.
+
+    rung 0   n trials    each a share of the budget
+    rung 1   n / 2       the better half on `select`, trained on from where it stood
+    ...      1           what is left of the budget for the trials
+
+The verdict is taken once, at the end, of the best trial against the untouched agent, on `confirm`, which no trial has
+seen: choosing the best of many cannot flatter it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from reinforge.config.schema import GateConfig
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.changes import compare_reports
+from reinforge.evaluation.statistics import Improvement
+from reinforge.improvement.recipes import Overrides, SearchRecipe, format_command
+from reinforge.improvement.record import VERDICT_SHARE, SearchRecord, Trial
+from reinforge.runs.rows import BASELINE
+from reinforge.trainer.gate import decide
+from reinforge.types.evaluation import EvaluationReport
+
+MIN_EPOCHS = 2
+"""A recipe is tried only if its first share of the budget allows so many epochs."""
+
+
+class Trials(Protocol):
+    """What a search does with its trials."""
+
+    metric: str
+
+    async def train(self, trial: Trial) -> None:
+        """Trains until the trial's share is used, measures it on `select`, and records both in the trial."""
+
+    def compare(self, trial: Trial, other: Trial) -> Improvement | None:
+        """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
+
+    async def judge(self, trial: Trial) -> tuple[EvaluationReport, EvaluationReport]:
+        """Evaluates the untouched agent and the best checkpoint of a trial on `confirm`."""
+
+    def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
+        """Writes the winner's recipe; returns the folder of its model, if it is promoted."""
+
+
+class Search:
+    """A search in the state that a record holds.
+
+    Args:
+        recipes: What to try; the first is the configuration as it is.
+        say: Prints a line.
+    """
+
+    def __init__(
+        self,
+        record: SearchRecord,
+        trials: Trials,
+        recipes: Sequence[SearchRecipe],
+        gate: GateConfig,
+        say: Callable[[str], None],
+    ):
+        self.record, self.trials, self.gate, self.say = record, trials, gate, say
+        if not record.trials:
+            record.trials = [Trial(number, recipe) for number, recipe in enumerate(recipes, 1)]
+
+    async def run(self) -> dict[str, Any]:
+        """Searches until the budget is used, and returns the result with the verdict, which the record keeps."""
+        record = self.record
+        if record.result is not None:
+            return record.result
+        if not record.sizes:
+            await self._train(record.trials[0], 0.0)  # one epoch shows what a trial costs
+            self._plan()
+        while record.rung < len(record.sizes):
+            for trial in record.open_trials:
+                if trial.finished < record.rung:
+                    await self._train(trial, self._compute_share())
+                    trial.finished = record.rung
+                    record.write()
+            record.rung += 1
+            self._halve()
+            record.write()
+        record.result = await self._judge()
+        record.write()
+        return record.result
+
+    def _compute_share(self) -> float:
+        """Returns what each trial of the rung may use: an equal part of what is left for this and the later rungs."""
+        record = self.record
+        used = sum(trial.rung_from if trial.rung == record.rung else trial.used for trial in record.trials)
+        left = max(0.0, record.budget.search - used)
+        return left / (len(record.sizes) - record.rung) / record.sizes[record.rung]
+
+    def _plan(self) -> None:
+        """Decides how many trials the budget allows."""
+        record, first = self.record, self.record.trials[0]
+        count, shown = len(record.trials), record.budget.format
+        if first.epochs:
+            epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
+            self._refuse_small(needed)
+            while count > 1 and record.budget.search / len(plan_sizes(count)) / count < needed:
+                count -= 1
+            self._decide(
+                f"{count} of {len(record.trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
+                f"start and {shown(epoch)} an epoch"
+            )
+        for trial in record.trials[count:]:
+            trial.stopped = "the budget does not allow it"
+        record.sizes = plan_sizes(count)
+        record.write()
+
+    def _refuse_small(self, needed: float) -> None:
+        """Raises a `ConfigError` if the budget does not even allow one short trial and the verdict."""
+        budget = self.record.budget
+        if needed > budget.search:
+            message = f"{budget.format(budget.total)} are too few for a trial of {MIN_EPOCHS} epochs and the verdict"
+            raise ConfigError(
+                Problem("--minutes", message, f"allow {budget.format(needed / (1 - VERDICT_SHARE))} or more")
+            )
+
+    async def _train(self, trial: Trial, share: float) -> None:
+        """Trains a trial for its share of the rung; one that was interrupted keeps the share that it had."""
+        record = self.record
+        if trial.rung != record.rung:
+            trial.rung, trial.rung_from, trial.rung_epochs, trial.rung_end = record.rung, trial.used, trial.epochs, 0.0
+        if not trial.rung_end and share:
+            trial.rung_end = trial.rung_from + share
+            if trial.has_used_share:
+                return
+            how = f"{trial.epochs} epochs so far" if trial.epochs else trial.recipe.why
+            self.say(f"{trial.name}: {how} ({record.budget.format(share)})")
+            record.write()
+        await self.trials.train(trial)
+        if trial.stopped is not None:
+            self._decide(f"{trial.name} is stopped: {trial.stopped.splitlines()[0]}")
+        record.write()
+
+    def _halve(self) -> None:
+        record = self.record
+        if record.rung >= len(record.sizes):
+            return
+        ranked = sorted(record.open_trials, key=lambda trial: (-_get_score(trial), trial.number))
+        for trial in ranked[record.sizes[record.rung] :]:
+            leader = ranked[0]
+            trial.stopped = f"{leader.name} is ahead on select"
+            change = self.trials.compare(trial, leader)
+            known = change is not None and change.ci_high is not None and change.ci_high < 0
+            why = "it is worse" if known else "no difference is known, but the budget allows only the best"
+            self._decide(
+                f"{trial.name} is stopped after {trial.epochs} epochs: {_format(trial.score)} on select, {leader.name} "
+                f"{_format(leader.score)}, difference {change or 'unknown'}: {why}"
+            )
+        for trial in record.open_trials:
+            self._decide(f"{trial.name} continues: {_format(trial.baseline)} -> {_format(trial.score)} on select")
+
+    async def _judge(self) -> dict[str, Any]:
+        """Compares the best trial with the untouched agent on `confirm`, once."""
+        scored = [trial for trial in self.record.trials if trial.score is not None]
+        best = max(scored, key=lambda trial: (_get_score(trial), -trial.number), default=None)
+        if best is None or best.best_epoch in (None, BASELINE):
+            why = "no trial beat the untouched agent on the select examples" if best else "no trial could be measured"
+            return {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
+        started, epoch = time.monotonic(), int(best.best_epoch or 0)
+        self.say(f"verdict: {best.name} after epoch {epoch} against the untouched agent, on confirm")
+        before, after = await self.trials.judge(best)
+        verdict = decide(self.gate, self.trials.metric, before, after)
+        overrides = (*best.recipe.overrides, ("finetuning.num_epochs", str(epoch + 1)))
+        model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
+        self.record.judged_s += time.monotonic() - started
+        improvement = verdict.improvement
+        return {
+            "winner": best.name,
+            "epoch": epoch,
+            "overrides": [list(each) for each in best.recipe.overrides],
+            "command": format_command(overrides),
+            "promoted": verdict.promoted,
+            "reason": verdict.reason,
+            "before": verdict.confirm_base.as_dict() if verdict.confirm_base else None,
+            "after": verdict.confirm_tuned.as_dict() if verdict.confirm_tuned else None,
+            "improvement": improvement.as_dict() if improvement else None,
+            "gain_on_select": _get_score(best) - (best.baseline or 0.0),
+            "gain_on_confirm": improvement.mean_difference if improvement else None,
+            "metrics": [change.as_dict() for change in compare_reports(before, after, {})],
+            "model": None if model is None else str(model),
+        }
+
+    def _decide(self, text: str) -> None:
+        self.record.decisions.append(text)
+        self.say(text)
+
+
+def plan_sizes(count: int) -> list[int]:
+    """Returns the number of trials of each rung: 6 -> [6, 3, 2, 1]."""
+    sizes = [count]
+    while sizes[-1] > 1:
+        sizes.append(math.ceil(sizes[-1] / 2))
+    return sizes
+
+
+def _get_score(trial: Trial) -> float:
+    return -math.inf if trial.score is None else trial.score
+
+
+def _format(score: float | None) -> str:
+    return "unknown" if score is None else f"{score:.3f}"

@@ -1,0 +1,146 @@
+"""Trials as ordinary runs, which are paused between two epochs and resumed from there, and the verdict on one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from reinforge.config.dump import dump_config
+from reinforge.config.loaded_config import LoadedConfig
+from reinforge.errors import (
+    BudgetReached,
+    ConfigError,
+    EvaluationError,
+    GuardHalted,
+    JobFailed,
+    OutOfMemory,
+    Problem,
+    RunPaused,
+)
+from reinforge.evaluation.statistics import Improvement, compute_paired_difference, format_interval
+from reinforge.files import find_json, remove_folder, replace_file
+from reinforge.improvement.recipes import Overrides
+from reinforge.improvement.record import SearchRecord, Trial
+from reinforge.registry import Registry
+from reinforge.runs.checkpoints import Checkpoints, copy_model
+from reinforge.runs.comparison import Arm
+from reinforge.runs.journal.reader import JOURNAL, JournalReader
+from reinforge.runs.progress import SilentProgress
+from reinforge.runs.rows import BASELINE, ValidationRow, choose_best_validation
+from reinforge.trainer.context import RunContext
+from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+from reinforge.trainer.gate import MODEL
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_async
+from reinforge.types.evaluation import EvaluationReport
+
+MAX_EPOCHS = 1000
+"""Epochs that a trial may have; the budget ends it long before."""
+RECIPE = "recipe.yml"
+
+Load = Callable[[Overrides], LoadedConfig]
+Say = Callable[[str], None]
+
+
+class RunTrials:
+    """The trials of a search as runs in the folder `trials`; see `Trials`."""
+
+    def __init__(self, record: SearchRecord, load: Load, say: Say, registry: Registry | None = None):
+        self.record, self.load, self.say, self.registry = record, load, say, registry
+        config = load(()).config.finetuning
+        reward = config.reward_function.name if config.reward_function is not None else ""
+        self.metric = config.gate.metric or reward
+
+    def _locate(self, trial: Trial) -> Path:
+        return self.record.folder / "trials" / trial.name
+
+    async def train(self, trial: Trial) -> None:
+        folder, in_tokens = self._locate(trial), self.record.budget.unit == "tokens"
+        options = RunOptions(run_name=trial.name, progress=_TrialProgress(trial, self.metric, self.say))
+        if (folder / JOURNAL).is_file():
+            options.run_name, options.resume = None, folder
+        started, before = time.monotonic(), trial.used
+
+        def find_pause(context: RunContext, num_epochs: int) -> str | None:
+            spent = before + time.monotonic() - started
+            trial.used, trial.epochs = float(context.tokens["completion"]) if in_tokens else spent, num_epochs
+            if num_epochs == 0:
+                trial.start_cost = trial.used
+            self.record.write()
+            if num_epochs >= MAX_EPOCHS:
+                return "all epochs are done"
+            return "its share of the budget is used" if trial.has_used_share else None
+
+        options.find_pause = find_pause
+        overrides = (
+            *trial.recipe.overrides,
+            ("finetuning.output_dir", str(folder.parent)),
+            ("finetuning.num_epochs", str(MAX_EPOCHS)),
+        )
+        try:
+            await run_async(self.load(overrides), options, self.registry)
+        except RunPaused:
+            pass
+        except (BudgetReached, JobFailed, EvaluationError, OutOfMemory, ConfigError) as error:
+            if isinstance(error, ConfigError) and trial.number == 1:
+                raise
+            trial.stopped = f"{'a guard stopped it' if isinstance(error, GuardHalted) else 'it failed'}: {error}"
+        tokens = (find_json(folder / "summary.json") or {}).get("tokens", {})
+        trial.used = tokens.get("completion", trial.used) if in_tokens else before + time.monotonic() - started
+        if rows := self._read_validations(trial):
+            best = choose_best_validation(rows, self.metric)
+            trial.baseline = rows[0].metrics.get(self.metric)
+            if best is not None:
+                trial.score, trial.best_epoch = best.metrics.get(self.metric), best.epoch
+
+    def _read_validations(self, trial: Trial) -> list[ValidationRow]:
+        rows = find_json(self._locate(trial) / "validation_history.json") or []
+        return [ValidationRow.from_dict(row) for row in rows]
+
+    def compare(self, trial: Trial, other: Trial) -> Improvement | None:
+        of_other, of_trial = self._read_scores(other), self._read_scores(trial)
+        return compute_paired_difference(of_other, of_trial) if len(of_other.keys() & of_trial.keys()) > 1 else None
+
+    def _read_scores(self, trial: Trial) -> dict[str, float]:
+        if trial.best_epoch is None:
+            return {}
+        reader = JournalReader(self._locate(trial))
+        return Arm(reader, reader.episode_heads("validate", trial.best_epoch)).read_scores(self.metric)
+
+    async def judge(self, trial: Trial) -> tuple[EvaluationReport, EvaluationReport]:
+        row = choose_best_validation(self._read_validations(trial), self.metric)
+        if row is None or not row.checkpoint:
+            fix = "use the trainer adapter `_type: local`"
+            raise ConfigError(Problem("", f"{self._locate(trial)} has no checkpoint to judge", fix))
+        model = self.record.folder / MODEL
+        if model.exists():
+            remove_folder(model)
+        copy_model(Checkpoints(self._locate(trial)).verify(row.checkpoint), model)
+        before = await evaluate(self.load(()), EvaluationOptions(split="confirm"), self.registry)
+        tuned = EvaluationOptions(split="confirm", model=str(model))
+        after = await evaluate(self.load(trial.recipe.overrides), tuned, self.registry)
+        return before.report, after.report
+
+    def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
+        replace_file(self.record.folder / RECIPE, dump_config(self.load(overrides)))
+        model = self.record.folder / MODEL
+        if not promoted:
+            remove_folder(model)
+            return None
+        return model
+
+
+class _TrialProgress(SilentProgress):
+    """Prints what a trial reaches on `select`."""
+
+    def __init__(self, trial: Trial, metric: str, say: Say):
+        self.trial, self.metric, self.say = trial, metric, say
+
+    def validation(self, row: ValidationRow) -> None:
+        if (found := row.summaries.get(self.metric)) is not None:
+            when = "untouched" if row.epoch == BASELINE else f"after epoch {row.epoch}"
+            self.say(f"{self.trial.name}: {when}: {format_interval(found.mean, found.ci_low, found.ci_high)} on select")
+
+    def note(self, text: str) -> None:
+        self.say(f"{self.trial.name}: {text}")

@@ -1,0 +1,146 @@
+"""`reinforge improve` as a user meets it: a search over real runs of a small model."""
+
+import json
+
+import filelock
+import pytest
+import yaml
+
+import reinforge
+from reinforge.config.loader import load_config
+from reinforge.errors import ConfigError
+from reinforge.improvement.api import choose_budget, run_search
+from reinforge.improvement.recipes import propose
+from reinforge.runs.journal.journal import LOCK
+from reinforge.runs.journal.reader import JournalReader
+from tests.models import make_tiny_model
+from tests.project import Project, call
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+TOKENS = "9000"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path, model).save()
+
+
+def load(overrides):
+    return load_config("run.yml", overrides=overrides)
+
+
+def search(*arguments, code=0):
+    return call("improve", "run.yml", "--run_name", "s", "--budget_tokens", TOKENS, *arguments, code=code).output
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, model):
+    """A project with a search that is over, and what that printed."""
+    project = Project(tmp_path_factory.mktemp("searched"), model).save()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project.folder)
+        return project, search()
+
+
+@pytest.fixture
+def finished(searched, monkeypatch):
+    monkeypatch.chdir(searched[0].folder)
+    return searched
+
+
+def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished):
+    project, output = finished
+    folder = project.folder / "runs" / "s"
+    result = json.loads((folder / "search.json").read_text())["result"]
+    assert result["promoted"] is True
+    assert result["improvement"]["ci_low"] > 0
+    assert f"promoted     yes: {result['reason']}" in output
+    assert f"(on select it was {result['gain_on_select']:+.3f}, chosen as the best of" in output
+    assert (folder / "model" / "config.json").is_file()
+    recipe = yaml.safe_load((folder / "recipe.yml").read_text())
+    assert recipe["finetuning"]["num_epochs"] == result["epoch"] + 1
+    evaluated = call("eval", "run.yml", "--model", str(folder / "model"), "--split", "confirm", "--json", code=0).output
+    assert json.loads(evaluated)["metrics"]["vowels"]["mean"] == result["after"]["mean"]
+
+
+def test_no_trial_has_seen_the_confirm_examples(finished):
+    trials = list((finished[0].folder / "runs" / "s" / "trials").iterdir())
+    assert len(trials) > 1
+    for trial in trials:
+        summary = json.loads((trial / "summary.json").read_text())
+        assert (summary["status"], summary["confirm_base"], summary["promoted"]) == ("stopped", None, None)
+        assert JournalReader(trial).count_episodes("confirm_base") == 0
+        assert call("runs", "show", str(trial), code=0)
+
+
+def test_a_search_that_is_over_says_the_same_again(finished):
+    again = call("improve", "run.yml", "--resume", "s", code=0).output
+    assert again.split("\n\n")[-1] == finished[1].split("\n\n")[-1]
+    assert "already exists" in search(code=2)
+
+
+def test_another_process_at_the_same_search_is_refused(finished):
+    with (
+        filelock.FileLock(finished[0].folder / "runs" / "s" / LOCK),
+        pytest.raises(ConfigError, match="another process works on"),
+    ):
+        run_search(load, None, resume="s")
+
+
+class Killed(BaseException):
+    """The process dies."""
+
+
+def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished):
+    whole = json.loads((finished[0].folder / "runs" / "s" / "search.json").read_text())["result"]
+    for stop in (2, 5, 8):
+        lines = []
+
+        def say(line, lines=lines, stop=stop):
+            lines.append(line)
+            if len(lines) == stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            run_search(load, choose_budget(0, int(TOKENS)), run_name=f"stopped-{stop}", say=say)
+        resumed = run_search(load, None, resume=f"stopped-{stop}", say=lambda line: None)
+        for key in ("winner", "epoch", "improvement", "after"):
+            assert resumed.result[key] == whole[key]
+
+
+def test_the_same_from_python(project):
+    async def agent(item, llm, context):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
+        return reply.choices[0].message.content
+
+    def vowels(output, expected):
+        return sum(letter in "aeiou" for letter in output) / max(1, len(output))
+
+    policy = {**project.settings["finetuning"]["policy"]}
+    policy.pop("model")
+    found = reinforge.improve(
+        agent, project.rows, vowels, project.model, max_tokens=2500, settings={"policy": policy, "device": "cpu"}
+    )
+    assert found.result["winner"]
+    assert found.promoted == (found.model is not None)
+
+
+def test_wrong_calls_are_refused(project):
+    both = call("improve", "run.yml", "--minutes", "1", "--hours", "1", code=2).output
+    assert "pass one of --minutes, --hours" in both
+    assert "0.5 minutes are too few" in call("improve", "run.yml", "--minutes", "0.5", code=2).output
+    assert "is not a search" in call("improve", "run.yml", "--resume", "nothing", code=2).output
+    with pytest.raises(TypeError, match=r"improve\(\) is missing the arguments workflow"):
+        reinforge.improve(model="bundled:tickets")
+
+
+def test_recipes_change_what_the_configuration_does_not_have(project):
+    names = [recipe.name for recipe in propose(load(()).config)]
+    # four steps a job, and a model far below 20 M parameters: neither more steps nor adapters
+    assert names == ["as-configured", "larger-steps", "larger-groups", "imitate-the-best", "smaller-steps"]
