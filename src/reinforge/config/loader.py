@@ -78,18 +78,18 @@ def load_config(
                 (), f"expected a mapping of sections (llms, workflow, eval, finetuning, ...), found {found}"
             )
             raise ConfigError(document.problems)
-    _apply_overrides(document, overrides, registry or REGISTRY)
+    for override in overrides:
+        _override(document, *override, registry or REGISTRY)
     document.data = expand(document, os.environ if environ is None else environ, document.data)
     loaded = _validate(document, registry or REGISTRY, path, keep_going=keep_going)
     return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
-def _apply_overrides(document: Document, overrides: Iterable[tuple[str, str]], registry: Registry) -> None:
-    for path_text, value_text in overrides:
-        if path_text.startswith("environment.") and isinstance(name := document.data.get("environment"), str):
-            expand_name = load_named("reinforge.environments.sections:expand_name")
-            document.data["environment"] = expand_name(name, registry)
-        apply_override(document, path_text, value_text)
+def _override(document: Document, path_text: str, value_text: str, registry: Registry) -> None:
+    if path_text.startswith("environment.") and isinstance(name := document.data.get("environment"), str):
+        expand_name = load_named("reinforge.environments.sections:expand_name")
+        document.data["environment"] = expand_name(name, registry)
+    apply_override(document, path_text, value_text)
 
 
 def build_config(
@@ -106,7 +106,8 @@ def build_config(
     `_type`, and functions may replace `module:name`. `keep_going` and `overrides` are those of `load_config`.
     """
     document = Document(_copy_data(data))
-    _apply_overrides(document, overrides, registry or REGISTRY)
+    for override in overrides:
+        _override(document, *override, registry or REGISTRY)
     for name in expanded_sections:
         if name in document.data:
             document.data[name] = expand(document, os.environ, document.data[name], (name,))

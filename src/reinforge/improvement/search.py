@@ -1,4 +1,4 @@
-"""Successive halving over recipes (arXiv:1502.07943): all are trained a little, the better half is trained on from there.
+"""Successive halving over recipes (arXiv:1502.07943): all train a little, and the better half is trained on from there.
 
     rung 0   n trials    each a share of the budget
     rung 1   n / 2       the better half on `select`, trained on from where it stood
