@@ -54,6 +54,12 @@ async def test_the_tasks_are_rows_with_their_template_and_no_question_twice():
     assert len((await load(gym(size=50)))[1]) == 9
 
 
+async def test_a_dataset_in_a_folder_of_its_own_is_found():
+    _, items = await load(gym(name="doubles", size=3))
+    assert [item.expected_output_obj for item in items] == ["0", "2", "4"]
+    assert reasoning_gym.find_datasets()["doubles"] == "reasoning_gym.arithmetic.deep.doubles"
+
+
 async def test_the_packages_own_score_is_the_reward():
     replies = {"0 + 1?": "It is 0 + 1 = 1.", "1 + 1?": "3", "2 + 1?": "<answer>3</answer> not 4"}
     async with ComponentBuilder(build_config({"environment": gym(size=3)})) as builder:

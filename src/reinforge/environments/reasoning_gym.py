@@ -195,6 +195,7 @@ def import_dataset(name: str) -> None:
             sys.modules[above] = package = types.ModuleType(above)
             package.__path__ = [str(folder.parent.joinpath(*parts[:end]))]
     try:
+        importlib.import_module(f"{PACKAGE}.coaching")  # first: each imports the factory, which imports it in turn
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         message = f"the dataset {name} of reasoning-gym needs the package {error.name}"
@@ -205,9 +206,10 @@ def import_dataset(name: str) -> None:
 def find_datasets() -> dict[str, str]:
     """Returns the module of each dataset, by its name, without importing any."""
     folder, found = _find_package(), {}
-    for path in sorted(folder.glob("*/*.py")):
+    for path in sorted(folder.glob("*/**/*.py")):
+        module = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
         for names in NAME.findall(path.read_text(encoding="utf-8")):
-            found[names[0] or names[1]] = f"{PACKAGE}.{path.parent.name}.{path.stem}"
+            found[names[0] or names[1]] = module
     return found
 
 

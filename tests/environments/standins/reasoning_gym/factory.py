@@ -1,5 +1,7 @@
 """The shape of the package's registry, in its own names."""
 
+from .coaching import CURRICULA  # noqa: F401
+
 DATASETS = {}
 
 
