@@ -102,7 +102,12 @@ async def test_what_cannot_be_loaded_is_named_before_any_work(block, message):
 
 
 def test_its_names_are_listed_without_importing_it():
-    assert REGISTRY.get("environment", "reasoning_gym").config_type.list_names() == ["differences", "needs", "sums"]
+    assert REGISTRY.get("environment", "reasoning_gym").config_type.list_names() == [
+        "differences",
+        "doubles",
+        "needs",
+        "sums",
+    ]
     assert "reasoning_gym" not in sys.modules
 
 
