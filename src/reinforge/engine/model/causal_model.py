@@ -97,7 +97,8 @@ class CausalModel:
         self.head: Any = module.get_output_embeddings()
         parameters = inspect.signature(self.module.forward).parameters
         self._takes_positions = "position_ids" in parameters
-        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"  # Mamba's name
+        names = ("cache", "cache_params", "past_key_values")  # transformers from 5.24 on, Mamba's, others' before
+        self._cache_name = next((name for name in names if name in parameters), names[-1])
         self.separable = self._is_separable()
         self._last_layer = find_last_layer(text) if self.fast_paths.last_mlp else None
         if self._last_layer is not None and not self._is_last_mlp_exact():
