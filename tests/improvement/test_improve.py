@@ -54,6 +54,10 @@ def finished(searched, monkeypatch):
     return searched
 
 
+def result_epochs(folder):
+    return json.loads((folder / "search.json").read_text())["trials"][0]["epochs"]
+
+
 def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished):
     project, output = finished
     folder = project.folder / "runs" / "s"
@@ -63,6 +67,9 @@ def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished)
     assert f"promoted     yes: {result['reason']}" in output
     assert f"(on select it was {result['gain_on_select']:+.3f}, chosen as the best of" in output
     assert (folder / "model" / "config.json").is_file()
+    report = (folder / "report.md").read_text()
+    assert f"| 01-as-configured | the configuration as it is | {result_epochs(folder)} |" in report
+    assert "1. " in report.split("## Decisions")[1]
     recipe = yaml.safe_load((folder / "recipe.yml").read_text())
     assert recipe["finetuning"]["num_epochs"] == result["epoch"] + 1
     evaluated = call("eval", "run.yml", "--model", str(folder / "model"), "--split", "confirm", "--json", code=0).output

@@ -14,8 +14,9 @@ import filelock
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.evaluation.statistics import format_interval
+from reinforge.files import replace_file
 from reinforge.improvement.recipes import propose
 from reinforge.improvement.record import SEARCH, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search
@@ -28,6 +29,7 @@ from reinforge.trainer.options import LiveRun, RunOptions
 from reinforge.trainer.shutdown import run_interruptible
 
 MIN_MINUTES = 1.0
+REPORT = "report.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,17 @@ class Improvements:
         if found.get("command"):
             lines.append(f"recipe       {self.folder / RECIPE}, or: reinforge finetune FILE {found['command']}")
         return lines
+
+    def format_report(self) -> str:
+        """Returns the search as Markdown: how it ended, its trials, its decisions."""
+        rows = ["| trial | why | epochs | select, untouched | select, best | ended |", "|---|---|---|---|---|---|"]
+        for trial in self.record.trials:
+            scores = ["" if each is None else f"{each:.3f}" for each in (trial.baseline, trial.score)]
+            ended = (trial.stopped or "trained to the end of the budget").splitlines()[0]
+            rows.append(f"| {trial.name} | {trial.recipe.why} | {trial.epochs} | {' | '.join(scores)} | {ended} |")
+        decisions = [f"{number}. {text}" for number, text in enumerate(self.record.decisions, 1)]
+        head = ["```", *self.format_lines(), "```"]
+        return "\n".join([f"# {self.folder.name}", "", *head, "", *rows, "", "## Decisions", "", *decisions, ""])
 
 
 @suggest_arguments
@@ -183,6 +196,12 @@ def run_search(
         trials = RunTrials(record, load, say, registry)
         search = Search(record, trials, propose(base.config), config.gate, say)
         run_interruptible(search.run(), RunOptions(live=live))
+    except ReinforgeError as error:
+        if not isinstance(error, ConfigError):
+            error.add_note(f"saved in {folder}; resume it with the same file and options, and --resume {folder.name}")
+        raise
     finally:
         lock.release()
-    return Improvements(folder, record)
+    found = Improvements(folder, record)
+    replace_file(folder / REPORT, found.format_report())
+    return found

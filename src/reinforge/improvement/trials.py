@@ -83,8 +83,8 @@ class RunTrials:
         except RunPaused:
             pass
         except (BudgetReached, JobFailed, EvaluationError, OutOfMemory, ConfigError) as error:
-            if isinstance(error, ConfigError) and trial.number == 1:
-                raise
+            if isinstance(error, ConfigError) and (trial.number == 1 or options.resume is not None):
+                raise  # the configuration is wrong, or has changed since the search started
             trial.stopped = f"{'a guard stopped it' if isinstance(error, GuardHalted) else 'it failed'}: {error}"
         tokens = (find_json(folder / "summary.json") or {}).get("tokens", {})
         trial.used = tokens.get("completion", trial.used) if in_tokens else before + time.monotonic() - started
