@@ -39,6 +39,7 @@ AROUND = {
     "environments",
     "exports",
     "graders",
+    "improve",
     "protocols",
     "redteam",
     "scale",

@@ -1,0 +1,1 @@
+"""`reinforge improve`: finds, within a budget, what makes an agent better, and judges it once."""
