@@ -221,10 +221,10 @@ def test_divided_examples_share_no_cluster(tmp_path, seed):
 
 
 async def test_the_best_and_shortest_come_first_then_the_least_similar():
-    replies = {"0": "red green", "1": "red green blue", "2": "yellow black white", "3": "no"}
-    rewards = {"0": 1.0, "1": 1.0, "2": 1.0, "3": 0.0}
+    replies = {"0": "red green", "1": "red green blue", "2": "yellow black white", "3": "no", "4": "so so"}
+    rewards = {"0": 1.0, "1": 1.0, "2": 0.9, "3": 0.0, "4": 0.7}  # above 0.86, between the mean 0.72 and 1
     runner = make_runner(agent, ScriptedPolicy(lambda request: replies[request.messages[1]["content"].split()[1]]))
-    records = await run_items(runner, examples(4))
+    records = await run_items(runner, examples(5))
     for record in records:
         record.reward = rewards[record.key.example_id]
     shown = [text.partition("Assistant: ")[2] for text in choose_demonstrations(records, "agent")]
@@ -277,7 +277,7 @@ async def test_an_optimizer_gets_scores_and_why_they_are_what_they_are(tmp_path)
     assert propose_once.data[place] == {
         "Inputs": f"{number}?",
         "Generated Outputs": "Assistant: ?",
-        "Feedback": f"Score: 0.0\nExpected: {number}",
+        "Feedback": f"Score: 0\nExpected: {number}",
     }
     assert (found.prompts, found.mean, found.num_episodes) == ({"system": SEVERAL}, 1.0, 80)
     assert search.written == {"system": SEVERAL}
@@ -295,7 +295,7 @@ async def test_a_failed_episode_says_why(tmp_path):
         return SimpleNamespace(candidates=[])
 
     await search.run(search_with_gepa, optimize=look)
-    assert look.feedback.splitlines()[:3] == ["Failed: context_overflow: too long", "Score: 0.0", "Expected: 7"]
+    assert look.feedback.splitlines()[:3] == ["Failed: context_overflow: too long", "Score: 0", "Expected: 7"]
 
 
 async def test_an_unknown_reflecting_model_is_refused_before_any_episode(tmp_path):

@@ -233,12 +233,19 @@ async def search_demonstrations(
 
 
 def choose_demonstrations(records: Sequence[EpisodeRecord], llm: str) -> list[str]:
-    """Returns the episodes above the mean reward as strings, the best and shortest first, then the least similar."""
-    mean = compute_mean(records)
-    good = [record for record in records if record.outcome is Outcome.OK and (record.reward or 0.0) > mean]
-    rewards = {_write_turns(_list_turns(record, llm)): record.reward or 0.0 for record in good}
-    ranked = sorted(filter(None, rewards), key=lambda text: (-rewards[text], len(text), text))
-    left, chosen = ranked[: max(NUM_DEMONSTRATIONS[-1], len(ranked) // 2)], list[str]()
+    """Returns the best episodes as strings: the best and shortest first, then the least similar to those before.
+
+    Example: rewards 0, 0, 0.5, 0.9, 1 -> those above 0.74, the middle between mean and maximum: 1, then 0.9.
+    """
+    best = max((record.reward for record in records if record.reward is not None), default=0.0)
+    least = (compute_mean(records) + best) / 2
+    rewards = {
+        _write_turns(_list_turns(record, llm)): record.reward
+        for record in records
+        if record.outcome is Outcome.OK and record.reward is not None and record.reward > least
+    }
+    left = sorted(filter(None, rewards), key=lambda text: (-rewards[text], len(text), text))
+    chosen = list[str]()
     while left and len(chosen) < NUM_DEMONSTRATIONS[-1]:
         nearest = [max((compute_similarity(text, other) for other in chosen), default=0.0) for text in left]
         chosen.append(left.pop(nearest.index(min(nearest))))
@@ -440,7 +447,7 @@ def describe_episode(record: EpisodeRecord, llm: str) -> dict[str, str]:
     replies = _write_turns(turns[1:]) or str(record.item.output_obj)
     feedback = {
         "Failed": f"{record.outcome.value}: {record.reason}" if record.reason else None,
-        "Score": record.reward,
+        "Score": None if record.reward is None else f"{record.reward:g}",
         "Expected": record.item.expected_output_obj,
         **{name: score.reasoning or score.error for name, score in record.scores.items()},
     }

@@ -215,5 +215,10 @@ def current_async_http_client(library: str | None = None, **options: Any) -> Any
     return _build_client("async_http_client", _find_current, library, options)
 
 
+def current_text(name: str, default: str) -> str:
+    """Returns `context.text(name, default)` of the episode in which the current code runs."""
+    return get_episode().context.text(name, default)
+
+
 def _find_current() -> EpisodeEndpoint:
     return get_episode().context.endpoint

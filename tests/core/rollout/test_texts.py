@@ -1,5 +1,6 @@
 """Texts that an agent marks with `context.text`, which `prompts` replaces."""
 
+import reinforge
 from reinforge.config.loader import build_config
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.rollout.workflows.outside_agent import OutsideWorkflow
@@ -9,13 +10,15 @@ from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import make_runner, run_items
 
 AGENT = """
+import reinforge
+
 def agent(item, llm, context):
-    return [context.text("system", "Be brief."), context.text("hint", "")]
+    return [context.text("system", "Be brief."), reinforge.current_text("hint", "")]
 """
 
 
 def agent(item, llm, context):
-    return [context.text("system", "Be brief."), context.text("hint", "")]
+    return [context.text("system", "Be brief."), reinforge.current_text("hint", "")]
 
 
 async def outputs(runner):
