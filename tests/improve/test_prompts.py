@@ -204,7 +204,7 @@ async def test_an_interrupted_search_ends_as_an_undisturbed_one(tmp_path, after)
     resumed = Search(tmp_path / "b", learn_from_four)
     assert await resumed.run(search_demonstrations) == expected
     assert len(resumed.policy.requests) == len(undisturbed.policy.requests) - after + 1  # the one in flight again
-    for name in ("prompts.yml", "prompts.diff", "candidates.jsonl", "texts.json"):
+    for name in ("prompts.yml", "prompts.diff", "candidates.jsonl"):
         assert (tmp_path / "b" / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
 
 
@@ -349,3 +349,22 @@ async def test_a_reflecting_model_that_fails_costs_its_proposals_alone(tmp_path)
     assert (found.prompts, found.mean) == ({}, found.default_mean)
     assert "warning: agent proposes nothing: down" in search.progress.notes
     assert len(search.policy.requests) <= 100
+
+
+async def test_a_text_that_a_candidate_led_to_is_not_searched_after_an_interruption_either(tmp_path):
+    """An agent with a second text in the episodes of the better prompt alone."""
+
+    async def branching(item, llm, context):
+        reply = await agent(item, llm, context)
+        return reply + context.text("end", "") if context.text("system", ASK) == SEVERAL else reply
+
+    def keep(**settings):
+        keep.seeds.append(settings["seed_candidate"])
+        return propose_once(**settings)
+
+    keep.seeds = []
+    for _ in range(2):
+        await Search(tmp_path, obey, branching).run(search_with_gepa, optimize=keep)
+    assert keep.seeds == [{"system": ASK}] * 2
+    rows = read_lines(tmp_path / "episodes.jsonl")
+    assert [row["texts"] for row in rows if "texts" in row] == [{"system": ASK}, {"system": ASK, "end": ""}]

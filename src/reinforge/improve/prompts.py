@@ -4,8 +4,7 @@ Part of the `train` examples is scored, with the agent's own wording and with ea
 candidates come from: good replies that become demonstrations, or failures that a model reflects on. No example is both,
 since a prompt that contains its answer would score well on it.
 
-    FOLDER/texts.json          the agent's own wording, by name
-           candidates.jsonl    every candidate, in the order in which they were first run
+    FOLDER/candidates.jsonl    every candidate, in the order in which they were first run
            episodes.jsonl      every episode; its `epoch` is the index of its candidate
            reflections.jsonl   what the reflecting model was asked, and its replies
            prompts.yml         the best candidate, and prompts.diff, what differs from the agent's own wording
@@ -18,14 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from reinforge.config.document import escape
@@ -33,7 +35,7 @@ from reinforge.config.dump import dump_data
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.errors import ConfigError, EvaluationError, Problem, ReinforgeError, did_you_mean
 from reinforge.evaluation.run import DatasetEvaluation, describe_missing
-from reinforge.files import append_line, find_json, read_lines, replace_file, write_json
+from reinforge.files import append_line, read_lines, replace_file
 from reinforge.registry import Registry
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.episode import extract_text
@@ -45,6 +47,8 @@ from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random, stable_seed
 from reinforge.types.trajectory import Outcome
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Prompts = Mapping[str, str]
@@ -81,10 +85,11 @@ class PromptTrials:
         self.runner, self.ids = evaluation.runner, evaluation.example_ids("train")
         self.candidates = [dict(row["prompts"]) for row in self.read("candidates.jsonl")]
         self.texts = self.runner.texts  # by name, with the agent's own wording
-        self.texts |= find_json(folder / "texts.json") or {}
-        self._saved, self._told, self._keys = dict(self.texts), evaluation.listener, set[EpisodeKey]()
         items = {str(item.id): item for item in evaluation.examples("train")}
         rows = [row for row in self.read("episodes.jsonl") if row["example_id"] in items]
+        for row in rows:
+            self.texts |= row.get("texts", {}) if row["epoch"] == 0 else {}  # later ones did not shape the search
+        self._saved, self._told, self._keys = dict(self.texts), evaluation.listener, set[EpisodeKey]()
         records = [parse_episode(row, items[row["example_id"]]) for row in rows]
         self._finished = {record.key: record for record in records if not record.outcome.is_missing}
         evaluation.recall = lambda key, item: self._finished.get(key)
@@ -113,10 +118,10 @@ class PromptTrials:
         return sources[:num_sources], scored
 
     def _record(self, record: EpisodeRecord) -> None:
+        row = dump_episode(record)
         if self.texts != self._saved:
-            write_json(self.folder / "texts.json", self.texts)
-            self._saved = dict(self.texts)
-        append_line(self.folder / "episodes.jsonl", dump_episode(record))
+            row["texts"] = self._saved = dict(self.texts)
+        append_line(self.folder / "episodes.jsonl", row)
         if not record.outcome.is_missing:
             self._finished[record.key] = record
         self._told(record)
@@ -137,11 +142,14 @@ class PromptTrials:
         Raises:
             ConfigError: The agent asks for no text, so there is nothing to search.
         """
-        first = await self.run(self.configured, ids[:1])
-        if not self.texts and not first[0].outcome.is_missing:
+        records = await self.run(self.configured, ids[:1])
+        if self.texts or records[0].outcome.is_missing:
+            records = await self.run(self.configured, ids)
+        compute_mean(records)  # raises if there is no score at all
+        if not self.texts:
             fix = 'replace its fixed prompt by context.text("system", "...")'
             raise ConfigError(Problem("prompts", "the agent asks for no text that could be replaced", fix))
-        return await self.run(self.configured, ids)
+        return records
 
     async def choose(self, candidates: Sequence[Prompts], ids: Sequence[str]) -> FoundPrompts:
         """Returns the best candidate, of equal ones the first, and writes it to the folder.
@@ -160,13 +168,11 @@ class PromptTrials:
     def _write(self, prompts: Prompts) -> None:
         section = {name: escape(text) for name, text in prompts.items()}
         replace_file(self.folder / "prompts.yml", dump_data({"prompts": section}))
-        lines = [line for name in prompts for line in _diff(name, self.texts.get(name, ""), prompts[name])]
+        lines = list[str]()
+        for name, text in prompts.items():
+            before, names = self.texts.get(name, "").splitlines(), (f"{name} (the agent's own)", f"{name} (found)")
+            lines += difflib.unified_diff(before, text.splitlines(), *names, lineterm="")
         replace_file(self.folder / "prompts.diff", "".join(f"{line}\n" for line in lines))
-
-
-def _diff(name: str, default: str, text: str) -> list[str]:
-    names = f"{name} (the agent's own)", f"{name} (found)"
-    return list(difflib.unified_diff(default.splitlines(), text.splitlines(), *names, lineterm=""))
 
 
 def compute_mean(records: Sequence[EpisodeRecord]) -> float:
@@ -305,11 +311,15 @@ async def search_with_gepa(
         optimize: Replaces `gepa.optimize`.
 
     Raises:
-        ConfigError: The configuration is wrong, gepa is not installed, the agent asks for no text, or the budget is too
-            small.
-        EvaluationError: No example could be scored.
+        ConfigError: As for demonstrations, or gepa is not installed.
     """
-    run = optimize or _import_optimize()
+    if optimize is None:
+        try:
+            import gepa
+        except ModuleNotFoundError:
+            fix = "pip install 'reinforge[prompt]'"
+            raise ConfigError(Problem("gepa", "the package gepa is not installed", fix)) from None
+        optimize = gepa.optimize
     async with _open_trials(loaded, folder, options, registry) as trials:
         num_scored = min(len(trials.ids) // 2, budget // 5)
         sources, scored = trials.divide(seed, len(trials.ids) - num_scored, num_scored)
@@ -324,25 +334,16 @@ async def search_with_gepa(
             "reflection_minibatch_size": min(MINIBATCH, len(sources)),
             "perfect_score": max(1.0, *(record.reward or 0.0 for record in default)),
             "stop_callbacks": lambda state: search.must_stop(state.i),
-            "logger": search,
+            "logger": SimpleNamespace(log=logger.debug),
             "track_best_outputs": False,
             "cache_evaluation": True,
             "seed": seed,
         }
         try:
-            result = await run_in_daemon_thread(lambda: run(**settings), "gepa")
+            result = await run_in_daemon_thread(partial(optimize, **settings), "gepa")
         finally:
             search.close()
         return await trials.choose([search.read_candidate(each) for each in result.candidates], scored)
-
-
-def _import_optimize() -> Callable[..., Any]:
-    try:
-        from gepa import optimize
-    except ModuleNotFoundError:
-        fix = "pip install 'reinforge[prompt]'"
-        raise ConfigError(Problem("gepa", "the package gepa is not installed", fix)) from None
-    return optimize
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,7 @@ class ScoredBatch:
 
 
 class GepaSearch:
-    """GEPA's adapter, reflecting model and logger; its thread waits for what the loop of the search does."""
+    """GEPA's adapter and reflecting model; its thread waits for what the loop of the search does."""
 
     propose_new_texts = None
 
@@ -424,10 +425,6 @@ class GepaSearch:
         most = 2 * MINIBATCH + 2 + len(self.scored)  # a failed reflection is tried twice
         return self._is_closed or spent + most > self.budget or iteration >= self.budget
 
-    def log(self, message: str) -> None:
-        with (self.trials.folder / "gepa.log").open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{message}\n")
-
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._is_closed:
             work.close()
@@ -452,8 +449,4 @@ def describe_episode(record: EpisodeRecord, llm: str) -> dict[str, str]:
         **{name: score.reasoning or score.error for name, score in record.scores.items()},
     }
     lines = [f"{name}: {str(value)[:MAX_SHOWN]}" for name, value in feedback.items() if value not in (None, "")]
-    return {
-        "Inputs": asked[:MAX_SHOWN],
-        "Generated Outputs": replies[:MAX_SHOWN],
-        "Feedback": "\n".join(lines),
-    }
+    return {"Inputs": asked[:MAX_SHOWN], "Generated Outputs": replies[:MAX_SHOWN], "Feedback": "\n".join(lines)}
