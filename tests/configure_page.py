@@ -22,7 +22,8 @@ reinforge config schema > schema.json     # JSON schema, for completion in an ed
 ```
 
 A file has the sections `llms`, `functions`, `workflow`, `eval`, `trajectory_builders`, `trainer_adapters`, `trainers`
-and `finetuning`. A component is a mapping with a `_type`; the tables below list its other keys.
+and `finetuning`, and `prompts`, which replace [texts of the agent](prompts.md). A component is a mapping with a
+`_type`; the tables below list its other keys.
 
 - `${VAR}` and `${VAR:-default}` are expanded in values, never in keys; `$${` is a literal `${`.
 - `-o PATH VALUE` sets any key. The command line takes precedence over the file, and the file over the default.

@@ -2,6 +2,8 @@
 
 from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.rollout.capture import Capture
+from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -23,6 +25,11 @@ def make_runner(
         max_concurrency=concurrency,
         entries=entries,
     )
+
+
+def make_context(**prompts) -> EpisodeContext:
+    """Returns a context for an agent that is called directly, with a scripted chat."""
+    return EpisodeContext(0, "e", Capture(seed=0, prompts=prompts), models=None)
 
 
 async def run_items(runner, items, phase="collect", epoch=0, generations=1, reward=1.0):

@@ -27,6 +27,7 @@ _MODULES = {
     "ConfigError": "reinforge.errors",
     "RunSummary": "reinforge.runs.summary",
     "current_openai": "reinforge.rollout.context",
+    "current_text": "reinforge.rollout.context",
     "current_async_openai": "reinforge.rollout.context",
     "current_http_client": "reinforge.rollout.context",
     "current_async_http_client": "reinforge.rollout.context",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from reinforge.rollout.context import current_async_openai as current_async_openai
     from reinforge.rollout.context import current_http_client as current_http_client
     from reinforge.rollout.context import current_openai as current_openai
+    from reinforge.rollout.context import current_text as current_text
     from reinforge.rollout.workflow import PolicyFailure as PolicyFailure
     from reinforge.runs.summary import RunSummary as RunSummary
     from reinforge.trainer.api import finetune as finetune

@@ -49,6 +49,15 @@ async def play(folder, script=lambda request: "six", environment=None, workflow=
         return await run_items(make_runner(agent, ScriptedPolicy(script), seed=seed), items)
 
 
+async def test_a_prompt_replaces_the_system_text(tmp_path):
+    async with opened(tmp_path) as (agent, items):
+        runner = make_runner(agent, ScriptedPolicy(lambda request: "six"))
+        runner.prompts = {"system": "Roll."}
+        [record] = await run_items(runner, items)
+    assert record.calls[0].request.messages[0] == {"role": "system", "content": "Roll."}
+    assert runner.texts == {"system": ""}
+
+
 def rolls(record):
     return record.calls[-1].request.messages[-1]["content"]
 

@@ -79,7 +79,7 @@ async def test_the_chat_template_decides_how_the_policy_gets_tools(setting, temp
     config = EnvironmentWorkflowConfig.model_validate({"_type": "environment", "tool_calls": setting})
     recorder: Any = Recorder()
     ended = SimpleNamespace(reply=SimpleNamespace(failure=None))
-    context: Any = SimpleNamespace(environment=recorder, calls=[ended])
+    context: Any = SimpleNamespace(environment=recorder, calls=[ended], text=lambda name, default: default)
     policy: Any = SimpleNamespace(chat_template=template)
     await EnvironmentPlayer(config, lambda: policy)(None, recorder, context)
     assert ("tools" in recorder.sent) is not as_text

@@ -1,5 +1,6 @@
 """`reinforge improve` as a user meets it: a search over real runs of a small model."""
 
+import asyncio
 import json
 
 import filelock
@@ -10,7 +11,10 @@ import reinforge
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.improvement.api import choose_budget, run_search
-from reinforge.improvement.recipes import propose
+from reinforge.improvement.recipes import DEMONSTRATIONS, SearchRecipe, propose
+from reinforge.improvement.record import SearchRecord
+from reinforge.improvement.search import Search
+from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.journal.reader import JournalReader
 from tests.models import make_tiny_model
@@ -138,11 +142,40 @@ def test_the_same_from_python(project):
     assert found.promoted == (found.model is not None)
 
 
+WITH_TEXT = """
+async def agent(item, llm, context):
+    text = context.text("system", "say something")
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": item.input_obj}]
+    reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
+    return reply.choices[0].message.content if "Examples" not in text else "a" * len(text.splitlines())
+"""
+
+
+def test_a_better_prompt_can_win_without_any_training(project):
+    """With demonstrations in its prompt this agent answers with vowels alone, whatever its weights."""
+    project.write_agent(WITH_TEXT)
+    project.save()
+    recipes = [SearchRecipe("as-configured", "as it is"), SearchRecipe("shown", "examples", prompts=DEMONSTRATIONS)]
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 4_000))
+    record.folder.mkdir(parents=True)
+    trials, config = RunTrials(record, load, lambda line: None), load(()).config
+    found = asyncio.run(Search(record, trials, recipes, config.finetuning.gate, lambda line: None).run())
+    assert found["winner"] == "02-shown"
+    assert found["promoted"] is True
+    assert found["after"]["mean"] == 1.0
+    assert found["epoch"] == -1
+    recipe = yaml.safe_load((record.folder / "recipe.yml").read_text())
+    assert recipe["prompts"]["system"].startswith("say something\n\nExamples:\n\nUser: say ")
+    assert json.loads(json.dumps(SearchRecord.read(record.folder).result)) == json.loads(json.dumps(found))
+
+
 def test_wrong_calls_are_refused(project):
     both = call("improve", "run.yml", "--minutes", "1", "--hours", "1", code=2).output
     assert "pass one of --minutes, --hours" in both
     assert "0.5 minutes are too few" in call("improve", "run.yml", "--minutes", "0.5", code=2).output
     assert "is not a search" in call("improve", "run.yml", "--resume", "nothing", code=2).output
+    output = call("improve", "run.yml", "--reflect", "agant", code=2).output
+    assert 'llms has no entry "agant", did you mean "agent"' in output
     with pytest.raises(TypeError, match=r"improve\(\) is missing the arguments workflow"):
         reinforge.improve(model="bundled:tickets")
 
@@ -150,4 +183,11 @@ def test_wrong_calls_are_refused(project):
 def test_recipes_change_what_the_configuration_does_not_have(project):
     names = [recipe.name for recipe in propose(load(()).config)]
     # four steps a job, and a model far below 20 M parameters: neither more steps nor adapters
-    assert names == ["as-configured", "larger-steps", "larger-groups", "imitate-the-best", "smaller-steps"]
+    assert names == [
+        "as-configured",
+        "larger-steps",
+        "larger-groups",
+        "imitate-the-best",
+        "demonstrations",
+        "smaller-steps",
+    ]

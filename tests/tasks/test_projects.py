@@ -23,6 +23,7 @@ from reinforge.tasks.projects.command import KINDS
 from reinforge.tasks.shop import questions
 from reinforge.tasks.word_problems.agent import build_messages
 from tests.doubles import ScriptedChat
+from tests.episodes import make_context
 
 LINT = ["check", "--select", "E,F,I,B,UP,SIM,PT"]
 
@@ -108,7 +109,7 @@ def test_the_rows_are_distinct_and_their_ids_too(written):
 async def test_the_function_asks_its_tiny_model_what_it_was_trained_on(tmp_path):
     write_project(TEMPLATES["function"], tmp_path)
     llm = ScriptedChat("17")
-    await load(tmp_path / "agent.py").agent(SimpleNamespace(input_obj="12 and 5?"), llm, None)
+    await load(tmp_path / "agent.py").agent(SimpleNamespace(input_obj="12 and 5?"), llm, make_context())
     assert llm.requests[0]["messages"] == build_messages("12 and 5?")
 
 

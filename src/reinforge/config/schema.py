@@ -357,6 +357,10 @@ class Config(Block):
     functions: Section
     workflow: Any = None
     environment: Any = None
+    prompts: dict[str, str] = Field(
+        default_factory=dict,
+        description="Texts that replace the agent's own, by the name in `context.text(name, ...)`.",
+    )
     eval: EvalConfig = Field(default_factory=EvalConfig)
     trajectory_builders: Section
     trainer_adapters: Section

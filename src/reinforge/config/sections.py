@@ -32,7 +32,7 @@ STAGES: KeyPath = ("finetuning", "pipeline")
 STAGE_COMPONENTS: dict[str, str] = {"algorithm": "algorithm"}
 """Keys of a stage of a pipeline whose value is a component, with its kind."""
 
-BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("finetuning",), STAGES)
+BLOCKS: tuple[KeyPath, ...] = (*SECTIONS, ("eval",), ("eval", "general"), ("finetuning",), STAGES, ("prompts",))
 """Keys for which null means the same as leaving them out: `functions:` with everything below it commented out."""
 
 

@@ -48,7 +48,8 @@ class EnvironmentPlayer:
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> str:
         environment: Any = context.environment  # type: ignore[attr-defined]
         observation = await environment.reset()
-        messages: list[Any] = [{"role": "system", "content": self.config.system}] if self.config.system else []
+        system = context.text("system", self.config.system or "")
+        messages: list[Any] = [{"role": "system", "content": system}] if system else []
         arguments = {} if self.config.max_tokens is None else {"max_tokens": self.config.max_tokens}
         text = ""
         for _ in range(self.config.max_turns):

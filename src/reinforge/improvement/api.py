@@ -14,7 +14,7 @@ import filelock
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
-from reinforge.errors import ConfigError, Problem, ReinforgeError
+from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file
 from reinforge.improvement.recipes import propose
@@ -64,7 +64,7 @@ class Improvements:
             before, after = found["before"]["mean"], found["after"]["mean"]
             interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
             lines += [
-                f"winner       {found['winner']} after epoch {found['epoch']}",
+                f"winner       {found['winner']} after {found['epoch'] + 1} epochs",
                 f"reward       {before:.3f} -> {after:.3f} on confirm",
                 f"improvement  {interval} (on select it was {found['gain_on_select']:+.3f}, chosen as the best of "
                 f"{sum(trial.score is not None for trial in record.trials)} trials)",
@@ -100,6 +100,7 @@ def improve(
     *,
     environment: str | Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
+    reflect: str | None = None,
     settings: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     output_dir: str | Path | None = None,
@@ -115,6 +116,7 @@ def improve(
     Args:
         minutes: What the search may take, with its verdict.
         max_tokens: SearchBudget in sampled tokens in place of minutes; equal searches then make equal decisions.
+        reflect: Entry of `llms` whose model rewrites the agent's texts (`context.text`); needs the extra `prompt`.
         settings: Further keys of the `finetuning` section.
         resume: Name or folder of a search to resume.
 
@@ -142,7 +144,7 @@ def improve(
     def load(overrides: Any) -> LoadedConfig:
         return build_config(data, registry=registry, overrides=overrides)
 
-    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry)
+    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect)
 
 
 def choose_budget(minutes: float, max_tokens: int | None) -> SearchBudget:
@@ -162,14 +164,19 @@ def run_search(
     resume: str | Path | None = None,
     say: Say = print,
     registry: Registry | None = None,
+    reflect: str | None = None,
 ) -> Improvements:
     """Runs or resumes a search; one process works on it at a time.
 
     Args:
         budget: What it may use; None: what it started with, when it resumes.
+        reflect: Entry of `llms` that rewrites prompts; None: none does.
     """
     base = load(())
-    config = base.config.finetuning
+    config, llms = base.config.finetuning, base.config.llms
+    if reflect is not None and reflect not in llms:
+        message = f'llms has no entry "{reflect}"{did_you_mean(reflect, llms)}'
+        raise ConfigError(Problem("reflect", message, f"name one of: {', '.join(llms)}"))
     output_dir = Path(config.output_dir).expanduser()
     if resume is not None:
         folder = next((each for each in (Path(resume), output_dir / resume) if (each / SEARCH).is_file()), Path(resume))
@@ -193,8 +200,8 @@ def run_search(
     try:
         say(f"search {folder.name} in {folder}, {record.budget.format(record.budget.total)}")
         live = LiveRun(blocked_s=config.limits.episode_timeout_s)
-        trials = RunTrials(record, load, say, registry)
-        search = Search(record, trials, propose(base.config), config.gate, say)
+        trials = RunTrials(record, load, say, registry, reflect)
+        search = Search(record, trials, propose(base.config, reflect), config.gate, say)
         run_interruptible(search.run(), RunOptions(live=live))
     except ReinforgeError as error:
         if not isinstance(error, ConfigError):

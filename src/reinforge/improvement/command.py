@@ -35,6 +35,7 @@ from reinforge.cli.output import say, say_json
 @option("minutes", metavar="MINUTES", type=float, group=LIMITS, help="What the search may take; default: 30 minutes.")
 @option("hours", metavar="HOURS", type=float, group=LIMITS, help="The same in hours.")
 @option("budget_tokens", metavar="N", type=click.IntRange(min=1), group=LIMITS, help="Sampled tokens instead of time.")
+@option("reflect", metavar="ENTRY", group=DATA, help="Entry of llms that rewrites the agent's prompts (GEPA).")
 @option("run_name", metavar="NAME", group=RUN, help="Name of the folder; default: date, time and a random suffix.")
 @option("resume", metavar="NAME", group=RUN, help="Resume a stopped search; pass the same FILE and options.")
 @OVERRIDE
@@ -45,6 +46,7 @@ def command(
     minutes: float | None,
     hours: float | None,
     budget_tokens: int | None,
+    reflect: str | None,
     run_name: str | None,
     resume: str | None,
     as_json: bool,
@@ -77,6 +79,7 @@ def command(
         budget,
         run_name=run_name,
         resume=resume,
+        reflect=reflect,
         say=lambda line: say(line, err=as_json),
     )
     if as_json:

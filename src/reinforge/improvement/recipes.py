@@ -28,6 +28,7 @@ LORA = ((f"{FINETUNING}.policy.lora", "{r: 16, lora_alpha: 32}"), (RATE, f"{LORA
 STEPS = (f"{FINETUNING}.policy.batch.steps_per_job", "4")
 CLIPPED = "{_type: grpo, clip_low: 0.2, clip_high: 0.28, loss_aggregation: token}"
 """Clip-higher of DAPO (arXiv:2503.14476); several steps on the same episodes need the clipping."""
+DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
 
@@ -39,10 +40,15 @@ class SearchRecipe:
     name: str
     why: str
     overrides: Overrides = ()
+    prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
 
 
-def propose(config: Config) -> list[SearchRecipe]:
-    """Returns what to try, the most promising first; only what the configuration does not have already."""
+def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
+    """Returns what to try, the most promising first; only what the configuration does not have already.
+
+    Args:
+        reflect: Entry of `llms` that rewrites prompts; None: none does.
+    """
     finetuning = config.finetuning
     policy, algorithm = finetuning.policy, str(getattr(finetuning.algorithm, "static_type", None))
     found = [SearchRecipe("as-configured", "the configuration as it is")]
@@ -63,8 +69,13 @@ def propose(config: Config) -> list[SearchRecipe]:
     if rewards:
         why = "imitates the best replies, where rewards are rare"
         found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, "{_type: expert_iteration}"),)))
+        why = "shows the agent some of its own best episodes, and trains with them in the prompt"
+        found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS))
         slower = f"{rate / RATE_FACTOR:.2g}"
         found.append(SearchRecipe("smaller-steps", f"learning rate {slower} instead of {rate:.2g}", ((RATE, slower),)))
+    if reflect is not None:
+        why = f"{reflect} rewrites the prompt, given what went wrong with it, and the agent trains with the best one"
+        found.insert(1, SearchRecipe("better-prompt", why, prompts=GEPA))
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from reinforge.config.document import escape
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_json_file, write_json
-from reinforge.improvement.recipes import SearchRecipe
+from reinforge.improvement.recipes import Overrides, SearchRecipe
 from reinforge.runs.summary import format_duration
 
 SEARCH = "search.json"
@@ -55,6 +57,14 @@ class Trial:
     score: float | None = None  # the best one
     best_epoch: int | None = None
     stopped: str | None = None  # why it is not trained on; None: it may be
+    prompts: dict[str, str] | None = None  # better texts of the agent, which were found; None: not searched for yet
+    prompt_cost: float = 0.0  # of that search
+
+    @property
+    def overrides(self) -> Overrides:
+        """What the trial changes, with the prompts that it found."""
+        texts = ((f"prompts.{name}", json.dumps(escape(text))) for name, text in (self.prompts or {}).items())
+        return (*self.recipe.overrides, *texts)
 
     @property
     def epoch_cost(self) -> float:

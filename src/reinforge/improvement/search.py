@@ -162,28 +162,29 @@ class Search:
         """Compares the best trial with the untouched agent on `confirm`, once."""
         scored = [trial for trial in self.record.trials if trial.score is not None]
         best = max(scored, key=lambda trial: (_get_score(trial), -trial.number), default=None)
-        if best is None or best.best_epoch in (None, BASELINE):
+        if best is None or (best.best_epoch in (None, BASELINE) and not best.prompts):
             why = "no trial beat the untouched agent on the select examples" if best else "no trial could be measured"
             return {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
-        started, epoch = time.monotonic(), int(best.best_epoch or 0)
-        self.say(f"verdict: {best.name} after epoch {epoch} against the untouched agent, on confirm")
+        started, epoch = time.monotonic(), BASELINE if best.best_epoch is None else best.best_epoch
+        what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
+        self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
         before, after = await self.trials.judge(best)
         verdict = decide(self.gate, self.trials.metric, before, after)
-        overrides = (*best.recipe.overrides, ("finetuning.num_epochs", str(epoch + 1)))
+        overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         self.record.judged_s += time.monotonic() - started
         improvement = verdict.improvement
         return {
             "winner": best.name,
             "epoch": epoch,
-            "overrides": [list(each) for each in best.recipe.overrides],
+            "overrides": [list(each) for each in best.overrides],
             "command": format_command(overrides),
             "promoted": verdict.promoted,
             "reason": verdict.reason,
             "before": verdict.confirm_base.as_dict() if verdict.confirm_base else None,
             "after": verdict.confirm_tuned.as_dict() if verdict.confirm_tuned else None,
             "improvement": improvement.as_dict() if improvement else None,
-            "gain_on_select": _get_score(best) - (best.baseline or 0.0),
+            "gain_on_select": _get_score(best) - (self.record.trials[0].baseline or 0.0),
             "gain_on_confirm": improvement.mean_difference if improvement else None,
             "metrics": [change.as_dict() for change in compare_reports(before, after, {})],
             "model": None if model is None else str(model),

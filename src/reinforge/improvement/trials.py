@@ -20,7 +20,8 @@ from reinforge.errors import (
 )
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference, format_interval
 from reinforge.files import find_json, remove_folder, replace_file
-from reinforge.improvement.recipes import Overrides
+from reinforge.improvement.prompts import search_demonstrations, search_with_gepa
+from reinforge.improvement.recipes import GEPA, Overrides
 from reinforge.improvement.record import SearchRecord, Trial
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, copy_model
@@ -37,6 +38,8 @@ from reinforge.types.evaluation import EvaluationReport
 
 MAX_EPOCHS = 1000
 """Epochs that a trial may have; the budget ends it long before."""
+EPISODES = 120
+"""Episodes that a search for prompts may run."""
 RECIPE = "recipe.yml"
 
 Load = Callable[[Overrides], LoadedConfig]
@@ -46,8 +49,15 @@ Say = Callable[[str], None]
 class RunTrials:
     """The trials of a search as runs in the folder `trials`; see `Trials`."""
 
-    def __init__(self, record: SearchRecord, load: Load, say: Say, registry: Registry | None = None):
-        self.record, self.load, self.say, self.registry = record, load, say, registry
+    def __init__(
+        self,
+        record: SearchRecord,
+        load: Load,
+        say: Say,
+        registry: Registry | None = None,
+        reflect: str | None = None,
+    ):
+        self.record, self.load, self.say, self.registry, self.reflect = record, load, say, registry, reflect
         config = load(()).config.finetuning
         reward = config.reward_function.name if config.reward_function is not None else ""
         self.metric = config.gate.metric or reward
@@ -56,6 +66,34 @@ class RunTrials:
         return self.record.folder / "trials" / trial.name
 
     async def train(self, trial: Trial) -> None:
+        if trial.recipe.prompts is not None and trial.prompts is None:
+            await self._find_prompts(trial)
+        if trial.stopped is None:
+            await self._train(trial)
+
+    async def _find_prompts(self, trial: Trial) -> None:
+        """Searches for better texts of the agent, on training examples; a trial without any is stopped."""
+        started, folder = time.monotonic(), self.record.folder / "prompts" / trial.name
+        loaded, registry = self.load(trial.recipe.overrides), self.registry
+        try:
+            if trial.recipe.prompts == GEPA:
+                search = search_with_gepa(loaded, folder, budget=EPISODES, reflect=self.reflect, registry=registry)
+            else:
+                search = search_demonstrations(loaded, folder, budget=EPISODES, registry=registry)
+            found = await search
+        except (EvaluationError, ConfigError) as error:
+            trial.stopped = f"no prompt was found: {error}"
+            return
+        spent = found.num_tokens if self.record.budget.unit == "tokens" else time.monotonic() - started
+        trial.prompts, trial.prompt_cost = found.prompts, spent
+        trial.used += spent
+        means = f"{found.default_mean:.3f} -> {found.mean:.3f} on {found.num_examples} training examples"
+        self.say(f"{trial.name}: {found.num_candidates} prompts tried, {means}")
+        if found.mean <= found.default_mean:
+            trial.stopped = f"none of {found.num_candidates} prompts was better than the agent's own"
+        self.record.write()
+
+    async def _train(self, trial: Trial) -> None:
         folder, in_tokens = self._locate(trial), self.record.budget.unit == "tokens"
         options = RunOptions(run_name=trial.name, progress=_TrialProgress(trial, self.metric, self.say))
         if (folder / JOURNAL).is_file():
@@ -63,8 +101,8 @@ class RunTrials:
         started, before = time.monotonic(), trial.used
 
         def find_pause(context: RunContext, num_epochs: int) -> str | None:
-            spent = before + time.monotonic() - started
-            trial.used, trial.epochs = float(context.tokens["completion"]) if in_tokens else spent, num_epochs
+            sampled, spent = trial.prompt_cost + context.tokens["completion"], before + time.monotonic() - started
+            trial.used, trial.epochs = float(sampled) if in_tokens else spent, num_epochs
             if num_epochs == 0:
                 trial.start_cost = trial.used
             self.record.write()
@@ -74,7 +112,7 @@ class RunTrials:
 
         options.find_pause = find_pause
         overrides = (
-            *trial.recipe.overrides,
+            *trial.overrides,
             ("finetuning.output_dir", str(folder.parent)),
             ("finetuning.num_epochs", str(MAX_EPOCHS)),
         )
@@ -86,8 +124,11 @@ class RunTrials:
             if isinstance(error, ConfigError) and (trial.number == 1 or options.resume is not None):
                 raise  # the configuration is wrong, or has changed since the search started
             trial.stopped = f"{'a guard stopped it' if isinstance(error, GuardHalted) else 'it failed'}: {error}"
-        tokens = (find_json(folder / "summary.json") or {}).get("tokens", {})
-        trial.used = tokens.get("completion", trial.used) if in_tokens else before + time.monotonic() - started
+        tokens = (find_json(folder / "summary.json") or {}).get("tokens", {}).get("completion")
+        if not in_tokens:
+            trial.used = before + time.monotonic() - started
+        elif tokens is not None:
+            trial.used = trial.prompt_cost + tokens
         if rows := self._read_validations(trial):
             best = choose_best_validation(rows, self.metric)
             trial.baseline = rows[0].metrics.get(self.metric)
@@ -119,7 +160,7 @@ class RunTrials:
         copy_model(Checkpoints(self._locate(trial)).verify(row.checkpoint), model)
         before = await evaluate(self.load(()), EvaluationOptions(split="confirm"), self.registry)
         tuned = EvaluationOptions(split="confirm", model=str(model))
-        after = await evaluate(self.load(trial.recipe.overrides), tuned, self.registry)
+        after = await evaluate(self.load(trial.overrides), tuned, self.registry)
         return before.report, after.report
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:

@@ -63,6 +63,9 @@ class Capture:
     told: set[str] = field(default_factory=set)
     """What the user was already told about the agent's requests; episodes of one run share it, and `ignored`."""
     ignored: list[str] = field(default_factory=list)  # fields of its requests that are not used
+    prompts: Mapping[str, str] = field(default_factory=dict)  # what replaces texts of the agent, by name
+    texts: dict[str, str] = field(default_factory=dict)
+    """The texts that the agent asked for, by name, with its own wording; episodes of one run share it."""
     pending: int = 0
     num_started: int = 0
     closed: bool = False
@@ -76,6 +79,10 @@ class Capture:
             yield
         finally:
             self.functions = outer
+
+    def text(self, name: str, default: str) -> str:
+        self.texts.setdefault(name, default)
+        return self.prompts.get(name, default)
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
         """Marks the latest turn, or the turn of the call with this id.

@@ -98,6 +98,10 @@ class EpisodeContext:
         """
         self._capture.mark(data, step_reward=step_reward, call_id=call_id)
 
+    def text(self, name: str, default: str) -> str:
+        """Returns a text of the agent, such as its system prompt: the default, or what `prompts` has under its name."""
+        return self._capture.text(name, default)
+
     def note_waiting(self, reason: str) -> None:
         """Notes what the agent waits for, in case that its time is up."""
         self._capture.waiting = reason
@@ -209,6 +213,11 @@ def current_http_client(library: str | None = None, **options: Any) -> Any:
 
 def current_async_http_client(library: str | None = None, **options: Any) -> Any:
     return _build_client("async_http_client", _find_current, library, options)
+
+
+def current_text(name: str, default: str) -> str:
+    """Returns `context.text(name, default)` of the episode in which the current code runs."""
+    return get_episode().context.text(name, default)
 
 
 def _find_current() -> EpisodeEndpoint:

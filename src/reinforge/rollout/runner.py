@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
 from reinforge.config.schema import Config, LLMConfig
-from reinforge.errors import ConfigError, Problem, RecordError
+from reinforge.errors import ConfigError, Problem, RecordError, did_you_mean
 from reinforge.interfaces import ChatModel
 from reinforge.rollout.capture import AsyncLLM, BlockingLLM, Capture
 from reinforge.rollout.context import EpisodeContext
@@ -92,6 +92,8 @@ class EpisodeRunner:
 
     Attributes:
         ignored: Fields of the agent's requests that nothing has used so far.
+        prompts: What `context.text` returns in place of the agent's own texts, by name.
+        texts: The texts that the agent has asked for, by name, with its own wording.
         limit: Opened around each call of `run`, to end it when the run has reached a limit.
         main_llm: The entry of `llms` that the workflow gets.
     """
@@ -107,6 +109,7 @@ class EpisodeRunner:
         run_seed: int,
         max_concurrency: int,
         entries: Mapping[str, LLMConfig] | None = None,
+        prompts: Mapping[str, str] | None = None,
     ):
         self.workflow, self.llms, self._entries = workflow, dict(llms), entries or {}
         self.limits, self.outcomes, self.run_seed = limits, outcomes, run_seed
@@ -114,6 +117,7 @@ class EpisodeRunner:
         self.status = RunnerStatus(last_progress_s=time.monotonic())
         self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         self._told, self.ignored = set[str](), list[str]()
+        self.prompts, self.texts = dict(prompts or {}), dict[str, str]()
         self.slots = EpisodeSlots(max_concurrency)
         self.main_llm = choose_llm(workflow, llms, {name for name, each in self._entries.items() if not each.train})
         self._answers_any = workflow.llm is not None or len(llms) < 2
@@ -130,7 +134,14 @@ class EpisodeRunner:
             run_seed=finetuning.seed,
             max_concurrency=config.eval.general.max_concurrency,
             entries=config.llms,
+            prompts=config.prompts,
         )
+
+    def note_unused_prompts(self, note: Callable[[str], None]) -> None:
+        unused = [name for name in self.prompts if name not in self.texts]
+        if unused and self.status.num_finished:
+            asked = did_you_mean(unused[0], self.texts) or f"; it asks for {', '.join(self.texts) or 'none'}"
+            note(f"warning: the agent never asked for the text {', '.join(unused)} of prompts{asked}")
 
     async def run(
         self,
@@ -333,6 +344,8 @@ class Attempt(ContainedTask[Any]):
             omits_content=runner.outcomes.unsupported_content == "omit",
             told=runner._told,
             ignored=runner.ignored,
+            prompts=runner.prompts,
+            texts=runner.texts,
         )
         self.started_s = time.monotonic()
 

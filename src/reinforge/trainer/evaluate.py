@@ -143,6 +143,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
             [EpisodeKey("eval", 0, id_, number) for id_ in ids for number in range(num_samples)]
         )
         report = evaluation.report(split, 0, records)
+        evaluation.runner.note_unused_prompts(options.progress.note)
     _require_scores(report)
     files = [] if folder is None else _write_files(build_output(records, report.summaries), folder)
     passed = summarize_passes(records, report.clusters)

@@ -282,6 +282,8 @@ class _Run:
                 except BudgetReached as reached:
                     await self._judge_early(reached)
                     raise
+                finally:
+                    runner.note_unused_prompts(context.progress.note)
 
     def _reserve_verdict(self) -> None:
         """Lets the limits keep what the verdict needs; that of a pipeline is about its last stage, so it needs all."""

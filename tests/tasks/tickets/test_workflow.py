@@ -10,6 +10,7 @@ from reinforge.tasks.tickets.ticket import format_ticket
 from reinforge.tasks.tickets.workflow import TicketAgent
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import ScriptedChat
+from tests.episodes import make_context
 
 TICKET = {"product": "lamp", "issue": "billing", "priority": "low", "refund": False}
 VALID = format_ticket(TICKET)
@@ -27,13 +28,13 @@ async def score(evaluator, filed):
 
 async def test_a_valid_ticket_is_filed_at_once():
     llm = ScriptedChat(VALID)
-    assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 1}
+    assert await TicketAgent()(example(), llm, make_context()) == {"ticket": TICKET, "num_answers": 1}
     assert llm.requests == [{"messages": [{"role": "user", "content": EMAIL}], "max_tokens": 32}]
 
 
 async def test_an_invalid_ticket_may_be_corrected():
     llm = ScriptedChat(NO_REFUND, VALID)
-    assert await TicketAgent()(example(), llm, None) == {"ticket": TICKET, "num_answers": 2}
+    assert await TicketAgent()(example(), llm, make_context()) == {"ticket": TICKET, "num_answers": 2}
     first, second = (request["messages"] for request in llm.requests)
     assert second == [
         {"role": "user", "content": EMAIL},
@@ -47,7 +48,7 @@ async def test_an_invalid_ticket_may_be_corrected():
 async def test_twice_invalid_is_the_policys_own_failure(answer):
     llm = ScriptedChat(NO_REFUND, answer)
     with pytest.raises(PolicyFailure, match="answer 2 was") as failure:
-        await TicketAgent()(example(), llm, None)
+        await TicketAgent()(example(), llm, make_context())
     filed = failure.value.output
     assert json.loads(json.dumps(filed)) == {"ticket": None, "num_answers": 2}
     for evaluator in (TicketExact(), TicketFields(), TicketSchema()):
@@ -56,8 +57,14 @@ async def test_twice_invalid_is_the_policys_own_failure(answer):
 
 async def test_instructions_stand_before_the_email():
     llm = ScriptedChat(NO_REFUND, VALID)
-    await TicketAgent(instructions="Answer in JSON.")(example(), llm, None)
+    await TicketAgent(instructions="Answer in JSON.")(example(), llm, make_context())
     assert [message["role"] for message in llm.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
+async def test_a_prompt_replaces_the_instructions():
+    llm = ScriptedChat(VALID)
+    await TicketAgent(instructions="Answer in JSON.")(example(), llm, make_context(system="JSON!"))
+    assert llm.requests[0]["messages"][0] == {"role": "system", "content": "JSON!"}
 
 
 @pytest.mark.parametrize(

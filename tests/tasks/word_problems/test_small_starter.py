@@ -18,6 +18,7 @@ from reinforge.tasks.word_problems.starter import (
     make_tokenizer,
 )
 from tests.doubles import ScriptedChat
+from tests.episodes import make_context
 
 
 def test_another_operation_uses_the_same_numbers_and_has_a_whole_result():
@@ -56,5 +57,5 @@ def test_a_number_is_one_token_and_an_episode_fits_the_model():
 
 async def test_the_starter_is_asked_as_the_agent_asks():
     llm = ScriptedChat("17")
-    await answer(SimpleNamespace(input_obj="12 and 5?"), llm, None)
+    await answer(SimpleNamespace(input_obj="12 and 5?"), llm, make_context())
     assert llm.requests[0]["messages"] == build_messages("12 and 5?")

@@ -26,6 +26,7 @@ from reinforge.tasks.word_problems.problems import (
 from reinforge.tasks.word_problems.scoring import score_calculation, score_tool_use
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import ScriptedChat
+from tests.episodes import make_context
 
 EVERYTHING = WordProblemsDatasetConfig(num_train=1500, num_select=120, num_confirm=600)
 ITEM = EvalInputItem(id="t", input_obj="2 and 3?", expected_output_obj="5", full_dataset_entry={})
@@ -110,15 +111,22 @@ def test_the_calculator_calculates_with_two_numbers_only(expression, result):
 
 async def test_the_agent_returns_the_reply():
     llm = ScriptedChat("5")
-    assert await answer(ITEM, llm, None) == "5"
+    assert await answer(ITEM, llm, make_context()) == "5"
     [request] = llm.requests
     assert request["messages"][-1]["content"].startswith("2 and 3?")
     assert "tools" not in request
 
 
+@pytest.mark.parametrize("agent", [answer, calculate_and_answer])
+async def test_a_prompt_replaces_the_system_text(agent):
+    llm = ScriptedChat(CALL, "5")
+    await agent(ITEM, llm, make_context(system="Count."))
+    assert llm.requests[0]["messages"][0] == {"role": "system", "content": "Count."}
+
+
 async def test_the_agent_with_a_calculator_answers_after_its_result():
     llm = ScriptedChat(CALL, "5")
-    assert await calculate_and_answer(ITEM, llm, None) == "2 + 3 = 5\n5"
+    assert await calculate_and_answer(ITEM, llm, make_context()) == "2 + 3 = 5\n5"
     first, second = llm.requests
     assert first["tool_choice"] == "required"
     assert "tool_choice" not in second
@@ -127,13 +135,13 @@ async def test_the_agent_with_a_calculator_answers_after_its_result():
 
 async def test_a_call_that_was_cut_off_is_a_failure_of_the_policy():
     with pytest.raises(PolicyFailure, match="incomplete"):
-        await calculate_and_answer(ITEM, ScriptedChat('[calculate(expression="2'), None)
+        await calculate_and_answer(ITEM, ScriptedChat('[calculate(expression="2'), make_context())
 
 
 async def test_an_answer_without_a_number_is_a_failure_and_not_the_calculators_number():
     llm = ScriptedChat(CALL, "Awesome!")
     with pytest.raises(PolicyFailure, match="the answer has no number"):
-        await calculate_and_answer(ITEM, llm, None)
+        await calculate_and_answer(ITEM, llm, make_context())
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def serve_agent(workflow: BoundWorkflow) -> tuple[Perform, Message]:
 class RemoteCapture(Capture):
     """Sends marks to the run, and keeps the calls that it has made as far as the agent may see them."""
 
-    def __init__(self, link: JobLink, *, omits_content: bool):
-        super().__init__(seed=0, omits_content=omits_content)
+    def __init__(self, link: JobLink, *, omits_content: bool, prompts: Mapping[str, str]):
+        super().__init__(seed=0, omits_content=omits_content, prompts=prompts)
         self.link = link
 
     def mark(self, data: Any = None, *, step_reward: float | None = None, call_id: str | None = None) -> None:
@@ -50,6 +50,11 @@ class RemoteCapture(Capture):
             kind = TTCEventData if isinstance(data, TTCEventData) else StreamEventData
             mark |= {"data": data.model_dump(mode="json", exclude_unset=True), "kind": kind.__name__}
         self.link.send({**mark, "type": "mark"})
+
+    def text(self, name: str, default: str) -> str:
+        if name not in self.texts:
+            self.link.send({"type": "text", "name": name, "default": default})
+        return super().text(name, default)
 
     def refuse(self, reason: str) -> None:
         self.link.send({"type": "refused", "reason": reason})
@@ -97,7 +102,7 @@ class RemoteLLM:
 
 class RemoteModels:
     def __init__(self, job: Message, link: JobLink, *, is_async: bool):
-        self.capture = RemoteCapture(link, omits_content=job["omits_content"])
+        self.capture = RemoteCapture(link, omits_content=job["omits_content"], prompts=job["prompts"])
         self._names, self._default, self._routes = job["llms"], job["llm"], LLMRoutes(**job["routes"])
         self._is_async = is_async
 

@@ -132,6 +132,7 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
             "llms": episode.names,
             "timeout_s": timeout_s,
             "omits_content": episode.capture.omits_content,
+            "prompts": dict(episode.capture.prompts),
             "routes": episode.routes.model_dump(exclude_none=True),
         }
     )
@@ -144,6 +145,8 @@ async def run_in_worker(job: WorkerJob, episode: Episode, timeout_s: float | Non
                 call.add_done_callback(calls.discard)
             elif message["type"] == "mark":
                 _mark(episode, message)
+            elif message["type"] == "text":
+                episode.capture.text(str(message["name"]), str(message["default"]))
             elif message["type"] == "refused":
                 episode.capture.refuse(str(message["reason"]))
             elif message["type"] == "ignored":

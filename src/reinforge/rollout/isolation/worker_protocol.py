@@ -7,6 +7,7 @@ run -> worker   start    once: what to load, and how
 worker -> run   ready    or `refused`, with the problems of the function
                 call     a model call of the agent, with an id
                 mark     a mark of the agent
+                text     a text that the agent asked for, with its own wording
                 refused  why a model call of the agent was
                 blame    why the latest reply of a model is unusable
                 done     the result of the job, or `failed` with the exception

@@ -96,7 +96,8 @@ class ToolAgent:
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
         prompt = fill_text(self.config.prompt, collect_fields(item))
-        messages: list[Any] = [{"role": "system", "content": self.config.system}] if self.config.system else []
+        system = context.text("system", self.config.system or "")
+        messages: list[Any] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         text = ""
         async with self.open_tools() as tools:

@@ -37,7 +37,8 @@ class TicketAgent:
 
     async def __call__(self, item: Any, llm: Any, context: Any) -> dict[str, Any]:
         """Files one e-mail and returns `{"ticket": {...}, "num_answers": 1 or 2}`."""
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        instructions = context.text("system", self.instructions or "")
+        messages = [{"role": "system", "content": instructions}] if instructions else []
         messages = [*messages, {"role": "user", "content": item.input_obj}]
         text, problem = "", ""
         for number in range(1, MAX_ANSWERS + 1):

@@ -14,8 +14,8 @@ from typing import Any
 
 from reinforge.rollout.workflow import PolicyFailure
 
-ANSWER = {"role": "system", "content": "You write a calculation and nothing else, for example: 3 + 4 = 7"}
-CALCULATE = {"role": "system", "content": "You call the calculator, then you answer with its result and nothing else."}
+ANSWER = "You write a calculation and nothing else, for example: 3 + 4 = 7"
+CALCULATE = "You call the calculator, then you answer with its result and nothing else."
 
 CALCULATOR = {
     "type": "function",
@@ -42,13 +42,14 @@ def calculate(expression: str) -> str:
     return str({"+": left + right, "-": left - right, "*": left * right}[operator])
 
 
-def build_messages(problem: str) -> list[dict[str, str]]:
-    return [ANSWER, {"role": "user", "content": f"{problem}\n\nThe calculation:"}]
+def build_messages(problem: str, system: str = ANSWER) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": f"{problem}\n\nThe calculation:"}]
 
 
 async def answer(item: Any, llm: Any, context: Any) -> str:
     """Asks the model once; the last number of its reply is the answer."""
-    reply = await llm.chat.completions.create(messages=build_messages(item.input_obj), max_tokens=16)
+    messages = build_messages(item.input_obj, context.text("system", ANSWER))
+    reply = await llm.chat.completions.create(messages=messages, max_tokens=16)
     return str(reply.choices[0].message.content)
 
 
@@ -61,7 +62,8 @@ async def calculate_and_answer(item: Any, llm: Any, context: Any) -> str:
     Raises:
         PolicyFailure: The call is cut off, or the answer has no number.
     """
-    messages = [CALCULATE, {"role": "user", "content": item.input_obj}]
+    system = {"role": "system", "content": context.text("system", CALCULATE)}
+    messages = [system, {"role": "user", "content": item.input_obj}]
     tools = {"tools": [CALCULATOR]}
     reply = await llm.chat.completions.create(messages=messages, **tools, tool_choice="required", max_tokens=48)
     message = reply.choices[0].message
