@@ -120,7 +120,11 @@ async def test_an_error_of_a_harness_is_one_of_the_episode(tmp_path, interpreter
 
 
 REFUSED = [
-    (CLASSIC, {"name": "nothing"}, "environment: verifiers cannot load nothing: ModuleNotFoundError"),
+    (
+        CLASSIC,
+        {"name": "nothing"},
+        "environment.name: verifiers cannot load nothing: ValueError: no module nothing; ModuleNotFoundError",
+    ),
     (CLASSIC, {"arguments": {"turns_to_play": 0}}, "verifiers cannot load verifiers_env: ValueError: a game has turns"),
     (CLASSIC, {"arguments": {"compares": True}}, "environment.name: the rubric of verifiers_env compares rollouts"),
     (TASKS, {"name": "verifiers_taskset", "arguments": {"user": {}}}, "the policy would play agent, user"),

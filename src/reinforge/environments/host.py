@@ -183,7 +183,7 @@ class EnvironmentHost:
             try:
                 answer, _ = await self.places[0].call("load", timeout_s=LOAD_S, expected=None)
             except ConfigError as error:
-                problems = [replace(each, path=f"environment.{each.path}".rstrip(".")) for each in error.problems]
+                problems = [replace(each, path=f"environment.{each.path}") for each in error.problems]
                 raise ConfigError(problems) from None
             except WorkerEnded as end:
                 raise ConfigError(Problem("environment", f"the process of {self.name} failed: {end}")) from None

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from reinforge.config.schema import EnvironmentConfig
-from reinforge.errors import ConfigError, PolicyFailure, Problem, boundary
+from reinforge.errors import ConfigError, PolicyFailure, Problem, show
 from reinforge.interfaces import Builder, Environment, EnvironmentSource
 from reinforge.registry import register_environment, register_workflow
 from reinforge.rollout.context import EpisodeContext
@@ -217,11 +217,26 @@ def read_text(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else extract_text(prompt[-1]["content"]) if prompt else ""
 
 
+@contextmanager
+def describe_failure(name: str) -> Iterator[None]:
+    """Turns what the package raises into a `ConfigError` with its causes, which the package's message hides."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  the user's module may raise anything
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)
+        message = "; ".join(f"{type(each).__name__}: {show(each)}" for each in causes)
+        raise ConfigError(Problem("name", f"verifiers cannot load {name}: {message}")) from None
+
+
 @asynccontextmanager
 async def open_classic(config: VerifiersConfig) -> AsyncIterator[Rollouts]:
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     package: Any = importlib.import_module(PACKAGE)
-    with boundary(ConfigError, f"verifiers cannot load {config.name}"):
+    with describe_failure(config.name):
         environment = package.load_environment(config.name, **config.arguments)
     if environment.requires_group_rollouts:
         raise ConfigError(Problem("name", f"the rubric of {config.name} compares rollouts, so none has a reward alone"))
@@ -275,7 +290,7 @@ async def open_tasks(config: VerifiersConfig) -> AsyncIterator[Rollouts]:
     loaders: Any = importlib.import_module("verifiers.v1.utils.loaders")
     sys.modules[CHAT] = build_chat(vf)
     arguments = config.arguments
-    with boundary(ConfigError, f"verifiers cannot load {config.name}"):
+    with describe_failure(config.name):
         settings = loaders.resolve_env_config(
             {**arguments, "taskset": {**arguments.get("taskset", {}), "id": config.name}}
         )

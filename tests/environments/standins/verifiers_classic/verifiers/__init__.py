@@ -61,4 +61,8 @@ def fail(name, text):
 
 
 def load_environment(name, **arguments):
-    return importlib.import_module(name).load_environment(**arguments)
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"no module {name}") from error
+    return module.load_environment(**arguments)
