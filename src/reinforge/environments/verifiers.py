@@ -19,7 +19,7 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,20 +34,14 @@ from reinforge.interfaces import Builder, Environment, EnvironmentSource
 from reinforge.registry import register_environment, register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.episode import extract_text
-from reinforge.rollout.workflows.outside_agent import (
-    AgentAccess,
-    AgentFailed,
-    AgentWorkflowConfig,
-    OutsideWorkflow,
-    open_access,
-)
+from reinforge.rollout.workflows.outside_agent import AgentFailed, AgentWorkflowConfig, OutsideWorkflow, open_access
 from reinforge.types.environment import Observation, Reply, StepResult
 from reinforge.types.evaluation import EvalInputItem
 
 PACKAGE, CHAT = "verifiers", "reinforge_chat"
 """The package, and the harness that a taskset has where it names none."""
-FAILURE = "failure"
-"""Why a rollout has no reward; whose failure that is, only the calls of its episode tell."""
+FAILURE, MODEL_ERRORS = "failure", ("ModelError", "ProviderError")
+"""Why a rollout has no reward, and errors of model calls: whose failure these are, only the calls tell."""
 ENDLESS_SIZE = 600
 """Tasks of an endless taskset, unless the configuration says how many."""
 
@@ -100,28 +94,22 @@ class VerifiersWorkflowConfig(AgentWorkflowConfig, name="verifiers"):
     )
 
 
-@dataclass(frozen=True)
-class VerifiersPlayer:
-    config: VerifiersWorkflowConfig
-    accesses: AgentAccess
-
-    async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> str:
-        environment: Any = context.environment  # type: ignore[attr-defined]
-        await environment.reset()
-        async with self.accesses.open(context) as access:
-            sampling = {} if self.config.max_tokens is None else {"max_tokens": self.config.max_tokens}
-            endpoint = Endpoint(access.base_url, access.api_key, context.endpoint.default, sampling)
-            result = await environment.step(json.dumps(vars(endpoint)))
-        if (failure := result.info.get(FAILURE)) is not None:
-            raise AgentFailed(f"verifiers could not finish the rollout: {failure}")
-        return extract_text(context.calls[-1].reply.message.get("content")) if context.calls else ""
-
-
 @register_workflow(config_type=VerifiersWorkflowConfig)
 async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
+    sampling = {} if config.max_tokens is None else {"max_tokens": config.max_tokens}
     async with open_access(builder, PACKAGE) as accesses:
-        player = VerifiersPlayer(config, accesses)
-        yield OutsideWorkflow(player, config.llm, True, config.share_environment_seed, name=PACKAGE)
+
+        async def play(item: EvalInputItem, llm: Any, context: EpisodeContext) -> str:
+            environment: Any = context.environment  # type: ignore[attr-defined]
+            await environment.reset()
+            async with accesses.open(context) as access:
+                endpoint = Endpoint(access.base_url, access.api_key, context.endpoint.default, sampling)
+                result = await environment.step(json.dumps(vars(endpoint)))
+            if (failure := result.info.get(FAILURE)) is not None:
+                raise AgentFailed(f"verifiers could not finish the rollout: {failure}")
+            return extract_text(context.calls[-1].reply.message.get("content")) if context.calls else ""
+
+        yield OutsideWorkflow(play, config.llm, True, config.share_environment_seed, name=PACKAGE)
 
 
 @dataclass
@@ -151,7 +139,17 @@ async def verifiers(config: VerifiersConfig, builder: Any) -> AsyncIterator[Envi
         fix = f"{config.install}, then set `python: .venvs/verifiers/bin/python`"
         raise ConfigError(Problem("python", f"the package verifiers is not installed in {sys.prefix}", fix))
     is_classic = importlib.util.find_spec(f"{PACKAGE}.envs") is not None
-    async with open_classic(config) if is_classic else open_tasks(config) as source:
+    try:
+        source = ClassicRollouts(config) if is_classic else TaskRollouts(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  the user's module may raise anything
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:  # the package's message hides them
+            causes.append(cause)
+        message = "; ".join(f"{type(each).__name__}: {show(each)}" for each in causes)
+        raise ConfigError(Problem("name", f"verifiers cannot load {config.name}: {message}")) from None
+    async with source.serve():
         yield source
 
 
@@ -175,6 +173,10 @@ class Rollouts(EnvironmentSource):
 
     def create(self) -> Rollout:
         return Rollout(self)
+
+    def serve(self) -> AbstractAsyncContextManager[Any]:
+        """Returns what is open while rollouts run."""
+        return nullcontext()
 
     @abstractmethod
     def read_rows(self) -> Iterator[dict[str, Any]]: ...
@@ -212,36 +214,13 @@ class Rollout(Environment):
             self.playing.cancel()
 
 
-def read_text(prompt: Any) -> str:
-    """Returns the text of a prompt's last message."""
-    return prompt if isinstance(prompt, str) else extract_text(prompt[-1]["content"]) if prompt else ""
-
-
-@contextmanager
-def describe_failure(name: str) -> Iterator[None]:
-    """Turns what the package raises into a `ConfigError` with its causes, which the package's message hides."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:  # noqa: BLE001  the user's module may raise anything
-        causes: list[BaseException] = [error]
-        while (cause := causes[-1].__cause__) is not None:
-            causes.append(cause)
-        message = "; ".join(f"{type(each).__name__}: {show(each)}" for each in causes)
-        raise ConfigError(Problem("name", f"verifiers cannot load {name}: {message}")) from None
-
-
-@asynccontextmanager
-async def open_classic(config: VerifiersConfig) -> AsyncIterator[Rollouts]:
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    package: Any = importlib.import_module(PACKAGE)
-    with describe_failure(config.name):
-        environment = package.load_environment(config.name, **config.arguments)
-    if environment.requires_group_rollouts:
-        raise ConfigError(Problem("name", f"the rubric of {config.name} compares rollouts, so none has a reward alone"))
-    logging.getLogger("verifiers.rubrics.rubric").addHandler(ScoringErrors(logging.ERROR))
-    yield ClassicRollouts(config, package, environment)
+def end_without_reward(kind: str, text: str, trace: str = "") -> StepResult:
+    """Returns the end of a rollout whose model call failed; any other error is raised as one of the environment."""
+    if kind in MODEL_ERRORS:
+        return StepResult(done=True, info={FAILURE: text})
+    error = RuntimeError(text)
+    error.add_note(trace)
+    raise error
 
 
 class ScoringErrors(logging.Handler):
@@ -257,15 +236,23 @@ class ScoringErrors(logging.Handler):
 class ClassicRollouts(Rollouts):
     """An environment of `load_environment`: its training data, or its evaluation data if it has no other."""
 
-    def __init__(self, config: VerifiersConfig, package: Any, environment: Any):
+    def __init__(self, config: VerifiersConfig):
         super().__init__(config)
-        self.package, self.environment = package, environment
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        self.package: Any = importlib.import_module(PACKAGE)
+        self.environment = self.package.load_environment(config.name, **config.arguments)
+        if self.environment.requires_group_rollouts:
+            message = f"the rubric of {config.name} compares rollouts, so none has a reward alone"
+            raise ConfigError(Problem("name", message))
+        logging.getLogger("verifiers.rubrics.rubric").addHandler(ScoringErrors(logging.ERROR))
 
     def read_rows(self) -> Iterator[dict[str, Any]]:
         has_training = self.environment.build_dataset() is not None
         rows = self.environment.get_dataset() if has_training else self.environment.get_eval_dataset()
         for row in rows:
-            yield {"question": read_text(row["prompt"]), "answer": row.get("answer"), "row": row}
+            prompt = row["prompt"]
+            question = prompt if isinstance(prompt, str) else extract_text(prompt[-1]["content"])
+            yield {"question": question, "answer": row.get("answer"), "row": row}
 
     async def play(self, row: Any, endpoint: Endpoint) -> StepResult:
         errors: list[str] = []
@@ -278,53 +265,45 @@ class ClassicRollouts(Rollouts):
         if isinstance(error := output.get("error"), Mapping):
             if error["error"] in ("EmptyModelResponseError", "InvalidModelResponseError"):
                 raise PolicyFailure(f"verifiers refuses the reply: {error['error_chain_str']}")
-            return StepResult(done=True, info={FAILURE: error["error_chain_str"]})
+            return end_without_reward(error["error"], error["error_chain_str"])
         if errors:
             raise RuntimeError("; ".join(errors))
         return StepResult(reward=output["reward"], done=True, info=output["metrics"])
 
 
-@asynccontextmanager
-async def open_tasks(config: VerifiersConfig) -> AsyncIterator[Rollouts]:
-    vf: Any = importlib.import_module("verifiers.v1")
-    loaders: Any = importlib.import_module("verifiers.v1.utils.loaders")
-    sys.modules[CHAT] = build_chat(vf)
-    arguments = config.arguments
-    with describe_failure(config.name):
-        settings = loaders.resolve_env_config(
-            {**arguments, "taskset": {**arguments.get("taskset", {}), "id": config.name}}
-        )
-        seats = {name: seat for name, seat in settings if isinstance(seat, vf.AgentConfig)}
-        for seat in seats.values():
-            if seat.harness is None and loaders.default_harness_id(config.name) == "bash":
-                seat.harness = vf.HarnessConfig(id=CHAT)
-            if "runtime" not in seat.model_fields_set:
-                seat.runtime = vf.SubprocessConfig()
-        played = [name for name, seat in seats.items() if seat.client is None]
-        if len(played) != 1:
-            fix = (
-                "give all but one a `client` and a `model`: `arguments: {NAME: {client: {base_url: ...}, model: ...}}`"
-            )
-            raise ConfigError(Problem("name", f"the policy would play {', '.join(played) or 'nothing'}", fix))
-        environment = loaders.load_environment(settings)
-    async with environment.serving():
-        yield TaskRollouts(config, vf, environment, played[0])
-
-
 class TaskRollouts(Rollouts):
     """A taskset; the reward is that of the traces of the one agent that the policy plays, on average."""
 
-    def __init__(self, config: VerifiersConfig, vf: Any, environment: Any, seat: str):
+    def __init__(self, config: VerifiersConfig):
         super().__init__(config)
-        self.vf, self.environment, self.seat = vf, environment, seat
+        self.vf: Any = importlib.import_module("verifiers.v1")
+        loaders: Any = importlib.import_module("verifiers.v1.utils.loaders")
+        sys.modules[CHAT] = build_chat(self.vf)
+        taskset = {**config.arguments.get("taskset", {}), "id": config.name}
+        settings = loaders.resolve_env_config({**config.arguments, "taskset": taskset})
+        seats = {name: seat for name, seat in settings if isinstance(seat, self.vf.AgentConfig)}
+        for seat in seats.values():
+            if seat.harness is None and loaders.default_harness_id(config.name) == "bash":
+                seat.harness = self.vf.HarnessConfig(id=CHAT)
+            if "runtime" not in seat.model_fields_set:
+                seat.runtime = self.vf.SubprocessConfig()
+        played = [name for name, seat in seats.items() if seat.client is None]
+        if len(played) != 1:
+            fix = "`arguments: {NAME: {client: {base_url: ...}, model: ...}}` for all but one"
+            raise ConfigError(Problem("name", f"the policy would play {', '.join(played) or 'nothing'}", fix))
+        (self.seat,) = played
+        self.environment = loaders.load_environment(settings)
+
+    def serve(self) -> AbstractAsyncContextManager[Any]:
+        return self.environment.serving()
 
     def read_rows(self) -> Iterator[dict[str, Any]]:
         taskset = self.environment.taskset
-        for task in (
-            taskset if taskset.bounded else taskset.take(ENDLESS_SIZE if self.config.size is None else self.config.size)
-        ):
+        if not taskset.bounded:
+            taskset = taskset.take(self.config.size or ENDLESS_SIZE)
+        for task in taskset:
             row = task.data.model_dump(mode="json")
-            yield {"question": task.data.prompt_text, "answer": row.get("answer"), "row": row}
+            yield {"question": task.data.prompt_text or task.data.name or "", "answer": row.get("answer"), "row": row}
 
     async def play(self, row: Any, endpoint: Endpoint) -> StepResult:
         task_type = type(self.environment.taskset).task_type()
@@ -335,7 +314,9 @@ class TaskRollouts(Rollouts):
             episode = await self.environment.run_episode(task, model)
         if not episode.ok:
             errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
-            return StepResult(done=True, info={FAILURE: "; ".join(f"{each.type}: {each.message}" for each in errors)})
+            if (first := next(iter(errors), None)) is None:
+                return StepResult(done=True, info={FAILURE: "a time limit of the package has passed"})
+            return end_without_reward(first.type, f"{first.type}: {first.message}", first.traceback or "")
         traces = [trace for trace in episode.traces if trace.agent.name == self.seat]
         metrics = {name: value for trace in traces for name, value in trace.metrics.items()}
         return StepResult(reward=sum(trace.reward for trace in traces) / len(traces), done=True, info=metrics)

@@ -46,6 +46,7 @@ class ProgramResult(NamedTuple):
 
 
 class TaskData(BaseModel):
+    name: str | None = None
     prompt: str
     system_prompt: str | None = None
     answer: str = ""
@@ -97,7 +98,7 @@ class Env:
                 harness = self.load_harness(agent.harness.id)
                 result = await harness.launch(context, trace, agent.runtime, endpoint, "secret", {}, data)
                 if result.exit_code:
-                    trace.errors.append(SimpleNamespace(type="ProviderError", message=result.stderr))
+                    trace.errors.append(SimpleNamespace(type="ProviderError", message=result.stderr, traceback=None))
                     break
                 said = [SimpleNamespace(role="assistant", content=text) for text in trace.replies]
                 data = SimpleNamespace(system_prompt=data.system_prompt, prompt=said)
