@@ -103,8 +103,10 @@ async def test_a_rollout_that_fails_costs_its_own_episode(tmp_path, interpreters
     assert reason in failed.reason
 
 
-async def test_a_process_that_dies_is_replaced(tmp_path, interpreters):
-    async with opened(tmp_path, interpreters[CLASSIC], arguments={"questions": ["die", "plain"]}) as (agent, items):
+@pytest.mark.parametrize("end", ["die", "block"])
+async def test_a_process_that_dies_or_is_blocked_is_replaced(tmp_path, interpreters, end):
+    settings = {"arguments": {"questions": [end, "plain"]}, "step_timeout_s": 1}
+    async with opened(tmp_path, interpreters[CLASSIC], **settings) as (agent, items):
         runner = make_runner(agent, ScriptedPolicy(lambda _: "six"))
         [failed] = await run_items(runner, items[:1])
         [other] = await run_items(runner, items[1:])

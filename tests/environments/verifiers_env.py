@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import verifiers as vf
 
@@ -25,6 +26,8 @@ class Game(vf.MultiTurnEnv):
                 await asyncio.Event().wait()
             case "die":
                 os._exit(3)
+            case "block":
+                time.sleep(60)
             case "meet":
                 await self.meeting.wait()
 
