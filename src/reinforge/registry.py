@@ -40,7 +40,7 @@ sapo sft simpo
 _EVALUATORS = """
 contains exact_match json_schema llm_judge numeric pairwise_judge python regex relative_judge reported_reward weighted
 """
-_ENVIRONMENTS = "bfcl gymnasium harbor openenv python reasoning_gym textarena"
+_ENVIRONMENTS = "bfcl gymnasium harbor openenv python reasoning_gym textarena verifiers"
 
 BUILTINS = {
     "algorithm": {f"algorithms.{name}": name for name in _ALGORITHMS.split()},
@@ -118,6 +118,7 @@ BUILTINS = {
         "multiagent.protocols.solo_verifier": "solo_verifier",
         "redteam.attack": "redteam",
         "environments.agent": "environment",
+        "environments.verifiers": "verifiers",
         "rollout.workflow": "python",
         "rollout.workflows.chat": "chat",
         "rollout.workflows.command_workflow": "command",

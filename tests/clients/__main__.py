@@ -49,7 +49,7 @@ QUIET = {
 FINE_TUNING, GATEWAY, EXPORT = "fine-tuning API", "gateway's API", "exported files"
 CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
-OPENENV, HARBOR = "OpenEnv's echo server", "Harbor's task folders"
+OPENENV, HARBOR, VERIFIERS = "OpenEnv's echo server", "Harbor's task folders", "rollouts of verifiers"
 SERVED = "fine-tuning on our server"
 GAMES, BFCL = "packages of games", "function calls of bfcl-eval"
 PLAYED = {
@@ -193,6 +193,11 @@ def check_harbor(environment: Environment) -> None:
     run([sys.executable, "-m", "tests.clients.environments", "harbor"])
 
 
+def check_verifiers(environment: Environment) -> None:
+    """Trains in environments of the package's interface, which run in its own interpreter."""
+    run([sys.executable, "-m", "tests.clients.environments", environment.name, str(environment.python)])
+
+
 def check_tinker(environment: Environment) -> None:
     """Runs the blocks of docs/tinker.md: Tinker's SDK and recipes of its cookbook train on our server."""
     command = [str(environment.python), "-m", "tests.clients.tinker_recipes", str(environment.folder / "recipes")]
@@ -254,6 +259,7 @@ CHECKS = {
     CODING: check_coding_agents,
     OPENENV: check_openenv,
     HARBOR: check_harbor,
+    VERIFIERS: check_verifiers,
     TINKER: check_tinker,
     ART: check_art,
     NAT: check_nat,
@@ -317,6 +323,8 @@ ENVIRONMENTS = (
     ),
     Environment("python-agents", ("mini-swe-agent==2.4.*", "aider-chat==0.86.*"), (CODING,)),
     Environment("openenv", ("openenv-core==0.3.0",), (OPENENV, HARBOR)),
+    Environment("verifiers-classic", ("verifiers==0.1.14", "reasoning-gym==0.1.25"), (VERIFIERS,)),
+    Environment("verifiers-tasks", ("verifiers[openenv]==0.4.0",), (VERIFIERS,)),
     Environment("schemathesis", ("schemathesis",), (GATEWAY,)),
     Environment(
         "tinker",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -110,6 +111,12 @@ class EnvironmentConfig(TypedConfig):
     license: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics that each of its episodes has beside the reward; the verdict uses the first."""
+    is_concurrent: ClassVar[bool] = False
+    """Whether a process works at several calls at a time, since most of each is waiting."""
+
+    def find_interpreter(self, project_root: Path) -> str:
+        """Returns the Python that runs its processes; a `ConfigError` if it is not there."""
+        return sys.executable
 
     @classmethod
     def list_names(cls) -> list[str]:

@@ -1,7 +1,8 @@
 """The workers of a run in which environments run, apart from the run's own process.
 
-A worker does one call after the other. One that hangs, dies or needs too much memory is replaced: the episode whose
-call it was is missing, and the others are played again up to where they were.
+A worker does one call after the other; where its environments are concurrent, it does them all at once. One that hangs,
+dies or needs too much memory is replaced: the episode whose call it was is missing, and the others are played again up
+to where they were.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from reinforge.config.schema import EnvironmentConfig
 from reinforge.errors import ConfigError, PolicyFailure, Problem, show
 from reinforge.rollout.isolation.containment import WorkerEnded
-from reinforge.rollout.isolation.worker_pool import Worker, WorkerPool
+from reinforge.rollout.isolation.worker_pool import ProcessTransport, Worker, WorkerPool
 from reinforge.rollout.isolation.worker_protocol import Message, load_error, load_item
 from reinforge.types.evaluation import EvalInputItem
 
@@ -63,12 +65,16 @@ class Call:
 
 
 class EnvironmentWorker:
-    """One worker; what waits is sent in batches, since a message costs more than most calls."""
+    """One worker; what waits is sent in batches, since a message costs more than most calls.
 
-    def __init__(self, pool: WorkerPool):
-        self.pool, self.num_episodes = pool, 0
+    Args:
+        is_concurrent: Send each call at once and alone instead, beside those before it.
+    """
+
+    def __init__(self, pool: WorkerPool, *, is_concurrent: bool):
+        self.pool, self.is_concurrent, self.num_episodes = pool, is_concurrent, 0
         self._waiting = deque[Call]()
-        self._sending: asyncio.Task[None] | None = None
+        self._sending = set[asyncio.Task[None]]()
 
     async def call(
         self, name: str, *arguments: Any, timeout_s: float, expected: Worker | None, alone: bool = False
@@ -80,9 +86,11 @@ class EnvironmentWorker:
             WorkerReplaced: Another worker has come since.
         """
         result = asyncio.get_running_loop().create_future()
-        self._waiting.append(Call(name, arguments, expected, alone, result))
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send_all(timeout_s))
+        self._waiting.append(Call(name, arguments, expected, alone or self.is_concurrent, result))
+        if self.is_concurrent or all(each.done() for each in self._sending):
+            sending = asyncio.create_task(self._send_all(timeout_s))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
         return await result
 
     async def _send_all(self, timeout_s: float) -> None:
@@ -155,8 +163,13 @@ class EnvironmentHost:
         self.config, self.name = config, f"{type_name}:{getattr(config, config.main_key, '')}".removesuffix(":")
         settings = config.model_dump(mode="json", by_alias=True)
         spec = {"type": type_name, "settings": settings, "memory_mb": config.memory_mb}
+        start = partial(ProcessTransport.start, config.find_interpreter(project_root))
         self.places = [
-            EnvironmentWorker(WorkerPool(spec, project_root, LOADER, name=self.name)) for _ in range(config.num_workers)
+            EnvironmentWorker(
+                WorkerPool(spec, project_root, LOADER, name=self.name, open_transport=start),
+                is_concurrent=config.is_concurrent,
+            )
+            for _ in range(config.num_workers)
         ]
         self.loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
@@ -257,7 +270,8 @@ class OpenEnvironment:
                 raise EnvironmentFailed("its process was replaced, and played again it differed: it is not repeatable")
 
     async def _call(self, call: str, *arguments: Any, alone: bool = False) -> Message:
-        timeout_s, expected = self.host.config.step_timeout_s, self._worker
+        config, expected = self.host.config, self._worker
+        timeout_s = config.step_timeout_s * (2 if config.is_concurrent else 1)  # the worker ends such a call itself
         answer, self._worker = await self.place.call(
             call, *arguments, timeout_s=timeout_s, expected=expected, alone=alone
         )

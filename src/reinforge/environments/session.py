@@ -22,6 +22,8 @@ from reinforge.types.workflow import BoundWorkflow
 
 PLAYER_TOKENS = 256
 """Maximum tokens of a reply of another player than the agent."""
+OWN_METRICS = {"value", "reward", "num_steps"}
+"""Names that an episode's report has already; an environment's numbers do not take their place."""
 
 
 class EpisodeEnvironment:
@@ -82,7 +84,9 @@ class EpisodeEnvironment:
             if not (result.done and self.num_steps == 1):  # of a single step the sum is the reward
                 self._context.mark(step_reward=float(result.reward), call_id=call_id)
         numbers = {name: value for name, value in result.info.items() if isinstance(value, bool | int | float)}
-        self.metrics = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+        self.metrics = {
+            name: float(value) for name, value in numbers.items() if math.isfinite(value) and name not in OWN_METRICS
+        }
         return result
 
     async def _guard(self, call: Awaitable[Any]) -> Any:

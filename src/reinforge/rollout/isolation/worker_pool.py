@@ -285,8 +285,11 @@ def refuse_other_functions(function: object) -> str:
 EXIT_S = 1.0
 """Seconds between a worker's last message and its exit code."""
 
-PROGRAM = "import sys; sys.path[:] = {path!r}; from reinforge.rollout.isolation.worker import main; main({descriptor})"
-"""The worker finds the modules that the run finds, also those that only its own `sys.path` has."""
+PROGRAM = (
+    "import sys; sys.path[{start}:] = {path!r}; from reinforge.rollout.isolation.worker import main; main({descriptor})"
+)
+"""The worker finds the modules that the run finds, also those that only its own `sys.path` has; another interpreter
+finds its own before them."""
 
 
 class WorkerTransport(Protocol):
@@ -312,11 +315,12 @@ class ProcessTransport:
         self.process, self.reader, self.writer = process, reader, writer
 
     @classmethod
-    async def start(cls) -> Self:
+    async def start(cls, python: str = sys.executable) -> Self:
         ours, theirs = socket.socketpair()
         with theirs:
-            program = PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-            command = [sys.executable, *["-O"] * sys.flags.optimize, "-c", program]
+            start = 0 if python == sys.executable else "len(sys.path)"
+            program = PROGRAM.format(start=start, path=sys.path, descriptor=theirs.fileno())
+            command = [python, *["-O"] * sys.flags.optimize, "-c", program]
             process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )

@@ -1,0 +1,1 @@
+"""Only versions before 0.2 have it."""
