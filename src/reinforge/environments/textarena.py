@@ -41,6 +41,7 @@ class TextArenaConfig(GamesConfig, name="textarena"):
     install: ClassVar[str] = "pip install textarena"
     license: ClassVar[str] = "MIT"
     metrics: ClassVar[tuple[str, ...]] = ("solved",)
+    penalties: ClassVar[dict[str, float]] = {"": -1.0}
 
     @classmethod
     def list_names(cls) -> list[str]:
@@ -160,7 +161,8 @@ class TextArenaGame(Environment):
         heard = [message["content"] for message in self.conversations[player] if message["role"] == "user"]
         latest = list(dict.fromkeys(MOVE.findall(heard[-1])))
         self.random.shuffle(latest)
-        yield from latest
+        if len(heard) > 1:  # those of the rules are examples
+            yield from latest
         forms = list(dict.fromkeys(MOVE.findall("\n".join(heard))))
         shown = "\n".join([*forms, heard[-1]])
         numbers, letters = sorted(set(NUMBER.findall(shown))), sorted(set(LETTER.findall(shown)))
@@ -172,6 +174,7 @@ class TextArenaGame(Environment):
         for _ in range(MAX_TRIES if forms else 0):
             form = NUMBER.sub(lambda _: self.random.choice(numbers), self.random.choice(forms))
             yield LETTER.sub(draw, form)
+        yield from latest
 
     def _is_legal(self, player: int, move: str) -> bool:
         """Returns whether the game accepts a move, tried on a copy of it."""
