@@ -23,7 +23,7 @@ COMMANDS = {
     "add.sh": ["sed -i s/-/(+|/)/ add.sh"],
 }
 WAYS = {"south": (1, 0), "north": (-1, 0), "east": (0, 2), "west": (0, -2)}
-REPLAYED = ("TicTacToe-v0", "Nim-v0", "KuhnPoker-v0", "ConnectFour-v0", "GuessTheNumber-v0", "Minesweeper-v0")
+REPLAYED = ("TicTacToe-v0", "Nim-v0", "KuhnPoker-v0", "ConnectFour-v0", "GuessTheNumber-v0", "Countdown-v0")
 
 
 def choose_command(request):
@@ -168,7 +168,8 @@ async def replay(folder):
         ]
         assert all(record.outcome.value == "ok" for record in first), {record.reason for record in first}
         assert list(map(transcript, first)) == list(map(transcript, again)), name
-        assert len({str(transcript(record)) for record in first}) > 8, f"{name}: the games are alike"
+        is_fixed = name == "Countdown-v0"  # whatever its seed
+        assert is_fixed or len({str(transcript(record)) for record in first}) > 8, f"{name}: the games are alike"
     sys.stdout.write(f"  ok: 64 games at a time replay bit for bit: {', '.join(REPLAYED)}\n")
 
 

@@ -142,8 +142,11 @@ class TextArenaGame(Environment):
             if self.source.config.opponent != RANDOM:
                 return StepResult(Observation(list(self.conversations[player]), player=self.source.config.opponent))
             self._move(player, self._choose_move(player))
-        reward = None if state.rewards is None else float(state.rewards[self.seat])
         is_invalid = bool(state.game_info[self.seat].get("invalid_move"))
+        given = None if state.rewards is None else state.rewards[self.seat]
+        if is_invalid and isinstance(given, str):
+            given = -1.0  # Countdown, Cryptarithm and Slitherlink pass the reason in place of the reward
+        reward = None if given is None else float(given)
         info = {"solved": reward is not None and reward >= 1.0, "invalid_move": is_invalid}
         return StepResult(reward=reward, done=True, info=info)
 
