@@ -107,7 +107,7 @@ GAMES = {
     },
     "reasoning_gym": {
         "spell_backward": Played(answer, 0, 1, {}),
-        "chain_sum": Played(answer, 0, 1, {"config": {"max_terms": 3}}),
+        "chain_sum": Played(answer, 0, 1, {"size": 60, "levels": 3}),
     },
 }
 
