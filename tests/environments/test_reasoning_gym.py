@@ -168,8 +168,11 @@ def test_the_answer_is_found_in_a_reply(text, expected, kind, answer):
         (gym(name="sumz"), 'no dataset "sumz", did you mean "sums"'),
         (gym(name="needs"), "needs the package a_package_that_is_not_here"),
         (gym(config={"largst": 3}), "sums refuses its settings"),
-        (gym(levels=4), "sums of reasoning-gym has 3 levels"),
-        (gym(name="differences", levels=2), "differences of reasoning-gym has no levels"),
+        (gym(levels=4), "environment.levels: the dataset sums of reasoning-gym has 3 levels"),
+        (
+            gym(name="differences", levels=2),
+            "environment.levels: the dataset differences of reasoning-gym has no levels",
+        ),
     ],
 )
 async def test_what_cannot_be_loaded_is_named_before_any_work(block, message):

@@ -116,9 +116,10 @@ class ReasoningGym(EnvironmentSource):
             "seed": self.config.seed * 1_000_003 + 50_021 * (level or 0),
         }
         factory = sys.modules[f"{PACKAGE}.factory"]
+        curriculum = None if level is None else _find_curriculum(factory, name, level)
         try:
-            if level is not None:
-                given = _apply_level(factory, name, level, given)
+            if curriculum is not None:
+                given = vars(curriculum.generate_configuration(given))
             return factory.create_dataset(name, **given)
         except (TypeError, AssertionError, ValueError) as error:
             where = "its settings" if level is None else f"the settings of level {level}"
@@ -204,8 +205,8 @@ def find_answer(text: str, expected: str, kind: str = "auto") -> str | None:
     return line if expected.endswith(".") else line.removesuffix(".")
 
 
-def _apply_level(factory: Any, name: str, level: int, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings of a dataset at a level: those of the package's curriculum, and the given ones beside them."""
+def _find_curriculum(factory: Any, name: str, level: int) -> Any:
+    """Returns the package's curriculum of a dataset, at a level."""
     if not factory.has_curriculum(name):
         raise ConfigError(Problem("levels", f"the dataset {name} of reasoning-gym has no levels"))
     curriculum = factory.create_curriculum(name)
@@ -214,7 +215,7 @@ def _apply_level(factory: Any, name: str, level: int, given: dict[str, Any]) -> 
             Problem("levels", f"the dataset {name} of reasoning-gym has {count} levels", f"use {count} or less")
         )
     curriculum.set_global_level(level)
-    return vars(curriculum.generate_configuration(given))
+    return curriculum
 
 
 def import_dataset(name: str) -> None:
