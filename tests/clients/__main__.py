@@ -51,12 +51,7 @@ CODING = "coding agents on the template's repositories"
 TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agent Toolkit"
 OPENENV, HARBOR, VERIFIERS = "OpenEnv's echo server", "Harbor's task folders", "rollouts of verifiers"
 SERVED = "fine-tuning on our server"
-GAMES, BFCL = "packages of games", "function calls of bfcl-eval"
-PLAYED = {
-    "textarena": ("textarena:TicTacToe-v0", "textarena:GuessTheNumber-v0"),
-    "gymnasium": tuple(f"gymnasium:{name}" for name in ("FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1")),
-}
-"""Environments that `tests.clients.games` plays, by the name of their client environment."""
+GAMES, BFCL, TASKS = "packages of games", "function calls of bfcl-eval", "tasks of reasoning-gym"
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
@@ -241,10 +236,14 @@ def check_nat(environment: Environment) -> None:
 
 
 def check_games(environment: Environment) -> None:
-    """Runs the tests of an environment's adapter with its package, and takes a tiny model through a run in it."""
-    python, tests = str(environment.python), "tests/environments/test_packages_of_games.py"
-    run([python, "-m", "pytest", tests, "-q", "-p", "no:cacheprovider"])
-    run([python, "-m", "tests.clients.games", *PLAYED[environment.name]])
+    """Runs the tests of an environment's adapter with its package, and trains a tiny model in it."""
+    tests = "tests/environments/test_packages_of_games.py"
+    run([str(environment.python), "-m", "pytest", tests, "-q", "-p", "no:cacheprovider"])
+    check_tasks(environment)
+
+
+def check_tasks(environment: Environment) -> None:
+    run([str(environment.python), "-m", "tests.clients.environments", environment.name])
 
 
 def check_bfcl(environment: Environment) -> None:
@@ -265,6 +264,7 @@ CHECKS = {
     NAT: check_nat,
     GAMES: check_games,
     BFCL: check_bfcl,
+    TASKS: check_tasks,
 }
 SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
@@ -357,6 +357,7 @@ ENVIRONMENTS = (
     ),
     Environment("textarena", ("textarena",), (GAMES,)),
     Environment("gymnasium", ("gymnasium",), (GAMES,)),
+    Environment("reasoning_gym", (), (TASKS,), bare=("reasoning-gym",)),
     Environment("bfcl", (), (BFCL,), bare=("bfcl-eval==2026.3.23",)),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )

@@ -1,10 +1,11 @@
-"""Trains a tiny model in environments of others: `python -m tests.clients.environments KIND [PYTHON]`.
+"""Trains a tiny model in environments of others: `python -m tests.clients.environments KIND [MORE]`.
 
-KIND is openenv, harbor, or verifiers with either of its interfaces; PYTHON is the interpreter that has the package.
-
-A grammar decides what the tiny model calls, and its weights whether that is right.
+KIND is openenv, harbor, verifiers with either of its interfaces, or a package of games or tasks. MORE is the
+interpreter that has the package, or the agent of Harbor. A grammar decides what the tiny model writes, and its weights
+whether that is right.
 """
 
+import asyncio
 import contextlib
 import json
 import re
@@ -17,8 +18,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from reinforge.types.seeding import stable_random
 from tests.clients.coding_agents import SUBMIT, quote
 from tests.clients.training import Training
+from tests.environments.playing import play, transcript
 from tests.journal_rows import read_rows
 
 TASKS = Path(__file__).parents[1] / "data" / "harbor"
@@ -27,6 +30,8 @@ COMMANDS = {
     "number.txt": ["cat number.txt", "echo (42|41) > next.txt"],
     "add.sh": ["sed -i s/-/(+|/)/ add.sh"],
 }
+WAYS = {"south": (1, 0), "north": (-1, 0), "east": (0, 2), "west": (0, -2)}
+REPLAYED = ("TicTacToe-v0", "Nim-v0", "KuhnPoker-v0", "ConnectFour-v0", "GuessTheNumber-v0", "Countdown-v0")
 
 
 def choose_command(request):
@@ -88,13 +93,94 @@ def spell(request):
     return f"<answer>({word[::-1]}|{word})</answer>"
 
 
+def walk_along_the_cliff(request):
+    """Walks to the goal of CliffWalking; how long it stays at the start is up to the weights."""
+    rows = request.messages[-1]["content"].split("\n\n")[-1].splitlines()
+    [(row, column)] = [(row, line.index("P")) for row, line in enumerate(rows) if "P" in line]
+    if column == len(rows[0]) - 1:
+        return "down"
+    return "(up|left)" if row == len(rows) - 1 else "right"
+
+
+def drive(request):
+    """Drives the taxi as what it is shown says; which way its first move is, is up to the weights."""
+    text = request.messages[-1]["content"].split("\n\n")[-1]
+    *board, says = text.splitlines()
+    where, goal = re.search(r"passenger is (?:at|in) (\w|the taxi) and wants to go to (\w)", says).groups()
+    here = re.search(r"You are at (\w)", says)
+    wanted = goal if where == "the taxi" else where
+    if here and here[1] == wanted:
+        return "dropoff" if where == "the taxi" else "pickup"
+    if len(request.messages) == 1:
+        return f"({'|'.join(WAYS)})"
+    [start] = [(row, line.index("P", 1)) for row, line in enumerate(board) if "P" in line]
+    paths, seen = [[start]], {start}
+    for path in paths:
+        row, column = path[-1]
+        if board[row][column] == wanted:
+            break
+        for down, right in WAYS.values():
+            place = (row + down, column + right)
+            is_wall = "|" in board[row][column + right // 2] or board[place[0]][place[1]] in "+-"
+            if place not in seen and not is_wall:
+                seen.add(place)
+                paths.append([*path, place])
+    (row, column), (next_row, next_column) = path[:2]
+    return next(name for name, way in WAYS.items() if way == (next_row - row, next_column - column))
+
+
+def answer(request):
+    """Returns the right answer or a wrong one, of two datasets of reasoning-gym."""
+    question = request.messages[-1]["content"]
+    if (word := re.search(r"backward \(example: sun -> nus\): (\w+)", question)) is not None:
+        return f"({word[1][::-1]}|nus)"
+    total = sum(int(sign + number) for sign, number in re.findall(r"(-?) ?(\d+)", question.replace("+ -", "- ")))
+    return f"({total}|{total + 1})"
+
+
+@dataclass
+class Played:
+    """An environment that is trained in: what the model writes, and the rewards that its episodes may have."""
+
+    choose: object
+    lowest: float
+    highest: float
+    settings: dict
+
+
+GUESS = r"\[([1-9]|1[0-9]|20)\]"
+GAMES = {
+    "textarena": {
+        "TicTacToe-v0": Played(lambda request: r"\[[0-8]\]", -1, 1, {}),
+        "GuessTheNumber-v0": Played(lambda request: GUESS, 0, 1, {}),
+    },
+    "gymnasium": {
+        "FrozenLake-v1": Played(lambda request: "(down|right)", 0, 1, {"arguments": {"is_slippery": False}}),
+        "Taxi-v4": Played(drive, 1, 17, {}),
+        "Blackjack-v1": Played(lambda request: "(stick|hit)", -1, 1, {}),
+        "CliffWalking-v1": Played(walk_along_the_cliff, -40, -13, {}),
+    },
+    "reasoning_gym": {
+        "spell_backward": Played(answer, 0, 1, {}),
+        "chain_sum": Played(answer, 0, 1, {"size": 60, "levels": 3}),
+    },
+}
+
+
 @dataclass
 class EnvironmentTraining(Training):
-    """A run of one epoch in an environment."""
+    """A run of one epoch in an environment.
+
+    Attributes:
+        environment: Its block of the configuration.
+        lowest: The lowest reward that an episode may have; None: any.
+        highest: The highest one.
+    """
 
     environment: dict | None = None
-    num_calls: int = 2
     max_concurrency: int = 2
+    lowest: float = float("-inf")
+    highest: float = float("inf")
 
     def _build_settings(self, model):
         settings = super()._build_settings(model)
@@ -110,16 +196,37 @@ class EnvironmentTraining(Training):
         episodes = [json.loads(data) for (data,) in rows]
         for episode in episodes:
             assert episode["outcome"] == "ok", f"{episode['outcome']}: {episode['reason']}"
+            assert self.lowest <= episode["reward"] <= self.highest, episode["reward"]
         assert len({episode["reward"] for episode in episodes}) > 1, "some are better than others"
-        assert max(len(episode["calls"]) for episode in episodes) >= self.num_calls
+        self.num_calls = max(len(episode["calls"]) for episode in episodes)
 
 
-def train(name, choose, environment, folder, **expected):
-    training = EnvironmentTraining(
-        Path(folder), {}, choose=choose, max_model_len=16384, environment=environment, **expected
-    )
+def train(name, choose, environment, folder, *, min_calls=2, **expected):
+    training = EnvironmentTraining(Path(folder), {}, choose=choose, environment=environment, **expected)
     training.run()
-    sys.stdout.write(f"  ok: {name} is trained\n")
+    assert training.num_calls >= min_calls
+    sys.stdout.write(f"  ok: {name} is trained; up to {training.num_calls} replies an episode\n")
+
+
+def reply(request):
+    """Returns a move in a form that the game shows, the same for the same conversation."""
+    rng = stable_random(0, "move", str(request.messages))
+    form = rng.choice(re.findall(r"\[(?!Player)[a-z ]*\d[\d ]*\]", str(request.messages)) or ["[check]"])
+    return re.sub(r"\d", lambda _: rng.choice("0123"), form) if rng.random() < 0.5 else form
+
+
+async def replay(folder):
+    """Plays 64 games at a time, twice: equal seeds give equal games, also in another number of processes."""
+    for name in REPLAYED:
+        game = {"_type": "textarena", "name": name, "size": 32}
+        first, again = [
+            await play(folder, {**game, "num_workers": count}, reply, generations=2, concurrency=64) for count in (2, 1)
+        ]
+        assert all(record.outcome.value == "ok" for record in first), {record.reason for record in first}
+        assert list(map(transcript, first)) == list(map(transcript, again)), name
+        is_fixed = name == "Countdown-v0"  # whatever its seed
+        assert is_fixed or len({str(transcript(record)) for record in first}) > 8, f"{name}: the games are alike"
+    sys.stdout.write(f"  ok: 64 games at a time replay bit for bit: {', '.join(REPLAYED)}\n")
 
 
 def build_echo_server(python, folder):
@@ -148,12 +255,12 @@ def serve(command):
 def train_classic(block, folder):
     """Trains in the package's own environment of reasoning-gym, and in a game of two turns."""
     for name, choose, num_calls in (("backward", spell, 1), ("guesses", lambda _: "(yes|no)", 2)):
-        train(f"verifiers {name}", choose, {**block, "name": name}, f"{folder}/{name}", num_calls=num_calls)
+        train(f"verifiers {name}", choose, {**block, "name": name}, f"{folder}/{name}", min_calls=num_calls)
 
 
 def train_tasks(block, folder, python):
     """Trains in a taskset of a single turn, and in the package's own taskset of OpenEnv."""
-    train("verifiers words", lambda _: "(yes|no)", {**block, "name": "words"}, f"{folder}/words", num_calls=1)
+    train("verifiers words", lambda _: "(yes|no)", {**block, "name": "words"}, f"{folder}/words", min_calls=1)
     with serve(build_echo_server(python, folder)) as url:
         arguments = {"taskset": {"base_url": url, "resets": [{"seed": seed} for seed in range(12)]}}
         block = {**block, "name": "openenv", "arguments": {**arguments, "player": {"max_turns": 2}}}
@@ -176,10 +283,18 @@ with tempfile.TemporaryDirectory() as folder:
         start = build_echo_server(python, folder)
         block = {"_type": "openenv", "command": start, "size": 12, "max_steps": 2}
         train("openenv's echo server", lambda request: quote("hello") + "( world)?", block, folder)
-    else:
+    elif kind == "harbor":
         for task in TASKS.iterdir():
             for number in range(4):
                 shutil.copytree(task, Path(folder, "tasks", f"{task.name}-{number}"))
         block = {"_type": "harbor", "folder": f"{folder}/tasks", "sandbox": "process"}
         agent = {"agent": more[0]} if more else {}
         train(f"harbor with {more[0] if more else 'bash'}", choose_command, {**block, **agent}, folder)
+    else:
+        if kind == "textarena":
+            asyncio.run(replay(Path(folder)))
+        for name, played in GAMES[kind].items():
+            block = {"_type": kind, "name": name, "size": 12, **played.settings}
+            rewards = {"lowest": played.lowest, "highest": played.highest}
+            least = 1 if kind == "reasoning_gym" else 2
+            train(f"{kind}:{name}", played.choose, block, Path(folder, name), min_calls=least, **rewards)

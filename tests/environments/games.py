@@ -51,6 +51,9 @@ class DiceGame(Environment):
 
     async def step(self, reply):
         self.rolls.append(random.randint(1, 6))
+        if self.kind == "prints":
+            sys.stdout.write("a package prints\n")
+            sys.stdout.flush()
         if self.kind == "raises":
             raise RuntimeError("the board broke")
         if self.kind == "hangs":

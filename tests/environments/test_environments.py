@@ -121,6 +121,11 @@ async def test_an_illegal_move_is_the_policys_failure(tmp_path):
     assert record.reason == "illegal move"
 
 
+async def test_what_a_package_prints_is_not_in_the_output_of_the_run(tmp_path, capfd):
+    await play(tmp_path, kinds=["prints"])
+    assert capfd.readouterr() == ("", "a package prints\n" * 3)
+
+
 async def test_an_episode_that_never_ends_is_cut_at_max_turns(tmp_path):
     [record] = await play(tmp_path, workflow={"_type": "environment", "max_turns": 5}, kinds=["endless"])
     assert record.outcome is Outcome.POLICY_ERROR

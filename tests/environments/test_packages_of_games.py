@@ -3,9 +3,8 @@
 `make clients` runs these tests with the packages themselves.
 """
 
-import importlib.util
 import re
-from contextlib import asynccontextmanager
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from reinforge.config.loader import load_config
 from reinforge.environments.gymnasium import GymnasiumConfig
 from reinforge.environments.textarena import TextArenaConfig
 from reinforge.errors import ConfigError
-from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.trajectory import Outcome
-from tests.doubles import PolicyModel, ScriptedPolicy
-from tests.episodes import make_runner, run_items
+from tests.doubles import ScriptedPolicy
+from tests.environments.playing import opened, play, transcript
 from tests.generated import ROOT
 
 STAND_INS = Path(__file__).with_name("standins")
@@ -26,22 +24,7 @@ STAND_INS = Path(__file__).with_name("standins")
 
 @pytest.fixture(autouse=True)
 def _find_games(monkeypatch):
-    for package in ("textarena", "gymnasium"):
-        if importlib.util.find_spec(package) is None:
-            monkeypatch.syspath_prepend(STAND_INS)
-
-
-@asynccontextmanager
-async def opened(folder, **sections):
-    (folder / "run.yml").write_text(yaml.safe_dump(sections))
-    async with ComponentBuilder(load_config(folder / "run.yml")) as builder:
-        yield await builder.get_workflow(), (await builder.get_dataset()).load()
-
-
-async def play(folder, environment, script, *, rival=None, generations=1, concurrency=8, **sections):
-    async with opened(folder, environment={"size": 4, **environment}, **sections) as (agent, items):
-        models = {"agent": PolicyModel(ScriptedPolicy(script))} | ({"rival": PolicyModel(rival)} if rival else {})
-        return await run_items(make_runner(agent, llms=models, concurrency=concurrency), items, generations=generations)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(STAND_INS)])  # behind a package that is installed
 
 
 def take_first(request):
@@ -52,10 +35,6 @@ def take_first(request):
 
 def take_one(request):
     return take_first(request)[:3] + "1]"
-
-
-def transcript(record):
-    return [(call.llm, call.request.messages, call.reply.message) for call in record.calls], record.marks[-1].data
 
 
 def rewards(record):
@@ -123,6 +102,22 @@ def test_self_is_the_policy_untrained_and_another_opponent_must_be_there(tmp_pat
     assert {name: llm.train for name, llm in llms.items()} == {"agent": True, "self": False}
     with pytest.raises(ConfigError, match='llms has no entry "agend", did you mean "agent"'):
         load("agend")
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "penalty"),
+    [
+        ("textarena:Nim-v0", {}, -1.0),
+        ("gymnasium:Blackjack-v1", {}, -1.0),
+        ("gymnasium:CliffWalking-v1", {}, -100.0),
+        ("gymnasium:FrozenLake-v1", {}, 0.0),
+        ("gymnasium:Taxi-v4", {"overlong": -7.0}, -7.0),
+    ],
+)
+def test_to_fail_is_worse_than_to_lose(tmp_path, environment, given, penalty):
+    sections = {"environment": environment, "finetuning": {"outcomes": given}}
+    (tmp_path / "run.yml").write_text(yaml.safe_dump(sections))
+    assert load_config(tmp_path / "run.yml").config.finetuning.outcomes.overlong == penalty
 
 
 async def test_a_game_for_one_player(tmp_path):

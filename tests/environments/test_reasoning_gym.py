@@ -1,14 +1,17 @@
 """reasoning-gym by name, on a stand-in with the package's layout; `make clients` has the package itself."""
 
+import contextlib
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from reinforge.config.loader import build_config
+from reinforge.config.loader import build_config, load_config
 from reinforge.environments import reasoning_gym
 from reinforge.environments.reasoning_gym import find_answer
-from reinforge.errors import ConfigError
+from reinforge.errors import BudgetReached, ConfigError
 from reinforge.evaluation.splits import take_transfer
 from reinforge.evaluation.statistics import t_quantile
 from reinforge.registry import REGISTRY
@@ -18,6 +21,7 @@ from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvaluationReport
 from tests.doubles import ScriptedPolicy
 from tests.episodes import make_runner, run_items
+from tests.generated import ROOT
 from tests.scripted_run import ScriptedRun
 
 STANDINS = str(Path(__file__).with_name("standins"))
@@ -70,6 +74,83 @@ async def test_the_packages_own_score_is_the_reward():
     assert [(each["reward"], each["solved"]) for each in rewards] == [(1.0, 1.0), (0.01, 0.0), (1.0, 1.0)]
 
 
+async def test_a_level_has_the_settings_of_the_packages_curriculum():
+    _, items = await load(gym(size=60, levels=3, transfer=["differences"], transfer_size=2))
+    rows = [item.full_dataset_entry for item in items]
+    assert [row["id"] for row in rows[19:21]] == ["sums-0-00019", "sums-1-00020"]  # no question twice
+    assert [(row.get("level"), row["answer"]) for row in rows[::20]] == [(0, "1"), (1, "21"), (2, "41"), (None, "0")]
+
+
+def test_the_files_of_the_page_are_valid_and_levels_are_a_curriculum_by_default(tmp_path):
+    text = (ROOT / "docs/environments/reasoning_gym.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    curricula = []
+    for block in [*blocks, "environment: {_type: reasoning_gym, name: gcd, levels: 2}"]:
+        (tmp_path / "run.yml").write_text(block)
+        curricula.append(load_config(tmp_path / "run.yml").config.finetuning.curriculum_learning)
+    assert [each.levels and each.levels.threshold for each in curricula] == [None, 0.7, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("finetuning", "message"),
+    [
+        ({}, "no training row has a `level`"),
+        ({"limits": {"max_staleness": 1}}, "an epoch that is collected early"),
+    ],
+)
+async def test_levels_that_cannot_be_a_curriculum_are_refused(tmp_path, finetuning, message):
+    run = ScriptedRun(tmp_path)
+    run.settings["finetuning"] |= {"curriculum_learning": {"levels": {}}, **finetuning}
+    with pytest.raises(ConfigError, match=message):
+        await run.run()
+
+
+def climb(folder, **limits):
+    """A run whose policy gives the right answer to three of four sums of level 0, and to one of four of the others."""
+
+    def answer(request):
+        left = int(request.messages[0]["content"].split()[0])
+        rights = 3 if left < 20 else 1
+        return str(left + (1 if request.sampling.seed % 4 < rights else 0))
+
+    run = ScriptedRun(folder, script=answer)
+    run.settings["environment"] = gym(size=60, levels=3)
+    del run.settings["workflow"], run.settings["eval"]
+    run.settings["trajectory_builders"]["builder"] |= {"examples_per_epoch": 8}
+    run.settings["finetuning"] |= {
+        "curriculum_learning": {"levels": {"threshold": 0.6}},
+        "gate": {"allow_no_verdict": True, "metric": "reward"},
+        "limits": {"max_refills": 0, **limits},
+        "num_epochs": 6,
+    }
+    return run
+
+
+def read_levels(folder):
+    history = json.loads((folder / "r" / "reward_history.json").read_text())
+    state = json.loads((folder / "r" / "curriculum_state.json").read_text())
+    return [(row["level"], row["avg_reward"]) for row in history], state["level"], state["level_rewards"]
+
+
+async def test_the_level_rises_with_the_training_reward_and_a_resumed_run_gives_the_same(tmp_path):
+    await climb(tmp_path / "whole").run()
+    history, level, rewards = read_levels(tmp_path / "whole")
+    assert [level for level, _ in history] == [0, 0, 1, 1, 1, 1]  # two epochs are a window
+    assert (level, len(rewards)) == (1, 2)
+    assert sum(rewards) / 2 < 0.6 < history[0][1]
+    played = [key.split("/") for key in JournalReader(tmp_path / "whole" / "r").episode_keys(1000, None, None)]
+    levels = {(int(epoch), example.split("-")[1]) for phase, epoch, _, example, _ in played if phase == "collect"}
+    assert levels == {(epoch, "0") for epoch in range(6)} | {(epoch, "1") for epoch in range(2, 6)}
+    run, summary, options, num_calls = climb(tmp_path / "parts", max_tokens=150), None, {}, 0
+    while summary is None:
+        num_calls += 1
+        with contextlib.suppress(BudgetReached):
+            summary = await run.run(**options)
+        options = {"resume": tmp_path / "parts" / "r"}
+    assert 2 < num_calls < 9
+    assert read_levels(tmp_path / "parts") == (history, level, rewards)
+
+
 @pytest.mark.parametrize(
     ("text", "expected", "kind", "answer"),
     [
@@ -93,6 +174,11 @@ def test_the_answer_is_found_in_a_reply(text, expected, kind, answer):
         (gym(name="sumz"), 'no dataset "sumz", did you mean "sums"'),
         (gym(name="needs"), "needs the package a_package_that_is_not_here"),
         (gym(config={"largst": 3}), "sums refuses its settings"),
+        (gym(levels=4), "environment.levels: the dataset sums of reasoning-gym has 3 levels"),
+        (
+            gym(name="differences", levels=2),
+            "environment.levels: the dataset differences of reasoning-gym has no levels",
+        ),
     ],
 )
 async def test_what_cannot_be_loaded_is_named_before_any_work(block, message):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
 
-from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.config.schema import CurriculumLearningConfig, LevelsConfig
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.trajectory import TrajectoryGroup
 
 ZERO_VARIANCE = 1e-9
@@ -120,6 +123,50 @@ class ExampleFilter:
         for group in groups:
             self.mean_rewards.pop(group.group_id, None)
         self.mean_rewards.update({group.group_id: group.mean_reward for group in kept})
+
+
+@dataclass(slots=True)
+class Levels:
+    """The highest level of which examples are collected; it rises once their mean reward reaches the threshold.
+
+    Example: threshold 0.7, window 2: after epochs with the mean rewards 0.5, 0.8 and 0.7 of the examples of level 0,
+    level 1 is added, since (0.8 + 0.7) / 2 >= 0.7. From then on the examples of level 1 decide.
+    """
+
+    config: LevelsConfig
+    by_example: Mapping[str, int]  # of the training examples that have one; the others are always collected
+    highest: int = field(init=False)
+    rewards: list[float] = field(default_factory=list)  # of the last epochs since it rose, their mean at that level
+
+    def __post_init__(self) -> None:
+        self.highest = min(self.by_example.values())
+
+    def includes(self, example: str) -> bool:
+        return self.by_example.get(example, self.highest) <= self.highest
+
+    def record_rewards(self, rewards: Iterable[tuple[str, float]]) -> bool:
+        """Adds the mean rewards of an epoch's examples; returns True if the level rises."""
+        found = [reward for example, reward in rewards if self.by_example.get(example) == self.highest]
+        higher = [level for level in self.by_example.values() if level > self.highest]
+        if not found or not higher:
+            return False
+        self.rewards = [*self.rewards, fmean(found)][-self.config.window :]
+        if len(self.rewards) < self.config.window or fmean(self.rewards) < self.config.threshold - ZERO_VARIANCE:
+            return False
+        self.highest, self.rewards = min(higher), []
+        return True
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"level": self.highest, "level_rewards": self.rewards}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.highest, self.rewards = state["level"], list(state["level_rewards"])
+
+
+def find_levels(items: Iterable[EvalInputItem]) -> dict[str, int]:
+    """Returns the level of each example whose row has one."""
+    levels = {str(item.id): (item.full_dataset_entry or {}).get("level") for item in items}
+    return {example: level for example, level in levels.items() if type(level) is int}
 
 
 def _num_included(share: float, total: int) -> int:

@@ -140,6 +140,16 @@ class TrackerConfig(TypedConfig):
     """Base of every tracker's configuration."""
 
 
+class LevelsConfig(Block):
+    """Collects examples of the lowest level first, and those of the next level once the policy has learned these."""
+
+    threshold: float = Field(
+        default=0.7,
+        description="Mean training reward of the examples of the highest level so far at which the next one is added.",
+    )
+    window: int = Field(default=2, ge=1, description="Epochs with such examples over which the mean is taken.")
+
+
 class CurriculumLearningConfig(Block):
     """Trains on the easiest groups first and adds harder ones over the epochs."""
 
@@ -156,6 +166,10 @@ class CurriculumLearningConfig(Block):
         "not trained on, with or without the curriculum.",
     )
     sort_ascending: bool = Field(default=False, description="Start with the hardest groups (lowest mean reward).")
+    levels: LevelsConfig | None = Field(
+        default=None,
+        description="Use the `level` of the training rows, a whole number; null: train on all levels from the start.",
+    )
     random_subsample: float | None = Field(
         default=None, gt=0, le=1, description="Share of the trajectories to keep in each group; null: all."
     )

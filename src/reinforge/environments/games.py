@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from reinforge.config.schema import EnvironmentConfig
 from reinforge.types.evaluation import EvalInputItem
 
+FAILURES = ("policy_error", "overlong", "context_overflow", "policy_timeout")
+
 
 class GamesConfig(EnvironmentConfig):
     """Base of the configuration of a package of games."""
+
+    penalties: ClassVar[dict[str, float]] = {}
+    """Reward of an episode that fails because of the policy, by how the game's name begins."""
+
+    @classmethod
+    def build_sections(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Returns penalties: where losing has a negative reward, the default of 0 would teach the policy to fail."""
+        name = str(settings.get("name"))
+        penalty = next((value for start, value in cls.penalties.items() if name.startswith(start)), 0.0)
+        return {"finetuning": {"outcomes": dict.fromkeys(FAILURES, penalty)}} if penalty else {}
 
     name: str = Field(description="The game.")
     size: int = Field(default=600, ge=3, description="Number of tasks; each is the game with a seed of its own.")

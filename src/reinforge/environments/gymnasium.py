@@ -29,6 +29,7 @@ class GymnasiumConfig(GamesConfig, name="gymnasium"):
 
     install: ClassVar[str] = "pip install gymnasium"
     license: ClassVar[str] = "MIT"
+    penalties: ClassVar[dict[str, float]] = {"Taxi": -100.0, "CliffWalking": -100.0, "Blackjack": -1.0}
 
     @classmethod
     def list_names(cls) -> list[str]:
@@ -59,8 +60,9 @@ def _show_cliff(game: Any, state: Any) -> str:
 def _show_taxi(game: Any, state: Any) -> str:
     row, column, passenger, destination = game.decode(int(state))
     where = ("at R", "at G", "at Y", "at B", "in the taxi")[passenger]
-    board = _draw(game.desc.astype(str), row + 1, 2 * column + 1)
-    return f"{board}\nThe passenger is {where} and wants to go to {'RGYB'[destination]}."
+    rows, place = game.desc.astype(str), (row + 1, 2 * column + 1)
+    here = f"You are at {rows[place]}. " if rows[place] in "RGYB" else ""  # the taxi hides the letter
+    return f"{_draw(rows, *place)}\n{here}The passenger is {where} and wants to go to {'RGYB'[destination]}."
 
 
 def _show_cards(game: Any, state: Any) -> str:

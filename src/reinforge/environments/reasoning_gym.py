@@ -53,10 +53,20 @@ class ReasoningGymConfig(EnvironmentConfig, name="reasoning_gym"):
     def list_names(cls) -> list[str]:
         return sorted(find_datasets())
 
+    @classmethod
+    def build_sections(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"finetuning": {"curriculum_learning": {"levels": {}}}} if settings.get("levels") else {}
+
     name: str = Field(description="A dataset of reasoning-gym, or several joined by +.")
     size: int = Field(default=600, ge=3, description="Number of tasks.")
     seed: int = Field(default=0, ge=0, description="Seed of the tasks.")
     config: dict[str, Any] = Field(default={}, description="Settings of every dataset, such as {max_word_len: 5}.")
+    levels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Levels of difficulty, from the easiest, as the package has them, with equal shares of the tasks; "
+        "training begins with level 0 (`finetuning.curriculum_learning.levels`). Null: the settings alone.",
+    )
     transfer: list[str] = Field(
         default=[], description="Datasets that are measured before and after, and never trained."
     )
@@ -88,29 +98,40 @@ class ReasoningGym(EnvironmentSource):
             raise ConfigError(Problem("tasks", f"{unknown[0]} is not part of the name {config.name}"))
         weights = {name: config.tasks.get(name, TaskSettings()).weight for name in names}
         total = sum(weights.values())
-        self.sizes = {name: max(1, round(config.size * weight / total)) for name, weight in weights.items()}
-        self.sizes |= dict.fromkeys(config.transfer, config.transfer_size)
-        self.datasets = {name: self._create(name) for name in self.sizes}
+        levels: list[int | None] = [None] if config.levels is None else list(range(config.levels))
+        self.sizes: dict[tuple[str, int | None], int] = {
+            (name, level): max(1, round(config.size * weight / total / len(levels)))
+            for name, weight in weights.items()
+            for level in levels
+        }
+        self.sizes |= {(name, None): config.transfer_size for name in config.transfer}
+        self.datasets = {key: self._create(*key) for key in self.sizes}
 
-    def _create(self, name: str) -> Any:
+    def _create(self, name: str, level: int | None) -> Any:
         import_dataset(name)
         given = {**self.config.config, **self.config.tasks.get(name, TaskSettings()).config}
-        # seed + index makes a task, so seeds that lie close together would give the same tasks
-        seed = self.config.seed * 1_000_003
+        # seed + index makes a task, so seeds that lie close together would give the same or similar tasks
+        given |= {
+            "size": self.sizes[name, level] * MAX_DRAWS,
+            "seed": self.config.seed * 1_000_003 + 50_021 * (level or 0),
+        }
+        factory = sys.modules[f"{PACKAGE}.factory"]
+        curriculum = None if level is None else _find_curriculum(factory, name, level)
         try:
-            return sys.modules[f"{PACKAGE}.factory"].create_dataset(
-                name, size=self.sizes[name] * MAX_DRAWS, seed=seed, **given
-            )
+            if curriculum is not None:
+                given = vars(curriculum.generate_configuration(given))
+            return factory.create_dataset(name, **given)
         except (TypeError, AssertionError, ValueError) as error:
-            raise ConfigError(Problem("config", f"{name} refuses its settings: {error}")) from None
+            where = "its settings" if level is None else f"the settings of level {level}"
+            raise ConfigError(Problem("config", f"{name} refuses {where}: {error}")) from None
 
     def load(self) -> list[EvalInputItem]:
         """Returns the tasks; no question occurs twice, so a dataset with fewer questions has fewer tasks."""
         items, seen = [], set[str]()
-        for name, size in self.sizes.items():
+        for (name, level), size in self.sizes.items():
             found = 0
             for index in range(size * MAX_DRAWS):
-                item = self._build_item(name, index)
+                item = self._build_item(name, level, index)
                 if item.input_obj not in seen:
                     seen.add(item.input_obj)
                     items.append(item)
@@ -119,20 +140,23 @@ class ReasoningGym(EnvironmentSource):
                     break
         return items
 
-    def _build_item(self, name: str, index: int) -> EvalInputItem:
-        entry = self.datasets[name][index]
+    def _build_item(self, name: str, level: int | None, index: int) -> EvalInputItem:
+        dataset = self.datasets[name, level]
+        entry = dataset[index]
         metadata = json.loads(json.dumps(entry["metadata"], default=str))
         row = {
-            "id": f"{name}-{index:05}",
+            "id": f"{name}-{index:05}" if level is None else f"{name}-{level}-{index:05}",
             "question": entry["question"],
             "answer": entry["answer"],
             "task": name,
             "index": index,
             "metadata": metadata,
         }
+        if level is not None:
+            row["level"] = level
         if name in self.config.transfer:
             row["transfer"] = True
-        if (templates := getattr(self.datasets[name], "task_indices", None)) is not None:
+        if (templates := getattr(dataset, "task_indices", None)) is not None:
             row["template"] = f"{name}-{templates[index]}"
         return EvalInputItem(
             id=row["id"], input_obj=row["question"], expected_output_obj=row["answer"], full_dataset_entry=row
@@ -156,7 +180,7 @@ class ReasoningTask(Environment):
         return Observation([{"role": "user", "content": text}])
 
     async def step(self, reply: Reply) -> StepResult:
-        dataset = self.source.datasets[self.row["task"]]
+        dataset = self.source.datasets[self.row["task"], self.row.get("level")]
         entry = dataset[self.row["index"]]
         answer = find_answer(reply.text, str(entry["answer"]), self.source.config.answer)
         reward = float(dataset.score_answer(answer, entry))
@@ -179,6 +203,19 @@ def find_answer(text: str, expected: str, kind: str = "auto") -> str | None:
         return text.strip()
     line = LABEL.sub("", lines[-1].strip())
     return line if expected.endswith(".") else line.removesuffix(".")
+
+
+def _find_curriculum(factory: Any, name: str, level: int) -> Any:
+    """Returns the package's curriculum of a dataset, at a level."""
+    if not factory.has_curriculum(name):
+        raise ConfigError(Problem("levels", f"the dataset {name} of reasoning-gym has no levels"))
+    curriculum = factory.create_curriculum(name)
+    if level >= (count := max(len(each.levels) for each in curriculum.attributes.values())):
+        raise ConfigError(
+            Problem("levels", f"the dataset {name} of reasoning-gym has {count} levels", f"use {count} or less")
+        )
+    curriculum.set_global_level(level)
+    return curriculum
 
 
 def import_dataset(name: str) -> None:

@@ -41,6 +41,7 @@ class TextArenaConfig(GamesConfig, name="textarena"):
     install: ClassVar[str] = "pip install textarena"
     license: ClassVar[str] = "MIT"
     metrics: ClassVar[tuple[str, ...]] = ("solved",)
+    penalties: ClassVar[dict[str, float]] = {"": -1.0}
 
     @classmethod
     def list_names(cls) -> list[str]:
@@ -141,8 +142,11 @@ class TextArenaGame(Environment):
             if self.source.config.opponent != RANDOM:
                 return StepResult(Observation(list(self.conversations[player]), player=self.source.config.opponent))
             self._move(player, self._choose_move(player))
-        reward = None if state.rewards is None else float(state.rewards[self.seat])
         is_invalid = bool(state.game_info[self.seat].get("invalid_move"))
+        given = None if state.rewards is None else state.rewards[self.seat]
+        if is_invalid and isinstance(given, str):
+            given = -1.0  # Countdown, Cryptarithm and Slitherlink pass the reason in place of the reward
+        reward = None if given is None else float(given)
         info = {"solved": reward is not None and reward >= 1.0, "invalid_move": is_invalid}
         return StepResult(reward=reward, done=True, info=info)
 
@@ -160,7 +164,8 @@ class TextArenaGame(Environment):
         heard = [message["content"] for message in self.conversations[player] if message["role"] == "user"]
         latest = list(dict.fromkeys(MOVE.findall(heard[-1])))
         self.random.shuffle(latest)
-        yield from latest
+        if len(heard) > 1:  # those of the rules are examples
+            yield from latest
         forms = list(dict.fromkeys(MOVE.findall("\n".join(heard))))
         shown = "\n".join([*forms, heard[-1]])
         numbers, letters = sorted(set(NUMBER.findall(shown))), sorted(set(LETTER.findall(shown)))
@@ -172,6 +177,7 @@ class TextArenaGame(Environment):
         for _ in range(MAX_TRIES if forms else 0):
             form = NUMBER.sub(lambda _: self.random.choice(numbers), self.random.choice(forms))
             yield LETTER.sub(draw, form)
+        yield from latest
 
     def _is_legal(self, player: int, move: str) -> bool:
         """Returns whether the game accepts a move, tried on a copy of it."""

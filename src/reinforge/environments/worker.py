@@ -10,6 +10,7 @@ Python's and NumPy's global random generators are swapped with each call, so tha
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import traceback
@@ -33,6 +34,7 @@ class WorkerBuilder:
 
 async def load_source(spec: Message, project_root: Path) -> tuple[Perform, Message]:
     _limit_memory(spec["memory_mb"])
+    os.dup2(2, 1)  # what a package prints must not stand between the lines of `--json`
     component = REGISTRY.get("environment", spec["type"])
     config = component.config_type.model_validate(spec["settings"])
     made = component.factory(config, WorkerBuilder(project_root))

@@ -63,6 +63,7 @@ class DatasetEvaluation(EvaluationRunner):
         recall: Returns an episode that finished before the run was interrupted, or None.
         load_episodes: Returns the recorded episodes of an epoch and a phase, given all examples by id.
         note: Shows a line to the user: the first failures of each evaluator.
+        includes: Whether a training example takes part now, by its id; None: all do.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class DatasetEvaluation(EvaluationRunner):
         recall: Recall = lambda key, item: None,
         load_episodes: EpochLoader = lambda epoch, items, phase: [],
         note: Callable[[str], None] = lambda text: None,
+        includes: Callable[[str], bool] | None = None,
     ):
         self.runner, self.evaluators, self.reward_metric = runner, dict(evaluators), reward_metric
         self.held_out_evaluators = self.evaluators if held_out_evaluators is None else dict(held_out_evaluators)
@@ -91,12 +93,14 @@ class DatasetEvaluation(EvaluationRunner):
         self._items = {str(item.id): item for items in self.splits.values() for item in items}
         self._held_out = {str(item.id) for split in HELD_OUT for item in self.splits.get(split, [])}
         self._calls: dict[int, dict[str, ModelCall]] = {}
+        self._includes = includes
         self._num_evals: Counter[int] = Counter()
         self._failures = ScoreFailures(note)
         self._referee = self._make_referee()
 
     def example_ids(self, split: str) -> list[str]:
-        return [str(item.id) for item in self.splits[split]]
+        ids = [str(item.id) for item in self.splits[split]]
+        return ids if split in HELD_OUT or self._includes is None else list(filter(self._includes, ids))
 
     def examples(self, split: str) -> list[EvalInputItem]:
         return list(self.splits[split])

@@ -324,6 +324,8 @@ def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None)
     share = metrics.curriculum_percentile
     if share is not None and share < 1:
         parts.append(f"curriculum {share:.0%}")
+    if metrics.level is not None:
+        parts.append(f"level {metrics.level}")
     if metrics.num_missing:
         reason = f" ({to_one_line(metrics.missing_reason)})" if metrics.missing_reason else ""
         parts.append(f"{metrics.num_missing} missing{reason}")

@@ -71,7 +71,7 @@ def _build_epoch_table(
                 _format_reward(row.avg_reward, row.ci_low, row.ci_high) if known is not None else "",
                 _format_reward(row.filtered_avg_reward) if known is not None and kept != 0 else "",
                 f"{kept} of {total}" if kept is not None and total is not None else "",
-                f"{share:.0%}" if share is not None else "",
+                f"level {row.level}" if row.level is not None else f"{share:.0%}" if share is not None else "",
                 _format_count(row.num_missing, row.missing_reason),
                 _format_validation(validation) if validation is not None else "",
             )

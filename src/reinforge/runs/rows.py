@@ -191,6 +191,11 @@ class EpochMetrics(ReadsLikeADict):
     """Reported by job and canary: `loss`, `policy_version`, `canary_k3`."""
 
     @property
+    def level(self) -> int | None:
+        """The highest level of the examples that the curriculum admits; None: it does not go by levels."""
+        return self.job.get("level")
+
+    @property
     def share_without_signal(self) -> float | None:
         """The share of the groups whose rewards are equal or nearly so; None: unknown."""
         if not self.num_groups or self.num_groups_zero_variance is None:

@@ -28,6 +28,7 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.trajectory import Outcome
 
 if TYPE_CHECKING:
+    from reinforge.algorithms.curriculum import Levels
     from reinforge.trainer.guards import GuardWatch
 
 
@@ -193,6 +194,7 @@ class RunContext:
     """Makes the last epoch durable if the run stops between two checkpoints."""
     reward_metric: str = "reward"
     is_relative: bool = False  # True if the reward compares answers, so that the base model's own reward is constant
+    levels: Levels | None = None  # of the curriculum; None: all levels are trained from the start
     agent: str = "the agent"  # the agent's function with its file and line
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
     is_run: bool = True

@@ -170,7 +170,8 @@ def measure_collapse(history: History, limit: float) -> Measurement | None:
     measured: list[tuple[ValidationRow | EpochMetrics, ValidationRow | EpochMetrics, str]] = []
     if base is not None and select is not None:
         measured.append((base, select, "select"))
-    if first.curriculum_percentile == last.curriculum_percentile and not history.is_relative:
+    same_share, same_level = first.curriculum_percentile == last.curriculum_percentile, first.level == last.level
+    if same_share and same_level and not history.is_relative:
         measured.append((first, last, "training"))
     for before, after, examples in measured:
         if before.avg_reward is None or after.avg_reward is None or before.avg_reward <= 0:

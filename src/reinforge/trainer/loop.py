@@ -197,6 +197,8 @@ class EpochTrainer(Trainer):
         self._validation_history = list(context.validations[1:])
         included = set(state["curriculum"]["included_groups"])
         self._curriculum_state = {**state["curriculum"], "included_groups": included}
+        if context.levels is not None:
+            context.levels.restore(state["curriculum"])
         self._example_filter.mean_rewards = dict(state["mean_rewards"])
         self._prompts = state["prompts"]
         self._num_empty, self._num_identical_epochs = state["num_empty"], state["num_identical_epochs"]
@@ -233,6 +235,7 @@ class EpochTrainer(Trainer):
             self._selection = replace(self._selection, kept=[], skip_reason=reason)
             kept = []
         self._reward_history.append(self._epoch_metrics(epoch, groups, kept))
+        self._record_level(groups)
         in_stage = {} if (name := self._name_stage(epoch)) is None else {"stage": name}
         self.context.end_stage({"kept": len(kept), "groups": len(groups), **in_stage})
         crash_point("batch.sealed")
@@ -244,6 +247,13 @@ class EpochTrainer(Trainer):
         self._job_refs.append(ref)
         self.context.end_stage({"job": ref.model_dump(mode="json")})
         return ref
+
+    def _record_level(self, groups: Sequence[TrajectoryGroup]) -> None:
+        if (levels := self.context.levels) is None:
+            return
+        if levels.record_rewards(self.trajectory_builder.example_rewards(groups)):
+            self.context.progress.note(f"examples of level {levels.highest} take part from the next epoch on")
+        self._curriculum_state.update(levels.as_dict())
 
     def _is_remote(self) -> bool:
         """Returns True if the adapter trains a model that it does not serve itself, so it decides what it trains on."""
@@ -425,6 +435,7 @@ class EpochTrainer(Trainer):
             job={
                 **({"num_groups_stale": self._collector.num_stale} if self.run_config.limits.max_staleness else {}),
                 **({"num_untrained_turns": num_untrained} if num_untrained else {}),
+                **({"level": levels.highest} if (levels := self.context.levels) is not None else {}),
             },
             **self.context.tally.summarize(),
         )

@@ -7,6 +7,7 @@ import pytest
 
 from reinforge.algorithms.curriculum import (
     ExampleFilter,
+    Levels,
     find_excluded,
     split_by_share,
     split_by_signal,
@@ -16,7 +17,7 @@ from reinforge.algorithms.dpo import DPO, DPOConfig
 from reinforge.algorithms.expert_iteration import ExpertIteration
 from reinforge.algorithms.samples import balance_agents
 from reinforge.algorithms.sft import SFT, SFTConfig
-from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.config.schema import CurriculumLearningConfig, LevelsConfig
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.core.algorithms.test_algorithms import group, turn
 
@@ -52,6 +53,23 @@ def test_groups_that_the_algorithm_cannot_use_are_dropped():
     assert SFT(SFTConfig(min_reward=0.5)).has_signal(groups[1])
     assert not SFT(SFTConfig(min_reward=0.6)).has_signal(groups[1])
     assert [DPO(DPOConfig(min_margin=0.6)).has_signal(group) for group in groups] == [True, False]
+
+
+def test_a_level_is_added_when_the_mean_of_the_window_reaches_the_threshold():
+    levels = Levels(LevelsConfig(threshold=0.7, window=2), {"a": 0, "b": 1, "d": 4})
+    assert [name for name in "abcd" if levels.includes(name)] == ["a", "c"]  # c has no level
+    rises = [levels.record_rewards([("a", reward), ("c", 0.0)]) for reward in (0.9, 0.4, 0.8, 0.6)]
+    assert rises == [False, False, False, True]  # of 0.9 alone; 0.65, 0.6 and 0.7
+    assert levels.as_dict() == {"level": 1, "level_rewards": []}
+    assert [name for name in "abcd" if levels.includes(name)] == ["a", "b", "c"]
+    assert not levels.record_rewards([("a", 1.0)])  # nothing of level 1
+    assert not levels.record_rewards([("a", 0.0), ("b", 1.0)])
+    again = Levels(levels.config, levels.by_example)
+    again.restore(levels.as_dict())
+    assert again == levels
+    assert again.record_rewards([("a", 0.0), ("b", 0.5)])
+    assert again.highest == 4
+    assert not again.record_rewards([("d", 1.0)])  # there is no higher one
 
 
 @pytest.mark.parametrize(("hardest_first", "expected"), [(False, ["easy", "middle"]), (True, ["hard", "middle"])])

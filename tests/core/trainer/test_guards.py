@@ -225,6 +225,8 @@ def test_a_reward_that_falls_since_the_curriculum_adds_harder_examples_is_no_col
     first = EpochMetrics(0, avg_reward=0.4, ci_low=0.38, ci_high=0.42, curriculum_percentile=0.5)
     harder = EpochMetrics(1, curriculum_percentile=1.0, **low)
     assert guards.measure_collapse(guards.History([first, harder], []), 0.5) is None
+    next_level = EpochMetrics(1, curriculum_percentile=0.5, job={"level": 1}, **low)
+    assert guards.measure_collapse(guards.History([first, next_level], []), 0.5) is None
     equal = EpochMetrics(1, curriculum_percentile=0.5, **low)
     found = guards.measure_collapse(guards.History([first, equal], []), 0.5)
     assert found.is_beyond

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from reinforge.algorithms.curriculum import find_levels
 from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.config.schema import Config, FinetuneConfig
 from reinforge.errors import Problem
@@ -36,11 +37,28 @@ def find_comparison_problems(
         path = f"trajectory_builders.{config.finetuning.trajectory_builder}.num_generations"
         message = f"the reward {names} compares the siblings of a group, but each example has one episode"
         problems.append(Problem(path, message, "use at least 2; 4 to 8 are usual"))
-    if isinstance(evaluators.get(reward.name), GroupEvaluator) and config.finetuning.curriculum_learning.enabled:
-        path = "finetuning.curriculum_learning.enabled"
-        message = f"the mean of {names} is 0.5 in every group, so it does not tell easy examples from hard ones"
-        problems.append(Problem(path, message, "set it to false, or use a reward that scores each answer by itself"))
+    curriculum = config.finetuning.curriculum_learning
+    used = {"enabled": curriculum.enabled, "levels": curriculum.levels is not None}
+    for name in [name for name, is_used in used.items() if is_used]:
+        if isinstance(evaluators.get(reward.name), GroupEvaluator):
+            message = f"the mean of {names} is 0.5 in every group, so it does not tell easy examples from hard ones"
+            fix = "leave it out, or use a reward that scores each answer by itself"
+            problems.append(Problem(f"finetuning.curriculum_learning.{name}", message, fix))
     return list({problem.path: problem for problem in problems}.values())
+
+
+def find_level_problems(config: FinetuneConfig, splits: Splits) -> list[Problem]:
+    """Returns why the examples' levels cannot be a curriculum."""
+    if config.curriculum_learning.levels is None:
+        return []
+    path, problems = "finetuning.curriculum_learning.levels", []
+    if not any(find_levels(items) for split, items in splits.items() if split not in HELD_OUT):
+        message = "no training row has a `level` that is a whole number"
+        problems.append(Problem(path, message, "set it to null, or let the rows have one"))
+    if config.limits.max_staleness:
+        message = "an epoch that is collected early would be chosen before the level rises"
+        problems.append(Problem(path, message, "set it to null, or finetuning.limits.max_staleness to 0"))
+    return problems
 
 
 def find_compared_parts(name: str, evaluators: Evaluators) -> list[str]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
+from reinforge.algorithms.curriculum import Levels, find_levels
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.evaluators.weighted import Weighted
-from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.run import HELD_OUT, DatasetEvaluation
 from reinforge.evaluation.splits import find_clusters
 from reinforge.interfaces import (
     Algorithm,
@@ -86,6 +87,9 @@ async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) ->
         meta = {**meta, "run_id": context.run_id, "trainer_run_id": context.run_id}
         return await parts.trajectory_builder.compute_reward(score, meta)
 
+    if (levels := config.curriculum_learning.levels) is not None:
+        trained = [item for split, items in parts.splits.items() if split not in HELD_OUT for item in items]
+        context.levels = Levels(levels, find_levels(trained))
     parts.trajectory_builder.evaluation = DatasetEvaluation(
         runner,
         parts.splits,
@@ -100,6 +104,7 @@ async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) ->
         recall=context.recall,
         load_episodes=context.load_episodes,
         note=context.progress.note,
+        includes=None if context.levels is None else context.levels.includes,
     )
     context.is_relative = isinstance(parts.held_out_evaluators[parts.reward_metric], GroupEvaluator)
     runner.limit = context.limit_episodes

@@ -22,6 +22,7 @@ from reinforge.trainer.guards import refuse_repetitions
 from reinforge.trainer.setup.compatibility import (
     can_serve_policy,
     find_comparison_problems,
+    find_level_problems,
     refuse_policy_llm,
     refuse_sampling,
     require_policy_llm,
@@ -85,6 +86,7 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     trajectory_builder: Any = await _get_trajectory_builder(builder, algorithm, splits, dataset, attempt)
     if splits:  # by now with the examples of each stage
         attempt.add(refuse_repetitions(splits, config.splits))
+        attempt.add(find_level_problems(config, splits))
     is_known = _knows_agent(builder.config)
     trainer = await _get_named(attempt, builder.get_trainer, config.trainer)
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from ..factory import register_dataset
 
@@ -30,4 +31,14 @@ class Sums:
         return 1.0 if answer == entry["answer"] else 0.01
 
 
-register_dataset(DATASET_NAME, Sums, SumsConfig)
+class SumsCurriculum:
+    attributes = {"largest": SimpleNamespace(levels=[20, 40, 60])}
+
+    def set_global_level(self, level):
+        self.largest = self.attributes["largest"].levels[level]
+
+    def generate_configuration(self, defaults):
+        return SumsConfig(**{**defaults, "largest": self.largest})
+
+
+register_dataset(DATASET_NAME, Sums, SumsConfig, SumsCurriculum)
