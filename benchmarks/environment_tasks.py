@@ -2,7 +2,7 @@
 
     python benchmarks/environment_tasks.py bases                the base of every task of reasoning-gym
     python benchmarks/environment_tasks.py choose               the eight tasks and the four for transfer, by the rule
-    python benchmarks/environment_tasks.py train --seeds 1,2,3  trains each of the eight by one recipe, each seed in turn
+    python benchmarks/environment_tasks.py train --seeds 1,2,3  trains each of the eight by one recipe
     python benchmarks/environment_tasks.py table                the results as a Markdown table
 
 The rule: a task qualifies if its answers are at most 40 characters long in the median, its questions at most 600, and
@@ -12,8 +12,8 @@ category, are for transfer: they are measured before and after, and never traine
 recipe (`TUNED_ON`) do not qualify. Results are kept in `--folder`, so that what is there is not measured again.
 
 A run trains LoRA adapters on 384 items, chooses its checkpoint on 48 others and is judged on `confirm`, 200 more, with
-fresh replies of both models. The seed changes the items, the sampling and the adapters. Transfer is measured with the
-first seed. CPU minutes are those of the whole process, of all its threads and children.
+fresh replies of both models. The seed changes the items, the sampling and the adapters. Transfer is measured with
+seed 1. CPU minutes are those of the whole process, of all its threads and children.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ KEYS = ("mean_difference", "ci_low", "ci_high")
 MAX_QUESTION_CHARS, MAX_ANSWER_CHARS = 600, 40
 ALWAYS = "gsm_symbolic"
 NUM_TASKS, NUM_TRANSFER, MAX_OF_CATEGORY = 8, 4, 2
-NUM_TRAIN, NUM_SELECT, NUM_CONFIRM = 384, 48, 200
-NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 16, 8, 16
+NUM_TRAIN, NUM_SELECT, NUM_CONFIRM, NUM_OF_TRANSFER = 384, 48, 200, 40
+NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 12, 8, 8
 POLICY = {
     "max_model_len": 512,
     "max_num_seqs": 128,
     "lora": {"r": 16, "lora_alpha": 32},
-    "optimizer": {"learning_rate": 5.0e-4},
+    "optimizer": {"learning_rate": 3.0e-4},
     "schedule": {"name": "linear", "warmup_steps": 2, "final_fraction": 0.1},
     "batch": {"steps_per_job": 4},
 }
@@ -149,7 +149,7 @@ def train(folder: Path, tasks: Sequence[str], transfer: Sequence[str], seeds: Se
         for task in tasks:
             path = folder / "runs" / f"{task}-{seed}.json"
             if not path.exists():
-                names = transfer if seed == seeds[0] else []
+                names = transfer if seed == 1 else []
                 worker = multiprocessing.get_context("spawn").Process(target=run_one, args=(path, task, names, seed))
                 worker.start()
                 worker.join()
@@ -170,11 +170,15 @@ def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:
         algorithm=ALGORITHM,
         num_epochs=NUM_EPOCHS,
         splits={"train": 1.0, "select": NUM_SELECT, "confirm": NUM_CONFIRM, "near_duplicates": "allow"},
-        limits={"episode_timeout_s": 1800, "min_groups": 0},
-        run_configuration={"validation_interval": 4},
+        curriculum_learning={"min_reward_diff": 0.01},
+        limits={"episode_timeout_s": 1800, "min_groups": 0.5, "max_refills": 2, "max_empty_updates": NUM_EPOCHS},
+        run_configuration={"validation_interval": 6},
         output_dir=str(path.parent / "folders"),
     )
-    settings["environment"] |= {"seed": 1000 * seed, **({"transfer": list(transfer)} if transfer else {})}
+    settings["environment"] |= {
+        "seed": 1000 * seed,
+        **({"transfer": list(transfer), "transfer_size": NUM_OF_TRANSFER} if transfer else {}),
+    }
     settings["trajectory_builders"] = {
         "groups": {"_type": "group", "num_generations": NUM_GENERATIONS, "examples_per_epoch": EXAMPLES_PER_EPOCH}
     }
@@ -208,7 +212,8 @@ def describe_run(found: dict[str, Any]) -> str:
         return str(found.get("error") or found["reason"])
     change = found["improvement"]
     interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
-    return f"{found['before']['mean']:.3f} -> {found['after']['mean']:.3f}, {interval}, {found['cpu_minutes']:.1f} CPU min"
+    before, after = found["before"]["mean"], found["after"]["mean"]
+    return f"{before:.3f} -> {after:.3f}, {interval}, {found['cpu_minutes']:.1f} CPU min"
 
 
 def print_table(folder: Path, tasks: Sequence[str]) -> None:
@@ -220,7 +225,8 @@ def print_table(folder: Path, tasks: Sequence[str]) -> None:
         base = json.loads((folder / "bases" / f"{task}.json").read_text())
         judged = [run for run in runs if run.get("improvement")]
         if not judged:
-            print(f"| {task} | {base['category']} | {base['solved']:.3f} | | {'; '.join(map(describe_run, runs))} | | |")
+            reasons = "; ".join(map(describe_run, runs))
+            print(f"| {task} | {base['category']} | {base['solved']:.3f} | | {reasons} | | |")
             continue
         means = [statistics.mean(run[arm]["mean"] for run in judged) for arm in ("before", "after")]
         changes = [run["improvement"] for run in judged]
@@ -237,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["bases", "choose", "train", "table"])
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--tasks", default="", help="others than the chosen ones, such as those of TUNED_ON")
+    parser.add_argument("--tasks", default="", help="some of the chosen ones, or others")
     parser.add_argument("--folder", type=Path, default=Path(".benchmarks/environment_tasks"))
     given = parser.parse_args()
     if given.what == "bases":
@@ -245,7 +251,7 @@ def main() -> None:
         return
     tasks, transfer = choose(given.folder)
     if given.tasks:
-        tasks, transfer = given.tasks.split(","), []
+        tasks = given.tasks.split(",")
     if given.what == "choose":
         print("train   ", " ".join(tasks))
         print("transfer", " ".join(transfer))

@@ -147,16 +147,16 @@ async def agent(item, llm, context):
     text = context.text("system", "say something")
     messages = [{"role": "system", "content": text}, {"role": "user", "content": item.input_obj}]
     reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
-    return reply.choices[0].message.content if "Examples" not in text else "a" * len(text.splitlines())
+    return reply.choices[0].message.content + "z" if "Examples" not in text else "a" * len(text.splitlines())
 """
 
 
 def test_a_better_prompt_can_win_without_any_training(project):
-    """With demonstrations in its prompt this agent answers with vowels alone, whatever its weights."""
+    """Only with demonstrations in its prompt this agent answers with vowels alone, whatever its weights."""
     project.write_agent(WITH_TEXT)
     project.save()
     recipes = [SearchRecipe("as-configured", "as it is"), SearchRecipe("shown", "examples", prompts=DEMONSTRATIONS)]
-    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 4_000))
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 8_000))
     record.folder.mkdir(parents=True)
     trials, config = RunTrials(record, load, lambda line: None), load(()).config
     found = asyncio.run(Search(record, trials, recipes, config.finetuning.gate, lambda line: None).run())

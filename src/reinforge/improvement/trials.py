@@ -123,7 +123,9 @@ class RunTrials:
         except (BudgetReached, JobFailed, EvaluationError, OutOfMemory, ConfigError) as error:
             if isinstance(error, ConfigError) and (trial.number == 1 or options.resume is not None):
                 raise  # the configuration is wrong, or has changed since the search started
-            trial.stopped = f"{'a guard stopped it' if isinstance(error, GuardHalted) else 'it failed'}: {error}"
+            trial.stopped = (
+                f"{'a guard stopped it' if isinstance(error, GuardHalted) else 'it cannot be trained on'}: {error}"
+            )
         tokens = (find_json(folder / "summary.json") or {}).get("tokens", {}).get("completion")
         if not in_tokens:
             trial.used = before + time.monotonic() - started
