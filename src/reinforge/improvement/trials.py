@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,7 @@ class RunTrials:
             await self._find_prompts(trial)
         if trial.stopped is None:
             await self._train(trial)
+        gc.collect()  # reference cycles hold the model of a run, and its size is unknown to the collector
 
     async def _find_prompts(self, trial: Trial) -> None:
         """Searches for better texts of the agent, on training examples; a trial without any is stopped."""
@@ -161,6 +163,7 @@ class RunTrials:
             remove_folder(model)
         copy_model(Checkpoints(self._locate(trial)).verify(row.checkpoint), model)
         before = await evaluate(self.load(()), EvaluationOptions(split="confirm"), self.registry)
+        gc.collect()
         tuned = EvaluationOptions(split="confirm", model=str(model))
         after = await evaluate(self.load(trial.overrides), tuned, self.registry)
         return before.report, after.report
