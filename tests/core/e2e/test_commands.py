@@ -261,7 +261,7 @@ def test_components_lists_fields_defaults_and_origin():
 
 def test_an_unknown_command_or_kind_lists_the_known_ones():
     for arguments, expected in (
-        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, init,'),
+        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, improve,'),
         (["validate"], 'unknown command "validate"; allowed: finetune,'),
         (
             ["components", "evalator"],
