@@ -152,7 +152,9 @@ def train(folder: Path, tasks: Sequence[str], transfer: Sequence[str], seeds: Se
             path = folder / "runs" / f"{task}-{seed}.json"
             if not path.exists():
                 names = transfer if seed == 1 else []
-                worker = multiprocessing.get_context("spawn").Process(target=run_one, args=(path, task, names, seed))
+                worker = multiprocessing.get_context("spawn").Process(
+                    target=run_one, args=(path, task, names, seed), daemon=True
+                )
                 worker.start()
                 worker.join()
                 found = json.loads(path.read_text()) if path.exists() else {"error": f"exit code {worker.exitcode}"}

@@ -108,21 +108,21 @@ class Killed(BaseException):
     """The process dies."""
 
 
-def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished):
+@pytest.mark.parametrize("stop", [5, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (2, 8))])
+def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished, stop):
     whole = json.loads((finished[0].folder / "runs" / "s" / "search.json").read_text())["result"]
-    for stop in (2, 5, 8):
-        lines = []
+    lines = []
 
-        def say(line, lines=lines, stop=stop):
-            lines.append(line)
-            if len(lines) == stop:
-                raise Killed
+    def say(line):
+        lines.append(line)
+        if len(lines) == stop:
+            raise Killed
 
-        with pytest.raises(Killed):
-            run_search(load, choose_budget(0, int(TOKENS)), run_name=f"stopped-{stop}", say=say)
-        resumed = run_search(load, None, resume=f"stopped-{stop}", say=lambda line: None)
-        for key in ("winner", "epoch", "improvement", "after"):
-            assert resumed.result[key] == whole[key]
+    with pytest.raises(Killed):
+        run_search(load, choose_budget(0, int(TOKENS)), run_name=f"stopped-{stop}", say=say)
+    resumed = run_search(load, None, resume=f"stopped-{stop}", say=lambda line: None)
+    for key in ("winner", "epoch", "improvement", "after"):
+        assert resumed.result[key] == whole[key]
 
 
 def test_the_same_from_python(project):
