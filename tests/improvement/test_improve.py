@@ -191,3 +191,10 @@ def test_recipes_change_what_the_configuration_does_not_have(project):
         "demonstrations",
         "smaller-steps",
     ]
+
+
+def test_without_a_size_of_the_epochs_they_are_short_enough_to_stop_between_them(project):
+    short = ("trajectory_builders.builder.examples_per_epoch", "16")
+    project.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = None
+    project.save()
+    assert all(recipe.overrides[0] == short for recipe in propose(load(()).config))

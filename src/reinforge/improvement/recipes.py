@@ -8,7 +8,7 @@ and when time is short, alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reinforge.config.schema import Config
@@ -31,6 +31,8 @@ CLIPPED = "{_type: grpo, clip_low: 0.2, clip_high: 0.28, loss_aggregation: token
 DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
+EXAMPLES_PER_EPOCH = 16
+"""Where the configuration has all in each epoch: a search can only stop between epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,12 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     if reflect is not None:
         why = f"{reflect} rewrites the prompt, given what went wrong with it, and the agent trains with the best one"
         found.insert(1, SearchRecipe("better-prompt", why, prompts=GEPA))
-    return found
+    name = finetuning.trajectory_builder
+    builder: Any = config.trajectory_builders.get(str(name))
+    if getattr(builder, "static_type", None) != "group" or builder.examples_per_epoch is not None:
+        return found
+    short = (f"trajectory_builders.{name}.examples_per_epoch", str(EXAMPLES_PER_EPOCH))
+    return [replace(recipe, overrides=(short, *recipe.overrides)) for recipe in found]
 
 
 def _propose_groups(config: Config) -> list[SearchRecipe]:
