@@ -62,11 +62,13 @@ class Improvements:
                 lines.append(f"trial        {trial.name}: {scores} on select, {trial.epochs} epochs")
         if change := found.get("improvement"):
             before, after = found["before"]["mean"], found["after"]["mean"]
+            gain = found["gain_on_select"]
+            on_select = "unknown" if gain is None else f"{gain:+.3f}"
             interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
             lines += [
                 f"winner       {found['winner']} after {found['epoch'] + 1} epochs",
                 f"reward       {before:.3f} -> {after:.3f} on confirm",
-                f"improvement  {interval} (on select it was {found['gain_on_select']:+.3f}, chosen as the best of "
+                f"improvement  {interval} (on select it was {on_select}, chosen as the best of "
                 f"{sum(trial.score is not None for trial in record.trials)} trials)",
             ]
         lines.append(

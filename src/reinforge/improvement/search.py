@@ -115,7 +115,7 @@ class Search:
         record.write()
 
     def _refuse_small(self, needed: float) -> None:
-        """Raises a `ConfigError` if the budget does not even allow one short trial and the verdict."""
+        """Raises a `ConfigError` if what the budget has for trials does not even allow a short one."""
         budget = self.record.budget
         if needed > budget.search:
             message = f"{budget.format(budget.total)} are too few for a trial of {MIN_EPOCHS} epochs and the verdict"
@@ -173,7 +173,7 @@ class Search:
         overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         self.record.judged_s += time.monotonic() - started
-        improvement = verdict.improvement
+        improvement, untouched = verdict.improvement, self.record.trials[0].baseline
         return {
             "winner": best.name,
             "epoch": epoch,
@@ -184,7 +184,7 @@ class Search:
             "before": verdict.confirm_base.as_dict() if verdict.confirm_base else None,
             "after": verdict.confirm_tuned.as_dict() if verdict.confirm_tuned else None,
             "improvement": improvement.as_dict() if improvement else None,
-            "gain_on_select": _get_score(best) - (self.record.trials[0].baseline or 0.0),
+            "gain_on_select": None if untouched is None else _get_score(best) - untouched,
             "gain_on_confirm": improvement.mean_difference if improvement else None,
             "metrics": [change.as_dict() for change in compare_reports(before, after, {})],
             "model": None if model is None else str(model),
