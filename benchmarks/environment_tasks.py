@@ -9,9 +9,10 @@ The rule: a task qualifies if its answers are at most 40 characters long in the 
 the untrained model solves 2 % to 60 % of 48 of its items. They are ordered by the SHA-256 of their names; eight are
 taken from the front, at most two of a category; gsm_symbolic is measured whatever its base. The next four, of any
 category, are for transfer: they are measured before and after, and never trained. Tasks that were used to find the
-recipe (`TUNED_ON`) do not qualify. Results are kept in `--folder`, so that what is there is not measured again.
+recipe (`TUNED_ON`) do not qualify. Results are kept in `--folder`, which is committed, so that what is there is not
+measured again.
 
-A run trains LoRA adapters on 384 items, chooses its checkpoint on 48 others and is judged on `confirm`, 200 more, with
+A run trains LoRA adapters on 384 items, chooses its checkpoint on 48 others and is judged on `confirm`, 400 more, with
 fresh replies of both models. The seed changes the items, the sampling and the adapters. Transfer is measured with
 seed 1. CPU minutes are those of the whole process, of all its threads and children.
 """
@@ -48,8 +49,10 @@ KEYS = ("mean_difference", "ci_low", "ci_high")
 MAX_QUESTION_CHARS, MAX_ANSWER_CHARS = 600, 40
 ALWAYS = "gsm_symbolic"
 NUM_TASKS, NUM_TRANSFER, MAX_OF_CATEGORY = 8, 4, 2
-NUM_TRAIN, NUM_SELECT, NUM_CONFIRM, NUM_OF_TRANSFER = 384, 48, 200, 40
+NUM_TRAIN, NUM_SELECT, NUM_CONFIRM, NUM_OF_TRANSFER = 384, 48, 400, 40
 NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 12, 8, 8
+RESULTS = Path(__file__).parent / "results" / "environment_tasks"
+RUNS = Path(".benchmarks/environment_tasks")  # the run folders, which are not committed
 POLICY = {
     "max_model_len": 512,
     "max_num_seqs": 128,
@@ -74,17 +77,23 @@ def build_settings(task: str, *, size: int, **finetuning: Any) -> dict[str, Any]
     }
 
 
+def read_bases(folder: Path) -> dict[str, Any]:
+    path = folder / "bases.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
 def measure_bases(folder: Path) -> None:
-    """Measures the tasks that have no file yet, one after the other."""
+    """Measures the tasks that have no base yet, one after the other."""
     from reinforge.environments.reasoning_gym import find_datasets
 
+    folder.mkdir(parents=True, exist_ok=True)
+    bases = read_bases(folder)
     for task, module in sorted(find_datasets().items()):
-        path = folder / "bases" / f"{task}.json"
-        if not path.exists():
-            found = {"category": module.split(".")[1], **measure_base(task)}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(found, indent=1))
-            print(task, {name: found[name] for name in ("solved", "error") if name in found}, flush=True)
+        if task not in bases:
+            bases[task] = {"category": module.split(".")[1], **measure_base(task)}
+            (folder / "bases.json").write_text(json.dumps(bases, indent=1, sort_keys=True) + "\n")
+            print(task, {name: bases[task][name] for name in ("solved", "error") if name in bases[task]}, flush=True)
 
 
 def measure_base(task: str) -> dict[str, Any]:
@@ -104,7 +113,6 @@ def measure_base(task: str) -> dict[str, Any]:
     except ReinforgeError as error:
         return {"error": str(error).splitlines()[0]}
     gc.collect()  # reference cycles hold the model
-    items = [record.item for record in evaluation.records]
     metrics = evaluation.report.summaries
     return {
         "solved": metrics["solved"].mean,
@@ -113,9 +121,6 @@ def measure_base(task: str) -> dict[str, Any]:
         **sizes,
         "outcomes": evaluation.report.outcomes,
         "cpu_s": round(time.process_time() - started, 1),
-        "examples": [
-            [str(item.input_obj)[-200:], str(item.output_obj), str(item.expected_output_obj)] for item in items[:4]
-        ],
     }
 
 
@@ -128,7 +133,7 @@ async def load_items(loaded: Any) -> list[Any]:
 
 def choose(folder: Path) -> tuple[list[str], list[str]]:
     """Returns the tasks to train and those for transfer."""
-    bases = {path.stem: json.loads(path.read_text()) for path in (folder / "bases").glob("*.json")}
+    bases = read_bases(folder)
     order = sorted(bases, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     fit = [name for name in order if name not in TUNED_ON and is_fit(bases[name])]
     chosen, of_category = [ALWAYS], Counter([bases[ALWAYS]["category"]])
@@ -177,7 +182,7 @@ def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:
         curriculum_learning={"min_reward_diff": 0.01},
         limits={"episode_timeout_s": 1800, "min_groups": 0.5, "max_refills": 2, "max_empty_updates": NUM_EPOCHS},
         run_configuration={"validation_interval": 6},
-        output_dir=str(path.parent / "folders"),
+        output_dir=str(RUNS),
     )
     settings["environment"] |= {
         "seed": 1000 * seed,
@@ -208,7 +213,7 @@ def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:
     found["cpu_minutes"] = sum(use.ru_utime + use.ru_stime for use in uses) / 60
     found["minutes"] = (time.monotonic() - started) / 60
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1))
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def describe_run(found: dict[str, Any]) -> str:
@@ -226,7 +231,7 @@ def print_table(folder: Path, tasks: Sequence[str]) -> None:
     print("|---|---|---|---|---|---|---|")
     for task in tasks:
         runs = [json.loads(path.read_text()) for path in sorted((folder / "runs").glob(f"{task}-*.json"))]
-        base = json.loads((folder / "bases" / f"{task}.json").read_text())
+        base = read_bases(folder)[task]
         judged = [run for run in runs if run.get("improvement")]
         if not judged:
             reasons = "; ".join(map(describe_run, runs))
@@ -248,7 +253,7 @@ def main() -> None:
     parser.add_argument("what", choices=["bases", "choose", "train", "table"])
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--tasks", default="", help="some of the chosen ones, or others")
-    parser.add_argument("--folder", type=Path, default=Path(".benchmarks/environment_tasks"))
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.what == "bases":
         measure_bases(given.folder)
