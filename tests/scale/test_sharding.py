@@ -67,7 +67,8 @@ def test_low_precision_has_its_float32_copies_divided(tiny_model_dir, tmp_path):
     job = make_job(tiny_model_dir, policy={"dtype": "bfloat16"})
     [alone], expected = run(tmp_path / "one", 1, job)
     found, weights = run(tmp_path / "shards", 2, job)
-    assert measure_distance(expected, weights) < 0.01, "gradients are rounded to 8 bits before they are added"
+    moved = measure_norm(expected, load_file(tiny_model_dir / "model.safetensors"))
+    assert measure_norm(expected, weights) < 0.15 * moved, "gradients are rounded to 8 bits before they are added"
     assert len({each["fingerprint"] for each in found}) == 1
     assert all(each["bytes"] < 0.6 * alone["bytes"] for each in found)
 
@@ -81,6 +82,11 @@ def test_one_process_resumes_what_several_have_saved(tiny_model_dir, tmp_path):
     assert measure_distance(expected, weights) < 1e-5
     moments = [load_moments(tmp_path / name) for name in ("one", "again")]
     assert measure_distance(*moments) < 1e-5
+
+
+def measure_norm(a, b):
+    assert a.keys() == b.keys()
+    return sum(float((a[name].detach().float() - b[name].detach().float()).square().sum()) for name in a) ** 0.5
 
 
 def load_moments(folder):

@@ -9,10 +9,12 @@ GPU travel from GPU to GPU by NCCL, all others by gloo.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -37,6 +39,9 @@ DEFAULT_TIMEOUT_S = 600.0
 once; this limit is for a machine that vanishes without a word, and must be longer than the slowest share of a step."""
 CONNECTION_TIMEOUT = timedelta(minutes=10)
 """How long a process waits until all others have started."""
+SETTLING_S = 0.2
+"""What a process waits before it exits. A thread of gloo drops the tensors of the last exchange a moment after it, and
+aborts the process if it needs Python's lock for that while the interpreter ends (pytorch/pytorch#179291)."""
 TIMED_OUT = "imed out"
 LOST_CONNECTION = (TIMED_OUT, "gloo", "Connection", "connection", "NCCL")
 """Parts of the messages of gloo and NCCL."""
@@ -78,6 +83,8 @@ class DataParallel:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ):
         self.rank, self.size, self.device_type, self.timeout_s = rank, size, device_type, timeout_s
+        atexit.unregister(_settle)  # once, however often the processes connect anew
+        atexit.register(_settle)
         host, port = address
         wait = timedelta(seconds=timeout_s)
         if host == LOOPBACK and sys.platform == "linux":
@@ -254,3 +261,7 @@ def open_store(address: tuple[str, int], prefix: str) -> Store:
         return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=TIMEOUT))
     except RuntimeError as error:
         raise BackendUnavailable(f"torchrun's store at {host}:{port} cannot be reached: {error}") from error
+
+
+def _settle() -> None:
+    time.sleep(SETTLING_S)
