@@ -74,6 +74,16 @@ async def test_the_packages_own_score_is_the_reward():
     assert [(each["reward"], each["solved"]) for each in rewards] == [(1.0, 1.0), (0.01, 0.0), (1.0, 1.0)]
 
 
+async def test_an_answer_that_the_scorer_cannot_read_is_wrong_and_a_scorer_that_never_works_is_reported():
+    async with ComponentBuilder(build_config({"environment": gym(size=5)})) as builder:
+        items = (await builder.get_dataset()).load()
+        policy = ScriptedPolicy(lambda request: "<answer>unreadable</answer>")
+        records = await run_items(make_runner(await builder.get_workflow(), policy), items)
+    rewards = [next((m.data["reported_reward"] for m in record.marks if m.data), None) for record in records]
+    assert [each and each["reward"] for each in rewards] == [0.0] * 4 + [None]
+    assert "not a number" in records[4].reason
+
+
 async def test_a_level_has_the_settings_of_the_packages_curriculum():
     _, items = await load(gym(size=60, levels=3, transfer=["differences"], transfer_size=2))
     rows = [item.full_dataset_entry for item in items]

@@ -183,8 +183,20 @@ class ReasoningTask(Environment):
         dataset = self.source.datasets[self.row["task"], self.row.get("level")]
         entry = dataset[self.row["index"]]
         answer = find_answer(reply.text, str(entry["answer"]), self.source.config.answer)
-        reward = float(dataset.score_answer(answer, entry))
+        reward = _score(dataset, answer, entry)
         return StepResult(reward=reward, done=True, info={"solved": reward >= 1.0})
+
+
+def _score(dataset: Any, answer: str | None, entry: dict[str, Any]) -> float:
+    """Returns the score of an answer: 0 for one that the package's scorer cannot even read.
+
+    Example: that of prime_factorization raises a `ValueError` at "two and three".
+    """
+    try:
+        return float(dataset.score_answer(answer, entry))
+    except Exception:  # noqa: BLE001  whatever the scorers raise
+        dataset.score_answer(str(entry["answer"]), entry)  # raises, too, unless it is the answer's fault
+        return 0.0
 
 
 def find_answer(text: str, expected: str, kind: str = "auto") -> str | None:

@@ -148,9 +148,12 @@ async def test_bytes_that_are_no_http_are_refused_without_a_traceback_in_the_log
         ("/v1/models/nothing", 405, "method_not_allowed"),
     ],
 )
-async def test_a_path_that_is_not_there(access, path, expected, code):
-    status, _, body = await ask(access, path=path)
-    assert (status, json.loads(body)["error"]["code"]) == (expected, code)
+async def test_a_path_that_is_not_there(access, path, expected, code, caplog):
+    for _ in range(2):
+        status, _, body = await ask(access, path=path)
+        assert (status, json.loads(body)["error"]["code"]) == (expected, code)
+    told = [record.message.split(" here")[0] for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ([f"POST {path}: there is no POST {path}"] if code == "not_found" else []), "once in a run"
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])

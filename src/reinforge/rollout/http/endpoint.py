@@ -95,6 +95,8 @@ class EpisodeEndpoint:
             is_call = request.method.upper() == "POST" and find_dialect(request.path.rstrip("/")) is not None
             if is_call and described.status in REFUSED and described.code != "context_length_exceeded":
                 self._capture.refuse(f"{request.path} {described.status}: {described.message}")
+            elif described.status == 404:  # not a model call, so the episode may be sound without it
+                self._warn_once("404", "%s %s: %s", request.method, request.path, described.message)
             return build_error_response(request, described)
 
     async def answer(self, request: EndpointRequest) -> EndpointResponse:
@@ -224,13 +226,14 @@ class EpisodeEndpoint:
                 status=404,
                 code="model_not_found",
             )
-        if model not in self._capture.told:
-            self._capture.told.add(model)
-            logger.warning(
-                "the agent's client asks for the model %r, which llms does not have; %s (%s) answers instead",
-                model, self.default, self.entries.get(self.default),
-            )  # fmt: skip
+        text = "the agent's client asks for the model %r, which llms does not have; %s (%s) answers instead"
+        self._warn_once(model, text, model, self.default, self.entries.get(self.default))
         return self.default
+
+    def _warn_once(self, subject: str, text: str, *values: object) -> None:
+        if subject not in self._capture.told:
+            self._capture.told.add(subject)
+            logger.warning(text, *values)
 
     def _describe_models(self, name: str) -> dict[str, Any]:
         if name:

@@ -28,6 +28,8 @@ class Sums:
         if answer == "hang":
             while True:
                 pass
+        if answer == "unreadable" or entry["answer"] == "5":
+            raise ValueError("not a number")
         return 1.0 if answer == entry["answer"] else 0.01
 
 
