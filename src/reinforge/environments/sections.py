@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reinforge.config.document import Document
+from reinforge.engine.small_models import fill_in_training
 from reinforge.errors import did_you_mean
 from reinforge.registry import Registry
 from reinforge.types.environment import RANDOM, SELF
@@ -37,6 +38,9 @@ def fill_in(document: Document, registry: Registry) -> None:
         _set_missing(data, {section: {}})
         _set_missing(data[section], {name: {}})
         _set_missing(data[section][name], {"_type": type_name})
+    builder, adapter = (data[f"{name}s"][chosen[name]] for name in ("trajectory_builder", "trainer_adapter"))
+    if isinstance(builder, dict) and builder["_type"] == "group" and adapter == {"_type": "local"}:
+        fill_in_training(finetuning, builder)
     evaluators = document.get_block(("eval", "evaluators"))
     reward = {"name": next(iter(evaluators), None)}
     if metrics and metrics[0] in evaluators:

@@ -18,6 +18,7 @@ from reinforge.adapters.launchers import find_launcher
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
+from reinforge.engine.small_models import fill_in_training
 from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.evaluation.datasets import choose_format
 from reinforge.registry import Registry
@@ -75,11 +76,12 @@ def finetune(
         environment: `TYPE:NAME`, or a mapping with its `_type`. Its tasks are the dataset, its reward is the reward and
             an agent that plays it is the workflow, unless these are passed; a workflow has `context.environment`.
         epochs: How often to collect and train; with a `pipeline` in `settings`, its stages say it.
-        examples_per_epoch: Training examples of an epoch; None: all.
+        examples_per_epoch: Training examples of an epoch; None: all, or 16 for a small pretrained model.
         max_concurrency: Episodes that run at the same time.
         algorithm: `{"_type": "grpo", ...}`, or its `_type`; None: GRPO with its defaults.
         settings: Further keys of the `finetuning` section, such as `{"policy": {...}, "seed": 1}`; `policy` is
-            merged with `model`.
+            merged with `model`. Where neither they nor `algorithm` say how to train, a pretrained model of 20 to 300 M
+            parameters trains LoRA adapters at a rate that was measured (docs/models.md).
         run_name: Name of the run folder; None: the date and a random suffix.
         output_dir: Folder of all run folders; None: `.reinforge/runs`.
         resume: Name or folder of a stopped run of the same task to resume, or `last`; None: a new run.
@@ -167,13 +169,15 @@ def build_run_data(
     if reward is not None:
         evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
         evaluation["evaluators"] = {REWARD: evaluator}
+    finetuning, groups = _merge_settings(finetuning, {} if further is None else further), dict(builder or {})
+    fill_in_training(finetuning, groups)
     data = build_sections(
         llms={LLM: {"_type": "policy"}},
         workflow=None if workflow is None else {"_type": "python", "function": workflow, "llm": LLM},
         evaluation=evaluation,
-        builder={"_type": "group", **(builder or {})},
+        builder={"_type": "group", **groups},
         adapter={"_type": "local"},
-        finetuning=_merge_settings(finetuning, {} if further is None else further),
+        finetuning=finetuning,
     )
     if environment is not None:
         data["environment"] = environment  # fills in what is not there

@@ -83,7 +83,7 @@ class DataParallel:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ):
         self.rank, self.size, self.device_type, self.timeout_s = rank, size, device_type, timeout_s
-        atexit.unregister(_settle)  # once, however often the processes connect anew
+        atexit.unregister(_settle)  # once, however often the processes reconnect
         atexit.register(_settle)
         host, port = address
         wait = timedelta(seconds=timeout_s)
