@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ TRAINING = ("algorithm", "num_epochs", "limits", "outcomes", "curriculum_learnin
 POLICY = ("model", "chat_template", "max_model_len", "max_num_seqs", "dtype")
 """Keys of `policy` that say what is trained, and what this machine can hold."""
 NUM_EPOCHS = 10  # the default of `reinforge.finetune`
-TOO_MANY = 1000  # epochs, which the limit of time ends
+PROJECT = "project"  # the folder of the agent's modules, beside the sections
 Overrides = Sequence[tuple[str, str]]
 
 
@@ -73,14 +74,12 @@ def build_shop() -> dict[str, Any]:
 
     from reinforge.cli import main as reinforge
 
-    folder = Path(tempfile.mkdtemp(prefix="reinforge-shop-"))
-    made = CliRunner().invoke(reinforge, ["init", str(folder / "shop"), "--template", "tools"], catch_exceptions=False)
+    folder = Path(tempfile.mkdtemp(prefix="reinforge-")) / "shop"
+    made = CliRunner().invoke(reinforge, ["init", str(folder), "--template", "tools"], catch_exceptions=False)
     assert made.exit_code == 0, made.output
-    sys.path.insert(0, str(folder / "shop"))
-    data: dict[str, Any] = yaml.safe_load((folder / "shop" / "run.yml").read_text())
-    dataset = data["eval"]["general"]["dataset"]
-    dataset["file_path"] = str(folder / "shop" / dataset["file_path"])
-    return data
+    data: dict[str, Any] = yaml.safe_load((folder / "run.yml").read_text())
+    data["eval"]["general"]["dataset"]["file_path"] = str(folder / "data.jsonl")
+    return {**data, PROJECT: folder}
 
 
 def forget_training(data: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +96,9 @@ def forget_training(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(data: dict[str, Any], overrides: Overrides) -> LoadedConfig:
-    return build_config(data, overrides=[("finetuning.output_dir", str(RUNS)), *overrides])
+    sections = {name: value for name, value in data.items() if name != PROJECT}
+    loaded = build_config(sections, overrides=[("finetuning.output_dir", str(RUNS.absolute())), *overrides])
+    return replace(loaded, project_root=data.get(PROJECT, loaded.project_root))
 
 
 def search(data: dict[str, Any], name: str, minutes: float) -> dict[str, Any]:
