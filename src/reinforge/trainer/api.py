@@ -76,12 +76,12 @@ def finetune(
         environment: `TYPE:NAME`, or a mapping with its `_type`. Its tasks are the dataset, its reward is the reward and
             an agent that plays it is the workflow, unless these are passed; a workflow has `context.environment`.
         epochs: How often to collect and train; with a `pipeline` in `settings`, its stages say it.
-        examples_per_epoch: Training examples of an epoch; None: all, or 16 for a small pretrained model.
+        examples_per_epoch: Training examples of an epoch; None: 64, 16 or all, by the model's size.
         max_concurrency: Episodes that run at the same time.
         algorithm: `{"_type": "grpo", ...}`, or its `_type`; None: GRPO with its defaults.
         settings: Further keys of the `finetuning` section, such as `{"policy": {...}, "seed": 1}`; `policy` is
-            merged with `model`. Where neither they nor `algorithm` say how to train, a pretrained model of 20 to 300 M
-            parameters trains LoRA adapters at a rate that was measured (docs/models.md).
+            merged with `model`. Where neither they nor `algorithm` say how to train, models of less than 300 M
+            parameters are trained as measured (docs/models.md).
         run_name: Name of the run folder; None: the date and a random suffix.
         output_dir: Folder of all run folders; None: `.reinforge/runs`.
         resume: Name or folder of a stopped run of the same task to resume, or `last`; None: a new run.

@@ -37,6 +37,14 @@ def test_a_small_pretrained_model_trains_adapters(folders):
     assert fill_in(folders[1], builder={"examples_per_epoch": 5})[1] == {"examples_per_epoch": 5}
 
 
+@pytest.mark.parametrize("model", ["tiny", "bundled:tickets"])
+def test_a_tiny_model_trains_all_its_weights_on_short_epochs(folders, model):
+    finetuning, builder = fill_in(folders[0] if model == "tiny" else model)
+    assert finetuning["policy"] == {"model": finetuning["policy"]["model"], "batch": {"steps_per_job": 4}}
+    assert (finetuning["algorithm"]["clip_high"], finetuning["num_epochs"]) == (0.28, 12)
+    assert builder == {"examples_per_epoch": 64}
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -51,8 +59,8 @@ def test_whoever_says_how_to_train_gets_that_alone(folders, said):
     assert (finetuning["policy"].get("lora"), builder) == (None, {})
 
 
-def test_other_sizes_and_unknown_models_keep_the_settings_defaults(folders):
-    for model in (folders[0], folders[2], "owner/name", "/no/such/folder"):
+def test_larger_and_unknown_models_keep_the_settings_defaults(folders):
+    for model in (folders[2], "owner/name", "/no/such/folder"):
         assert fill_in(model) == ({"policy": {"model": model}}, {})
 
 
