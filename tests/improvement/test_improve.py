@@ -18,7 +18,7 @@ from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.journal.reader import JournalReader
 from tests.models import make_tiny_model
-from tests.project import Project, call
+from tests.project import AGENT, Project, call
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,37 @@ def test_a_better_prompt_can_win_without_any_training(project):
     recipe = yaml.safe_load((record.folder / "recipe.yml").read_text())
     assert recipe["prompts"]["system"].startswith("say something\n\nExamples:\n\nUser: say ")
     assert json.loads(json.dumps(SearchRecord.read(record.folder).result)) == json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ('"a"', "nothing to do: the untouched agent has the score 1 on every select example"),
+        ('"z"', "the reward never differs: all 266 episodes have the reward 0; test it with `reinforge reward"),
+    ],
+)
+def test_a_task_without_room_or_without_signal_ends_the_search_after_one_epoch(project, reply, reason):
+    project.write_agent(AGENT.replace("return reply.choices[0].message.content", f"return {reply}"))
+    output = search()
+    assert f"promoted     no: {reason}" in output
+    folder = project.folder / "runs" / "s"
+    assert [each.name for each in (folder / "trials").iterdir()] == ["01-as-configured"]
+    assert (
+        f"| 02-larger-steps | learning rate 0.009 instead of 0.003 | 0 |  |  | {reason}"
+        in (folder / "report.md").read_text()
+    )
+
+
+def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
+    """The reward depends on the example alone: each is always or never solved."""
+    project.write_agent(AGENT.replace("return reply.choices[0].message.content", 'return "az"[int(item.id) % 2]'))
+    output = search()
+    [line] = [line for line in output.splitlines() if line.startswith("not tried")]
+    assert line == (
+        "not tried, as untouched the agent has no groups whose rewards differ (266 episodes have rewards from 0 to 1, "
+        "which differ in 0 of 32 groups): 02-larger-steps, 06-smaller-steps"
+    )
+    assert "promoted     no: nothing helped" in output
 
 
 def test_wrong_calls_are_refused(project):

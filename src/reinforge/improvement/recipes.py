@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reinforge.algorithms.expert_iteration import ExpertIterationConfig
 from reinforge.config.schema import Config
 from reinforge.engine.learning_rate import choose_learning_rate, count_parameters
 from reinforge.engine.model.preflight import has_adapters
@@ -33,6 +34,9 @@ RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
 EXAMPLES_PER_EPOCH = 16
 """Where the configuration has all in each epoch: a search can only stop between epochs."""
+GOOD_REWARD = ExpertIterationConfig().reward_threshold
+REWARDS, GOOD, SIGNAL = "rewards that differ", f"rewards of {GOOD_REWARD:g} or more", "groups whose rewards differ"
+"""What a recipe needs of the agent's own episodes to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class SearchRecipe:
     why: str
     overrides: Overrides = ()
     prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
+    needs: str | None = None  # `REWARDS`, `GOOD` or `SIGNAL`; None: it can learn without them
 
 
 def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
@@ -59,22 +64,24 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     uses_lora = has_adapters(policy)
     if rewards and not uses_lora and num_parameters >= LORA_FROM:
         why = "adapters take a larger learning rate, and several steps use each episode more than once"
-        found.append(SearchRecipe("lora", why, (*LORA, STEPS, (ALGORITHM, CLIPPED))))
+        found.append(SearchRecipe("lora", why, (*LORA, STEPS, (ALGORITHM, CLIPPED)), needs=SIGNAL))
     rate = choose_learning_rate(policy, num_parameters, uses_lora=uses_lora).value
     if rewards:
         faster = f"{rate * RATE_FACTOR:.2g}"
-        found.append(SearchRecipe("larger-steps", f"learning rate {faster} instead of {rate:.2g}", ((RATE, faster),)))
+        why = f"learning rate {faster} instead of {rate:.2g}"
+        found.append(SearchRecipe("larger-steps", why, ((RATE, faster),), needs=SIGNAL))
         if policy.batch.steps_per_job == 1:
             why = "four optimizer steps on the episodes of an epoch instead of one"
-            found.append(SearchRecipe("more-steps", why, (STEPS, (ALGORITHM, CLIPPED))))
+            found.append(SearchRecipe("more-steps", why, (STEPS, (ALGORITHM, CLIPPED)), needs=SIGNAL))
     found += _propose_groups(config)
     if rewards:
         why = "imitates the best replies, where rewards are rare"
-        found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, "{_type: expert_iteration}"),)))
+        found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, "{_type: expert_iteration}"),), needs=GOOD))
         why = "shows the agent some of its own best episodes, and trains with them in the prompt"
-        found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS))
+        found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS, needs=REWARDS))
         slower = f"{rate / RATE_FACTOR:.2g}"
-        found.append(SearchRecipe("smaller-steps", f"learning rate {slower} instead of {rate:.2g}", ((RATE, slower),)))
+        why = f"learning rate {slower} instead of {rate:.2g}"
+        found.append(SearchRecipe("smaller-steps", why, ((RATE, slower),), needs=SIGNAL))
     if reflect is not None:
         why = f"{reflect} rewrites the prompt, given what went wrong with it, and the agent trains with the best one"
         found.insert(1, SearchRecipe("better-prompt", why, prompts=GEPA))
@@ -97,7 +104,7 @@ def _propose_groups(config: Config) -> list[SearchRecipe]:
     if count is not None:
         overrides.append((f"{path}.examples_per_epoch", str(max(1, count // LARGER_GROUPS))))
     why = f"groups of {size} replies, so that more of them have a good and a bad one"
-    return [SearchRecipe("larger-groups", why, tuple(overrides))]
+    return [SearchRecipe("larger-groups", why, tuple(overrides), needs=REWARDS)]
 
 
 def format_command(overrides: Sequence[tuple[str, str]]) -> str:
