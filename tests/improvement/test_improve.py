@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shlex
+import shutil
 
 import filelock
 import pytest
@@ -218,10 +220,63 @@ def test_recipes_change_what_the_configuration_does_not_have(project):
         "as-configured",
         "larger-steps",
         "larger-groups",
+        "imitate-then-reinforce",
         "imitate-the-best",
+        "prefer-the-best",
         "demonstrations",
         "smaller-steps",
     ]
+
+
+def list_recipes(project, **settings):
+    for path, value in settings.items():
+        project.set(path.replace("__", "."), value)
+    project.save()
+    return [recipe.name for recipe in propose(load(()).config)]
+
+
+def test_a_teacher_is_tried_if_it_has_the_tokens_of_the_policy(project, tmp_path):
+    names = list_recipes(project, llms__judge={"_type": "local", "model": str(project.model)})
+    assert "distill" not in names  # the policy itself
+    strange = make_tiny_model(tmp_path / "strange", vocab_size=300)
+    assert "distill" not in list_recipes(project, llms__judge={"_type": "local", "model": str(strange)})
+    larger = make_tiny_model(tmp_path / "larger", num_hidden_layers=3)
+    names = list_recipes(project, llms__teacher={"_type": "local", "model": str(larger)})
+    assert names[:2] == ["as-configured", "distill"]
+    [recipe] = [each for each in propose(load(()).config) if each.name == "distill"]
+    assert load(recipe.overrides).config.finetuning.algorithm.teacher == "teacher"
+
+
+def test_recipes_apply_to_what_they_change(project):
+    names = list_recipes(project, finetuning__algorithm={"_type": "expert_iteration"})
+    assert not {"imitate-the-best", "imitate-then-reinforce"} & set(names)
+    names = list_recipes(project, finetuning__algorithm={"_type": "dpo"})
+    assert names == ["as-configured", "larger-groups"]
+    names = list_recipes(project, finetuning__pipeline={"one": {"num_epochs": 1}, "two": {"num_epochs": 4}})
+    assert names == ["as-configured", "larger-groups"]
+    assert propose(load(()).config)[0].set_epochs(7) == ("finetuning.pipeline.two.num_epochs", "6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["imitate-then-reinforce", "prefer-the-best", "distill"])
+def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
+    """With replies of one token some have the reward 1, since there are tokens that are vowels."""
+    project.write_agent(AGENT.replace("max_tokens=4)", "max_tokens=1)"))
+    teacher = searched[0].folder / "runs" / "s" / "model"
+    project.set("llms.teacher", {"_type": "local", "model": str(teacher)}).save()
+    [recipe] = [each for each in propose(load(()).config) if each.name == name]
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 2_500))
+    record.folder.mkdir(parents=True)
+    trials, gate = RunTrials(record, load, lambda line: None), load(()).config.finetuning.gate
+    found = asyncio.run(Search(record, trials, [recipe], gate, lambda line: None).run())
+    assert found["winner"] == f"01-{name}"
+    assert found["promoted"] is True
+    options = shlex.split(found["command"])
+    config = load(list(zip(options[1::3], options[2::3], strict=True))).config.finetuning
+    assert config.num_epochs == found["epoch"] + 1
+    assert list(config.pipeline) == (["imitate", "reinforce"] if name == "imitate-then-reinforce" else [])
+    shutil.copy(record.folder / "recipe.yml", "recipe.yml")
+    assert load_config("recipe.yml").config.finetuning == config
 
 
 def test_without_a_size_of_the_epochs_they_are_short_enough_to_stop_between_them(project):

@@ -205,7 +205,7 @@ class Search:
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
         before, after = await self.trials.judge(best)
         verdict = decide(self.gate, self.trials.metric, before, after)
-        overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
+        overrides = tuple(dict((*best.overrides, best.recipe.set_epochs(epoch + 1))).items())
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         self.record.judged_s += time.monotonic() - started
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline

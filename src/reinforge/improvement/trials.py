@@ -118,7 +118,7 @@ class RunTrials:
         overrides = (
             *trial.overrides,
             ("finetuning.output_dir", str(folder.parent)),
-            ("finetuning.num_epochs", str(MAX_EPOCHS)),
+            trial.recipe.set_epochs(MAX_EPOCHS),
         )
         try:
             await run_async(self.load(overrides), options, self.registry)
