@@ -144,6 +144,15 @@ def test_the_same_from_python(project):
     assert found.promoted == (found.model is not None)
 
 
+def search_recipes(project, recipes, tokens):
+    """Returns the record of a search over some recipes, in which the first one cannot be dropped."""
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, tokens))
+    record.folder.mkdir(parents=True)
+    trials, gate = RunTrials(record, load, lambda line: None), load(()).config.finetuning.gate
+    asyncio.run(Search(record, trials, recipes, gate, lambda line: None).run())
+    return record
+
+
 WITH_TEXT = """
 async def agent(item, llm, context):
     text = context.text("system", "say something")
@@ -158,10 +167,8 @@ def test_a_better_prompt_can_win_without_any_training(project):
     project.write_agent(WITH_TEXT)
     project.save()
     recipes = [SearchRecipe("as-configured", "as it is"), SearchRecipe("shown", "examples", prompts=DEMONSTRATIONS)]
-    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 8_000))
-    record.folder.mkdir(parents=True)
-    trials, config = RunTrials(record, load, lambda line: None), load(()).config
-    found = asyncio.run(Search(record, trials, recipes, config.finetuning.gate, lambda line: None).run())
+    record = search_recipes(project, recipes, 8_000)
+    found = record.result
     assert found["winner"] == "02-shown"
     assert found["promoted"] is True
     assert found["after"]["mean"] == 1.0
@@ -224,6 +231,7 @@ def test_recipes_change_what_the_configuration_does_not_have(project):
         "imitate-the-best",
         "prefer-the-best",
         "demonstrations",
+        "prompt-into-weights",
         "smaller-steps",
     ]
 
@@ -265,10 +273,8 @@ def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
     teacher = searched[0].folder / "runs" / "s" / "model"
     project.set("llms.teacher", {"_type": "local", "model": str(teacher)}).save()
     [recipe] = [each for each in propose(load(()).config) if each.name == name]
-    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 2_500))
-    record.folder.mkdir(parents=True)
-    trials, gate = RunTrials(record, load, lambda line: None), load(()).config.finetuning.gate
-    found = asyncio.run(Search(record, trials, [recipe], gate, lambda line: None).run())
+    record = search_recipes(project, [recipe], 2_500)
+    found = record.result
     assert found["winner"] == f"01-{name}"
     assert found["promoted"] is True
     options = shlex.split(found["command"])
@@ -277,6 +283,44 @@ def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
     assert list(config.pipeline) == (["imitate", "reinforce"] if name == "imitate-then-reinforce" else [])
     shutil.copy(record.folder / "recipe.yml", "recipe.yml")
     assert load_config("recipe.yml").config.finetuning == config
+
+
+SEVERAL = """
+async def agent(item, llm, context):
+    text = context.text("system", "say something")
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": item.input_obj}]
+    n = 8 if "Examples" in text else 1
+    reply = await llm.chat.completions.create(messages=messages, max_tokens=2, n=n)
+    return max((choice.message.content for choice in reply.choices), key=lambda each: vowels(each, None))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_better_prompt_brings_is_trained_into_the_weights(project):
+    """With demonstrations in its prompt this agent gives the best of eight replies, as a better prompt would."""
+    project.write_agent(SEVERAL)
+    project.save()
+    [recipe] = [each for each in propose(load(()).config) if each.into_weights]
+    record = search_recipes(project, [recipe], 9_000)
+    assert record.result["winner"] == "01-prompt-into-weights"
+    assert record.result["promoted"] is True
+    written = yaml.safe_load((record.folder / "recipe.yml").read_text())
+    rows = record.folder / "prompts" / DEMONSTRATIONS / "rows.jsonl"
+    assert not written.get("prompts")
+    assert written["finetuning"]["pipeline"]["imitate"]["dataset"] == str(rows)
+    assert {json.loads(line)["messages"][0]["content"] for line in rows.read_text().splitlines()} == {"say something"}
+    assert SearchRecord.read(record.folder).trials[0].rows == str(rows)
+
+
+@pytest.mark.slow
+def test_two_trials_share_what_a_search_for_prompts_found(project):
+    project.write_agent(SEVERAL)
+    project.save()
+    recipes = [each for each in propose(load(()).config) if each.prompts is not None]
+    first, second = search_recipes(project, recipes, 30_000).trials
+    assert [each.name for each in (first, second)] == ["01-demonstrations", "02-prompt-into-weights"]
+    assert first.prompt_cost > 0 == second.prompt_cost
+    assert (list(first.prompts), second.prompts) == (["system"], {})
 
 
 def test_without_a_size_of_the_epochs_they_are_short_enough_to_stop_between_them(project):

@@ -55,6 +55,7 @@ class SearchRecipe:
     why: str
     overrides: Overrides = ()
     prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
+    into_weights: bool = False  # it imitates the replies to that prompt, and is asked with its own again
     needs: str | None = None  # `REWARDS`, `GOOD` or `SIGNAL`; None: it can learn without them
     epochs_path: str = NUM_EPOCHS  # the setting that says for how long it trains: of a pipeline, that of the last stage
     epochs_before: int = 0  # of the stages before that one
@@ -75,10 +76,11 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     if reflect is not None:
         why = f"{reflect} rewrites the prompt, given what went wrong with it, and the agent trains with the best one"
         found.append(SearchRecipe("better-prompt", why, prompts=GEPA))
+        found += _propose_into_weights(config, GEPA)
     if get_type(finetuning.algorithm) in WITHOUT_REWARDS or stages:
         found += _propose_groups(config)
     else:
-        found += [*_propose_updates(config), *_propose_groups(config), *_propose_algorithms(config)]
+        found += [*_propose_updates(config), *_propose_groups(config), *_propose_algorithms(config, reflect)]
     if stages:
         last = stages[-1]
         found = [replace(each, epochs_path=f"{last.path}.num_epochs", epochs_before=last.first) for each in found]
@@ -106,7 +108,7 @@ def _propose_updates(config: Config) -> list[SearchRecipe]:
     return found
 
 
-def _propose_algorithms(config: Config) -> list[SearchRecipe]:
+def _propose_algorithms(config: Config, reflect: str | None) -> list[SearchRecipe]:
     found = list[SearchRecipe]()
     if get_type(config.finetuning.algorithm) != "expert_iteration":
         if _trains_stages(config):
@@ -120,6 +122,7 @@ def _propose_algorithms(config: Config) -> list[SearchRecipe]:
         found.append(SearchRecipe("prefer-the-best", why, (*_list_steps(config), dpo), needs=SIGNAL))
     why = "shows the agent some of its own best episodes, and trains with them in the prompt"
     found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS, needs=REWARDS))
+    found += _propose_into_weights(config, DEMONSTRATIONS) if reflect is None else []
     return [*found, _change_rate("smaller-steps", config, 1 / RATE_FACTOR)]
 
 
@@ -169,6 +172,16 @@ def _add_first_stage(name: str, why: str, settings: Overrides, needs: str | None
     first = (("num_epochs", str(before)), *settings)
     overrides = (*((f"{PIPELINE}.imitate.{key}", value) for key, value in first), (path, "1"))
     return SearchRecipe(name, why, overrides, needs=needs, epochs_path=path, epochs_before=before)
+
+
+def _propose_into_weights(config: Config, prompts: str) -> list[SearchRecipe]:
+    if list_stages(config.finetuning) or not _trains_stages(config):
+        return []
+    why = "imitates the good replies to the better prompt, then trains as configured, without that prompt"
+    settings = (("algorithm", "{_type: sft}"), ("trajectory_builder", "prompt_rows"))
+    recipe = _add_first_stage("prompt-into-weights", why, settings, needs=None if prompts == GEPA else REWARDS)
+    rows = ("trajectory_builders.prompt_rows", "{_type: dataset, train_on: last}")
+    return [replace(recipe, overrides=(rows, *recipe.overrides), prompts=prompts, into_weights=True)]
 
 
 def _propose_groups(config: Config) -> list[SearchRecipe]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from reinforge.config.document import escape
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_json_file, write_json
-from reinforge.improvement.recipes import GOOD, GOOD_REWARD, REWARDS, SIGNAL, Overrides, SearchRecipe
+from reinforge.improvement.recipes import GOOD, GOOD_REWARD, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
 from reinforge.runs.summary import format_duration
 
 SEARCH = "search.json"
@@ -61,12 +61,14 @@ class Trial:
     stopped: str | None = None  # why it is not trained on; None: it may be
     prompts: dict[str, str] | None = None  # better texts of the agent, which were found; None: not searched for yet
     prompt_cost: float = 0.0  # of that search
+    rows: str | None = None  # the file with the replies to imitate, which it left; None: the prompts are used instead
 
     @property
     def overrides(self) -> Overrides:
-        """What the trial changes, with the prompts that it found."""
+        """What the trial changes, with the prompts or the rows that it found."""
         texts = ((f"prompts.{name}", json.dumps(escape(text))) for name, text in (self.prompts or {}).items())
-        return (*self.recipe.overrides, *texts)
+        rows = () if self.rows is None else ((f"{PIPELINE}.imitate.dataset", json.dumps(escape(self.rows))),)
+        return (*self.recipe.overrides, *rows, *texts)
 
     @property
     def epoch_cost(self) -> float:

@@ -22,7 +22,7 @@ from reinforge.errors import (
 )
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference, format_interval
 from reinforge.files import find_json, remove_folder, replace_file
-from reinforge.improvement.prompts import search_demonstrations, search_with_gepa
+from reinforge.improvement.prompts import ROWS, search_demonstrations, search_with_gepa
 from reinforge.improvement.recipes import GEPA, Overrides
 from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.registry import Registry
@@ -76,11 +76,16 @@ class RunTrials:
         gc.collect()  # reference cycles hold the model of a run, and its size is unknown to the collector
 
     async def _find_prompts(self, trial: Trial) -> None:
-        """Searches for better texts of the agent, on training examples; a trial without any is stopped."""
-        started, folder = time.monotonic(), self.record.folder / "prompts" / trial.name
-        loaded, registry = self.load(trial.recipe.overrides), self.registry
+        """Searches for better texts of the agent, on training examples; a trial without any is stopped.
+
+        Trials that search in the same way share what was found.
+        """
+        kind = trial.recipe.prompts
+        started, folder = time.monotonic(), self.record.folder / "prompts" / str(kind)
+        is_known = any(other.recipe.prompts == kind and other.prompts is not None for other in self.record.trials)
+        loaded, registry = self.load(()), self.registry
         try:
-            if trial.recipe.prompts == GEPA:
+            if kind == GEPA:
                 search = search_with_gepa(loaded, folder, budget=EPISODES, reflect=self.reflect, registry=registry)
             else:
                 search = search_demonstrations(loaded, folder, budget=EPISODES, registry=registry)
@@ -88,8 +93,11 @@ class RunTrials:
         except (EvaluationError, ConfigError) as error:
             trial.stopped = f"no prompt was found: {error}"
             return
-        spent = found.num_tokens if self.record.budget.unit == "tokens" else time.monotonic() - started
+        num_tokens = 0 if is_known else found.num_tokens
+        spent = num_tokens if self.record.budget.unit == "tokens" else time.monotonic() - started
         trial.prompts, trial.prompt_cost = found.prompts, spent
+        if trial.recipe.into_weights:
+            trial.prompts, trial.rows = {}, str((folder / ROWS).resolve())
         trial.used += spent
         means = f"{found.default_mean:.3f} -> {found.mean:.3f} on {found.num_examples} training examples"
         self.say(f"{trial.name}: {found.num_candidates} prompts tried, {means}")
