@@ -4,6 +4,7 @@ import asyncio
 import json
 import shlex
 import shutil
+from importlib.util import find_spec
 
 import filelock
 import pytest
@@ -204,7 +205,7 @@ def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
     [line] = [line for line in output.splitlines() if line.startswith("not tried")]
     assert line == (
         "not tried, as untouched the agent has no groups whose rewards differ (266 episodes have rewards from 0 to 1, "
-        "which differ in 0 of 32 groups): 02-larger-steps, 06-smaller-steps"
+        "which differ in 0 of 32 groups): 02-larger-steps, 06-prefer-the-best, 09-smaller-steps"
     )
     assert "promoted     no: nothing helped" in output
 
@@ -283,6 +284,19 @@ def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
     assert list(config.pipeline) == (["imitate", "reinforce"] if name == "imitate-then-reinforce" else [])
     shutil.copy(record.folder / "recipe.yml", "recipe.yml")
     assert load_config("recipe.yml").config.finetuning == config
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning_gym")
+def test_the_rows_of_a_stage_do_not_take_the_place_of_the_builder_that_an_environment_brings():
+    def load_environment(overrides=()):
+        chosen = [("environment", "reasoning_gym:spell_backward"), ("finetuning.policy.model", "bundled:tickets")]
+        return load_config(None, overrides=[*chosen, *overrides]).config
+
+    [recipe] = [each for each in propose(load_environment()) if each.into_weights]
+    finetuning = load_environment(recipe.overrides).finetuning
+    assert finetuning.trajectory_builder == "builder"
+    assert finetuning.pipeline["imitate"].trajectory_builder == "prompt_rows"
+    assert finetuning.pipeline["reinforce"].trajectory_builder is None
 
 
 SEVERAL = """
