@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import shlex
+import shutil
+from importlib.util import find_spec
 
 import filelock
 import pytest
@@ -18,7 +21,7 @@ from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.journal.reader import JournalReader
 from tests.models import make_tiny_model
-from tests.project import Project, call
+from tests.project import AGENT, Project, call
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,15 @@ def test_the_same_from_python(project):
     assert found.promoted == (found.model is not None)
 
 
+def search_recipes(project, recipes, tokens):
+    """Returns the record of a search over some recipes, in which the first one cannot be dropped."""
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, tokens))
+    record.folder.mkdir(parents=True)
+    trials, gate = RunTrials(record, load, lambda line: None), load(()).config.finetuning.gate
+    asyncio.run(Search(record, trials, recipes, gate, lambda line: None).run())
+    return record
+
+
 WITH_TEXT = """
 async def agent(item, llm, context):
     text = context.text("system", "say something")
@@ -156,10 +168,8 @@ def test_a_better_prompt_can_win_without_any_training(project):
     project.write_agent(WITH_TEXT)
     project.save()
     recipes = [SearchRecipe("as-configured", "as it is"), SearchRecipe("shown", "examples", prompts=DEMONSTRATIONS)]
-    record = SearchRecord(project.folder / "runs" / "s", choose_budget(0, 8_000))
-    record.folder.mkdir(parents=True)
-    trials, config = RunTrials(record, load, lambda line: None), load(()).config
-    found = asyncio.run(Search(record, trials, recipes, config.finetuning.gate, lambda line: None).run())
+    record = search_recipes(project, recipes, 8_000)
+    found = record.result
     assert found["winner"] == "02-shown"
     assert found["promoted"] is True
     assert found["after"]["mean"] == 1.0
@@ -167,6 +177,37 @@ def test_a_better_prompt_can_win_without_any_training(project):
     recipe = yaml.safe_load((record.folder / "recipe.yml").read_text())
     assert recipe["prompts"]["system"].startswith("say something\n\nExamples:\n\nUser: say ")
     assert json.loads(json.dumps(SearchRecord.read(record.folder).result)) == json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ('"a"', "nothing to do: the untouched agent has the score 1 on every select example"),
+        ('"z"', "the reward never differs: all 266 episodes have the reward 0; test it with `reinforge reward"),
+    ],
+)
+def test_a_task_without_room_or_without_signal_ends_the_search_after_one_epoch(project, reply, reason):
+    project.write_agent(AGENT.replace("return reply.choices[0].message.content", f"return {reply}"))
+    output = search()
+    assert f"promoted     no: {reason}" in output
+    folder = project.folder / "runs" / "s"
+    assert [each.name for each in (folder / "trials").iterdir()] == ["01-as-configured"]
+    assert (
+        f"| 02-larger-steps | learning rate 0.009 instead of 0.003 | 0 |  |  | {reason}"
+        in (folder / "report.md").read_text()
+    )
+
+
+def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
+    """The reward depends on the example alone: each is always or never solved."""
+    project.write_agent(AGENT.replace("return reply.choices[0].message.content", 'return "az"[int(item.id) % 2]'))
+    output = search()
+    [line] = [line for line in output.splitlines() if line.startswith("not tried")]
+    assert line == (
+        "not tried, as untouched the agent has no groups whose rewards differ (266 episodes have rewards from 0 to 1, "
+        "which differ in 0 of 32 groups): 02-larger-steps, 06-prefer-the-best, 09-smaller-steps"
+    )
+    assert "promoted     no: nothing helped" in output
 
 
 def test_wrong_calls_are_refused(project):
@@ -187,10 +228,113 @@ def test_recipes_change_what_the_configuration_does_not_have(project):
         "as-configured",
         "larger-steps",
         "larger-groups",
+        "imitate-then-reinforce",
         "imitate-the-best",
+        "prefer-the-best",
         "demonstrations",
+        "prompt-into-weights",
         "smaller-steps",
     ]
+
+
+def list_recipes(project, **settings):
+    for path, value in settings.items():
+        project.set(path.replace("__", "."), value)
+    project.save()
+    return [recipe.name for recipe in propose(load(()).config)]
+
+
+def test_a_teacher_is_tried_if_it_has_the_tokens_of_the_policy(project, tmp_path):
+    names = list_recipes(project, llms__judge={"_type": "local", "model": str(project.model)})
+    assert "distill" not in names  # the policy itself
+    strange = make_tiny_model(tmp_path / "strange", vocab_size=300)
+    assert "distill" not in list_recipes(project, llms__judge={"_type": "local", "model": str(strange)})
+    larger = make_tiny_model(tmp_path / "larger", num_hidden_layers=3)
+    names = list_recipes(project, llms__teacher={"_type": "local", "model": str(larger)})
+    assert names[:2] == ["as-configured", "distill"]
+    [recipe] = [each for each in propose(load(()).config) if each.name == "distill"]
+    assert load(recipe.overrides).config.finetuning.algorithm.teacher == "teacher"
+
+
+def test_recipes_apply_to_what_they_change(project):
+    names = list_recipes(project, finetuning__algorithm={"_type": "expert_iteration"})
+    assert not {"imitate-the-best", "imitate-then-reinforce"} & set(names)
+    names = list_recipes(project, finetuning__algorithm={"_type": "dpo"})
+    assert names == ["as-configured", "larger-groups"]
+    names = list_recipes(project, finetuning__pipeline={"one": {"num_epochs": 1}, "two": {"num_epochs": 4}})
+    assert names == ["as-configured", "larger-groups"]
+    assert propose(load(()).config)[0].set_epochs(7) == ("finetuning.pipeline.two.num_epochs", "6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["imitate-then-reinforce", "prefer-the-best", "distill"])
+def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
+    """With replies of one token some have the reward 1, since there are tokens that are vowels."""
+    project.write_agent(AGENT.replace("max_tokens=4)", "max_tokens=1)"))
+    teacher = searched[0].folder / "runs" / "s" / "model"
+    project.set("llms.teacher", {"_type": "local", "model": str(teacher)}).save()
+    [recipe] = [each for each in propose(load(()).config) if each.name == name]
+    record = search_recipes(project, [recipe], 2_500)
+    found = record.result
+    assert found["winner"] == f"01-{name}"
+    assert found["promoted"] is True
+    options = shlex.split(found["command"])
+    config = load(list(zip(options[1::3], options[2::3], strict=True))).config.finetuning
+    assert config.num_epochs == found["epoch"] + 1
+    assert list(config.pipeline) == (["imitate", "reinforce"] if name == "imitate-then-reinforce" else [])
+    shutil.copy(record.folder / "recipe.yml", "recipe.yml")
+    assert load_config("recipe.yml").config.finetuning == config
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning_gym")
+def test_the_rows_of_a_stage_do_not_take_the_place_of_the_builder_that_an_environment_brings():
+    def load_environment(overrides=()):
+        chosen = [("environment", "reasoning_gym:spell_backward"), ("finetuning.policy.model", "bundled:tickets")]
+        return load_config(None, overrides=[*chosen, *overrides]).config
+
+    [recipe] = [each for each in propose(load_environment()) if each.into_weights]
+    finetuning = load_environment(recipe.overrides).finetuning
+    assert finetuning.trajectory_builder == "builder"
+    assert finetuning.pipeline["imitate"].trajectory_builder == "prompt_rows"
+    assert finetuning.pipeline["reinforce"].trajectory_builder is None
+
+
+SEVERAL = """
+async def agent(item, llm, context):
+    text = context.text("system", "say something")
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": item.input_obj}]
+    n = 8 if "Examples" in text else 1
+    reply = await llm.chat.completions.create(messages=messages, max_tokens=2, n=n)
+    return max((choice.message.content for choice in reply.choices), key=lambda each: vowels(each, None))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_better_prompt_brings_is_trained_into_the_weights(project):
+    """With demonstrations in its prompt this agent gives the best of eight replies, as a better prompt would."""
+    project.write_agent(SEVERAL)
+    project.save()
+    [recipe] = [each for each in propose(load(()).config) if each.into_weights]
+    record = search_recipes(project, [recipe], 9_000)
+    assert record.result["winner"] == "01-prompt-into-weights"
+    assert record.result["promoted"] is True
+    written = yaml.safe_load((record.folder / "recipe.yml").read_text())
+    rows = record.folder / "prompts" / DEMONSTRATIONS / "rows.jsonl"
+    assert not written.get("prompts")
+    assert written["finetuning"]["pipeline"]["imitate"]["dataset"] == str(rows)
+    assert {json.loads(line)["messages"][0]["content"] for line in rows.read_text().splitlines()} == {"say something"}
+    assert SearchRecord.read(record.folder).trials[0].rows == str(rows)
+
+
+@pytest.mark.slow
+def test_two_trials_share_what_a_search_for_prompts_found(project):
+    project.write_agent(SEVERAL)
+    project.save()
+    recipes = [each for each in propose(load(()).config) if each.prompts is not None]
+    first, second = search_recipes(project, recipes, 30_000).trials
+    assert [each.name for each in (first, second)] == ["01-demonstrations", "02-prompt-into-weights"]
+    assert first.prompt_cost > 0 == second.prompt_cost
+    assert (list(first.prompts), second.prompts) == (["system"], {})
 
 
 def test_without_a_size_of_the_epochs_they_are_short_enough_to_stop_between_them(project):

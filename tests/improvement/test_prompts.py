@@ -126,6 +126,31 @@ async def test_demonstrations_are_the_agents_own_good_replies(tmp_path):
     ]
 
 
+def read_shown(folder):
+    """Returns system prompt, question and answer of each row that is there to be imitated."""
+    rows = [row["messages"] for row in read_lines(folder / "rows.jsonl")]
+    assert all([message["role"] for message in row] == ["system", "user", "assistant"] for row in rows)
+    return [tuple(message["content"] for message in row) for row in rows]
+
+
+async def test_good_replies_with_the_found_prompt_are_rows_below_the_agents_own(tmp_path):
+    await Search(tmp_path, learn_from_four).run(search_demonstrations)
+    shown = read_shown(tmp_path)
+    assert len(shown) == 18
+    assert any(int(answer) % 2 for _, _, answer in shown)  # which only the found prompt gets right
+    assert all((system, asked) == (ASK, f"{answer}?") for system, asked, answer in shown)
+
+
+async def test_rows_have_the_configured_prompt_and_no_reply_that_is_worse_than_the_mean(tmp_path):
+    search = Search(
+        tmp_path, lambda request: "?" if read(request)[1] % 2 else obey(request), prompts={"system": 'A "b"'}
+    )
+    found = await search.run(search_demonstrations)
+    shown = read_shown(tmp_path)
+    assert len(shown) == round(found.mean * found.num_examples)
+    assert all(system == 'A "b"' and int(answer) % 2 == 0 for system, _, answer in shown)
+
+
 async def test_a_prompt_that_exceeds_the_context_is_refused_even_if_its_episodes_score(tmp_path):
     async def swallowing(item, llm, context):
         try:

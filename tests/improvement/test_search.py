@@ -1,6 +1,7 @@
 """The search over recipes: how it shares its budget, whom it stops, and that choosing never flatters the verdict."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import compute_paired_difference
-from reinforge.improvement.recipes import SearchRecipe
-from reinforge.improvement.record import SearchBudget, SearchRecord
+from reinforge.improvement.recipes import GOOD, REWARDS, SIGNAL, SearchRecipe
+from reinforge.improvement.record import FirstEpoch, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search, plan_sizes
 from reinforge.types.evaluation import EvaluationReport
 
@@ -26,8 +27,9 @@ class SimulatedTrials:
 
     metric = "reward"
 
-    def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, most=0.4):
+    def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, most=0.4, first_epoch=None):
         self.record, self.gains, self.most = record, gains or {}, most
+        self.first_epoch = first_epoch
         self.seed, self.num_select, self.num_confirm = seed, num_select, num_confirm
         self.kept, self.judged = None, 0
 
@@ -47,6 +49,9 @@ class SimulatedTrials:
         score = float(self.draw(trial, trial.epochs - 1, self.num_select, 0).mean())
         if score > trial.score:
             trial.score, trial.best_epoch = score, trial.epochs - 1
+
+    def read_first_epoch(self, trial):
+        return self.first_epoch
 
     def compare(self, trial, other):
         scores = [
@@ -138,23 +143,85 @@ async def test_a_budget_without_room_for_a_trial_is_refused_with_what_it_takes(t
         await make(tmp_path / "s", total=40.0).run()
 
 
+NEEDY = [
+    SearchRecipe(f"r{number}", "because", needs=needs)
+    for number, needs in enumerate((None, SIGNAL, SIGNAL, GOOD, REWARDS, None))
+]
+
+
+FIRST_EPOCH = FirstEpoch(138, 0.0, 1.0, num_groups=16, num_with_signal=5, is_solved=False)
+
+
+async def prune(folder, recipes=NEEDY, **changes):
+    """Returns a search that is over, whose first epoch was `FIRST_EPOCH` but for the changes."""
+    search = make(folder / "s", total=4000.0, recipes=recipes, first_epoch=replace(FIRST_EPOCH, **changes))
+    await search.run()
+    return search
+
+
+def list_untried(search):
+    return [trial.name for trial in search.record.trials if not trial.epochs]
+
+
+async def test_a_solved_task_ends_the_search_after_one_epoch(tmp_path):
+    search = await prune(tmp_path, is_solved=True)
+    why = "nothing to do: the untouched agent has the score 1 on every select example"
+    assert search.record.result == {"promoted": False, "reason": why, "winner": None}
+    assert search.record.decisions == [f"the search ends: {why}"]
+    assert search.record.trials[0].epochs == 1
+    assert len(list_untried(search)) == 5
+    assert (await Search(SearchRecord.read(tmp_path / "s"), search.trials, NEEDY, GateConfig(), print).run()) == (
+        search.record.result
+    )
+
+
+async def test_recipes_without_anything_to_learn_from_are_not_tried_and_leave_their_share_to_the_others(tmp_path):
+    search = await prune(tmp_path, num_with_signal=0)
+    assert list_untried(search) == ["02-r1", "03-r2"]
+    assert [trial.number for trial in search.record.trials] == [1, 4, 5, 6, 2, 3]
+    assert search.record.sizes == [4, 2, 1]
+    assert search.record.decisions[:2] == [
+        "not tried, as untouched the agent has no groups whose rewards differ (138 episodes have rewards from 0 to 1, "
+        "which differ in 0 of 16 groups): 02-r1, 03-r2",
+        "4 of 4 recipes fit the budget: a trial costs 20 tokens to start and 10 tokens an epoch",
+    ]
+    assert list_untried(await prune(tmp_path, highest=0.8)) == ["04-r3"]
+    assert list_untried(await prune(tmp_path, num_groups=0, num_with_signal=0)) == []  # siblings are not compared
+    assert list_untried(await prune(tmp_path, num_episodes=29, num_with_signal=0)) == []  # it may be chance
+
+
+async def test_a_reward_that_never_differs_leaves_only_what_others_teach(tmp_path):
+    search = await prune(tmp_path, NEEDY[:5], highest=0.0)
+    assert search.record.result["reason"] == (
+        "the reward never differs: all 138 episodes have the reward 0; test it with `reinforge reward test FILE` "
+        "(docs/rewards.md)"
+    )
+    assert len(list_untried(search)) == 4
+    search = await prune(tmp_path, highest=0.0)
+    assert list_untried(search) == ["02-r1", "03-r2", "04-r3", "05-r4"]
+    assert SearchRecord.read(tmp_path / "s").first_epoch == search.trials.first_epoch
+
+
 async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_path):
-    undisturbed = await make(tmp_path / "whole", {"r2": 0.01}).run()
+    known = {"gains": {"r2": 0.01}, "first_epoch": replace(FIRST_EPOCH, num_with_signal=0)}
+    recipes = [replace(recipe, needs=SIGNAL if place % 3 == 1 else None) for place, recipe in enumerate(RECIPES)]
+    undisturbed = await make(tmp_path / "whole", recipes=recipes, **known).run()
     random = np.random.default_rng(0)
     for attempt in range(10):
         folder, stops = tmp_path / f"stopped-{attempt}", sorted(random.integers(1, 120, 3).tolist())
-        search, number = make(folder, {"r2": 0.01}), 0
+        search, number = make(folder, recipes=recipes), 0
         search.record.write()
         for stop in [*stops, None]:
             record = DyingRecord.read(folder)
             record.num_left = stop
-            search = Search(record, SimulatedTrials(record, {"r2": 0.01}), RECIPES, GateConfig(), lambda line: None)
+            search = Search(record, SimulatedTrials(record, **known), recipes, GateConfig(), lambda line: None)
             try:
                 result = await search.run()
             except Stopped:
                 number += 1
         assert number > 0
         assert result == undisturbed
+        assert sum(line.startswith("not tried") for line in record.decisions) == 1
 
 
 class Stopped(BaseException):

@@ -8,6 +8,7 @@ since a prompt that contains its answer would score well on it.
            episodes.jsonl      every episode; its `epoch` is the index of its candidate
            reflections.jsonl   what the reflecting model was asked, and its replies
            prompts.yml         the best candidate, and prompts.diff, what differs from the agent's own wording
+           rows.jsonl          its good replies, each below the agent's own wording: to imitate them instead of it
 
 An interrupted search is called again with the same arguments: it repeats every choice, takes finished episodes and
 reflections from the folder, and ends as if it had not been interrupted.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import logging
 import re
 from collections import defaultdict
@@ -53,7 +55,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Prompts = Mapping[str, str]
 
-MAIN_TEXT = "system"
+MAIN_TEXT, ROWS = "system", "rows.jsonl"
 NUM_DEMONSTRATIONS = (2, 4, 8)
 MIN_SCORED = 4
 """Examples below which no mean is worth comparing."""
@@ -157,13 +159,14 @@ class PromptTrials:
 
         One with which more episodes than before exceed the context is refused, whatever the agent makes of that.
         """
-        default = await self.run(self.configured, ids)
+        replies = default = await self.run(self.configured, ids)
         best, mean, num_overflows = self.configured, compute_mean(default), count_overflows(default)
         for prompts in candidates:
             records = await self.run(prompts, ids)
             if count_overflows(records) <= num_overflows and (found := compute_mean(records)) > mean:
-                best, mean = dict(prompts), found
+                best, mean, replies = dict(prompts), found, records
         self._write(best)
+        self._write_rows(best, [record for record in replies if record.reward is not None and record.reward >= mean])
         num_tokens = sum(self._finished[key].num_completion_tokens for key in self._keys & self._finished.keys())
         num_candidates = len(self.candidates) - 1
         return FoundPrompts(best, mean, compute_mean(default), len(ids), num_candidates, self.num_episodes, num_tokens)
@@ -176,6 +179,17 @@ class PromptTrials:
             before, names = self.texts.get(name, "").splitlines(), (f"{name} (the agent's own)", f"{name} (found)")
             lines += difflib.unified_diff(before, text.splitlines(), *names, lineterm="")
         replace_file(self.folder / "prompts.diff", "".join(f"{line}\n" for line in lines))
+
+    def _write_rows(self, prompts: Prompts, records: Sequence[EpisodeRecord]) -> None:
+        """Writes each reply as a row of messages: the context distillation of arXiv:2209.15189, on sampled replies."""
+        own, lines = self.texts | self.configured, list[str]()
+        for call in (call for record in records for call in record.calls if call.llm == self.runner.main_llm):
+            asked = json.dumps(list(call.request.messages))
+            for name, text in prompts.items():
+                asked = asked.replace(json.dumps(text)[1:-1], json.dumps(own.get(name, text))[1:-1])
+            tools = {"tools": list(call.request.tools)} if call.request.tools else {}
+            lines.append(json.dumps({"messages": [*json.loads(asked), call.reply.message], **tools}))
+        replace_file(self.folder / ROWS, "".join(f"{line}\n" for line in lines))
 
 
 def compute_mean(records: Sequence[EpisodeRecord]) -> float:

@@ -7,18 +7,23 @@ and when time is short, alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reinforge.algorithms.expert_iteration import ExpertIterationConfig
+from reinforge.config.pipeline import list_stages
+from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import Config
 from reinforge.engine.learning_rate import choose_learning_rate, count_parameters
 from reinforge.engine.model.preflight import has_adapters
+from reinforge.engine.model.source import find_token_difference, read_vocabulary
 
 Overrides = tuple[tuple[str, str], ...]
 
 FINETUNING = "finetuning"
-ALGORITHM = f"{FINETUNING}.algorithm"
+ALGORITHM, PIPELINE, NUM_EPOCHS = (f"{FINETUNING}.{key}" for key in ("algorithm", "pipeline", "num_epochs"))
 RATE = f"{FINETUNING}.policy.optimizer.learning_rate"
 LORA_FROM = 20e6
 """From so many parameters on, adapters are tried: fewer train as fast without."""
@@ -28,11 +33,18 @@ LORA = ((f"{FINETUNING}.policy.lora", "{r: 16, lora_alpha: 32}"), (RATE, f"{LORA
 STEPS = (f"{FINETUNING}.policy.batch.steps_per_job", "4")
 CLIPPED = "{_type: grpo, clip_low: 0.2, clip_high: 0.28, loss_aggregation: token}"
 """Clip-higher of DAPO (arXiv:2503.14476); several steps on the same episodes need the clipping."""
+WITHOUT_REWARDS = ("sft", "distill", "dpo", "kto", "ipo", "orpo", "simpo")
+IMITATE = "{_type: expert_iteration}"
 DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
+IMITATION_EPOCHS = 2
+"""Before reinforcement learning, in `imitate-then-reinforce`."""
 EXAMPLES_PER_EPOCH = 16
 """Where the configuration has all in each epoch: a search can only stop between epochs."""
+GOOD_REWARD = ExpertIterationConfig().reward_threshold
+REWARDS, GOOD, SIGNAL = "rewards that differ", f"rewards of {GOOD_REWARD:g} or more", "groups whose rewards differ"
+"""What a recipe needs of the agent's own episodes to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,14 @@ class SearchRecipe:
     why: str
     overrides: Overrides = ()
     prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
+    into_weights: bool = False  # it imitates the replies to that prompt, and is asked with its own again
+    needs: str | None = None  # `REWARDS`, `GOOD` or `SIGNAL`; None: it can learn without them
+    epochs_path: str = NUM_EPOCHS  # the setting that says for how long it trains: of a pipeline, that of the last stage
+    epochs_before: int = 0  # of the stages before that one
+
+    def set_epochs(self, count: int) -> tuple[str, str]:
+        """Returns the override for so many epochs; the last stage of a pipeline keeps one."""
+        return self.epochs_path, str(max(1, count - self.epochs_before))
 
 
 def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
@@ -51,45 +71,122 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     Args:
         reflect: Entry of `llms` that rewrites prompts; None: none does.
     """
-    finetuning = config.finetuning
-    policy, algorithm = finetuning.policy, str(getattr(finetuning.algorithm, "static_type", None))
+    finetuning, stages, builder = config.finetuning, list_stages(config.finetuning), _find_groups(config)
     found = [SearchRecipe("as-configured", "the configuration as it is")]
-    num_parameters = count_parameters(policy.model) or 0
-    rewards = algorithm not in ("sft", "distill", "dpo", "kto", "ipo", "orpo", "simpo")
-    uses_lora = has_adapters(policy)
-    if rewards and not uses_lora and num_parameters >= LORA_FROM:
-        why = "adapters take a larger learning rate, and several steps use each episode more than once"
-        found.append(SearchRecipe("lora", why, (*LORA, STEPS, (ALGORITHM, CLIPPED))))
-    rate = choose_learning_rate(policy, num_parameters, uses_lora=uses_lora).value
-    if rewards:
-        faster = f"{rate * RATE_FACTOR:.2g}"
-        found.append(SearchRecipe("larger-steps", f"learning rate {faster} instead of {rate:.2g}", ((RATE, faster),)))
-        if policy.batch.steps_per_job == 1:
-            why = "four optimizer steps on the episodes of an epoch instead of one"
-            found.append(SearchRecipe("more-steps", why, (STEPS, (ALGORITHM, CLIPPED))))
-    found += _propose_groups(config)
-    if rewards:
-        why = "imitates the best replies, where rewards are rare"
-        found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, "{_type: expert_iteration}"),)))
-        why = "shows the agent some of its own best episodes, and trains with them in the prompt"
-        found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS))
-        slower = f"{rate / RATE_FACTOR:.2g}"
-        found.append(SearchRecipe("smaller-steps", f"learning rate {slower} instead of {rate:.2g}", ((RATE, slower),)))
     if reflect is not None:
         why = f"{reflect} rewrites the prompt, given what went wrong with it, and the agent trains with the best one"
-        found.insert(1, SearchRecipe("better-prompt", why, prompts=GEPA))
-    name = finetuning.trajectory_builder
-    builder: Any = config.trajectory_builders.get(str(name))
-    if getattr(builder, "static_type", None) != "group" or builder.examples_per_epoch is not None:
+        found.append(SearchRecipe("better-prompt", why, prompts=GEPA))
+        found += _propose_into_weights(config, GEPA)
+    if get_type(finetuning.algorithm) in WITHOUT_REWARDS or stages:
+        found += _propose_groups(config)
+    else:
+        found += [*_propose_updates(config), *_propose_groups(config), *_propose_algorithms(config, reflect)]
+    if stages:
+        last = stages[-1]
+        found = [replace(each, epochs_path=f"{last.path}.num_epochs", epochs_before=last.first) for each in found]
+    if builder is None or builder.examples_per_epoch is not None:
         return found
-    short = (f"trajectory_builders.{name}.examples_per_epoch", str(EXAMPLES_PER_EPOCH))
+    short = (f"trajectory_builders.{finetuning.trajectory_builder}.examples_per_epoch", str(EXAMPLES_PER_EPOCH))
     return [replace(recipe, overrides=(short, *recipe.overrides)) for recipe in found]
 
 
+def _propose_updates(config: Config) -> list[SearchRecipe]:
+    """Returns other ways to make optimizer steps, apart from smaller ones."""
+    policy, found = config.finetuning.policy, list[SearchRecipe]()
+    steps = _list_steps(config)
+    if (teacher := _find_teacher(config)) is not None:
+        why = f"{teacher} scores every token of the agent's own replies"
+        distill = (ALGORITHM, f"{{_type: distill, teacher: {json.dumps(teacher)}}}")
+        found.append(SearchRecipe("distill", why, (*steps, distill)))
+    if not has_adapters(policy) and (count_parameters(policy.model) or 0) >= LORA_FROM:
+        why = "adapters take a larger learning rate, and several steps use each episode more than once"
+        found.append(SearchRecipe("lora", why, (*LORA, STEPS, (ALGORITHM, CLIPPED)), needs=SIGNAL))
+    found.append(_change_rate("larger-steps", config, RATE_FACTOR))
+    if steps:
+        why = "four optimizer steps on the episodes of an epoch instead of one"
+        found.append(SearchRecipe("more-steps", why, (*steps, (ALGORITHM, CLIPPED)), needs=SIGNAL))
+    return found
+
+
+def _propose_algorithms(config: Config, reflect: str | None) -> list[SearchRecipe]:
+    found = list[SearchRecipe]()
+    if get_type(config.finetuning.algorithm) != "expert_iteration":
+        if _trains_stages(config):
+            why = f"imitates the best replies for {IMITATION_EPOCHS} epochs, then trains as configured"
+            found.append(_add_first_stage("imitate-then-reinforce", why, (("algorithm", IMITATE),), GOOD))
+        why = "imitates the best replies, where rewards are rare"
+        found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, IMITATE),), needs=GOOD))
+    if _find_groups(config) is not None:
+        why = "prefers the best reply of each group to the worst (DPO)"
+        dpo = (ALGORITHM, "{_type: dpo}")
+        found.append(SearchRecipe("prefer-the-best", why, (*_list_steps(config), dpo), needs=SIGNAL))
+    why = "shows the agent some of its own best episodes, and trains with them in the prompt"
+    found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS, needs=REWARDS))
+    found += _propose_into_weights(config, DEMONSTRATIONS) if reflect is None else []
+    return [*found, _change_rate("smaller-steps", config, 1 / RATE_FACTOR)]
+
+
+def _list_steps(config: Config) -> list[tuple[str, str]]:
+    return [STEPS] if config.finetuning.policy.batch.steps_per_job == 1 else []
+
+
+def _change_rate(name: str, config: Config, factor: float) -> SearchRecipe:
+    policy = config.finetuning.policy
+    count, uses_lora = count_parameters(policy.model) or 0, has_adapters(policy)
+    rate = choose_learning_rate(policy, count, uses_lora=uses_lora).value
+    changed = f"{rate * factor:.2g}"
+    return SearchRecipe(name, f"learning rate {changed} instead of {rate:.2g}", ((RATE, changed),), needs=SIGNAL)
+
+
+def get_type(component: Any) -> str | None:
+    return getattr(component, "static_type", None)
+
+
+def _find_groups(config: Config) -> Any:
+    """Returns the settings of the trajectory builder; None: it does not collect groups."""
+    builder: Any = config.trajectory_builders.get(str(config.finetuning.trajectory_builder))
+    return builder if get_type(builder) == "group" else None
+
+
+def _find_teacher(config: Config) -> str | None:
+    """Returns the first other model of `llms` in this process, unless its files show that it has other tokens."""
+    policy = config.finetuning.policy
+    own = read_vocabulary(policy)
+    for name, entry in config.llms.items():
+        if entry.static_type == "local" and entry.model != policy.model:
+            other = read_vocabulary(PolicyConfig(model=entry.model, tokenizer=entry.tokenizer))
+            if own is None or other is None or find_token_difference(own, other) is None:
+                return str(name)
+    return None
+
+
+def _trains_stages(config: Config) -> bool:
+    trainer = config.trainers.get(str(config.finetuning.trainer))
+    adapter = config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+    return (get_type(trainer), get_type(adapter)) == ("epoch", "local")
+
+
+def _add_first_stage(name: str, why: str, settings: Overrides, needs: str | None) -> SearchRecipe:
+    """Returns a recipe that trains as configured, after a stage with these settings."""
+    before, path = IMITATION_EPOCHS, f"{PIPELINE}.reinforce.num_epochs"
+    first = (("num_epochs", str(before)), *settings)
+    overrides = (*((f"{PIPELINE}.imitate.{key}", value) for key, value in first), (path, "1"))
+    return SearchRecipe(name, why, overrides, needs=needs, epochs_path=path, epochs_before=before)
+
+
+def _propose_into_weights(config: Config, prompts: str) -> list[SearchRecipe]:
+    if list_stages(config.finetuning) or not _trains_stages(config):
+        return []
+    why = "imitates the good replies to the better prompt, then trains as configured, without that prompt"
+    settings = (("algorithm", "{_type: sft}"), ("trajectory_builder", "prompt_rows"))
+    recipe = _add_first_stage("prompt-into-weights", why, settings, needs=None if prompts == GEPA else REWARDS)
+    rows = ("trajectory_builders.prompt_rows", "{_type: dataset, train_on: last}")
+    return [replace(recipe, overrides=(rows, *recipe.overrides), prompts=prompts, into_weights=True)]
+
+
 def _propose_groups(config: Config) -> list[SearchRecipe]:
-    name = config.finetuning.trajectory_builder
-    builder: Any = config.trajectory_builders.get(str(name))
-    if builder is None or getattr(builder, "static_type", None) != "group":
+    name, builder = config.finetuning.trajectory_builder, _find_groups(config)
+    if builder is None:
         return []
     size, count = builder.num_generations * LARGER_GROUPS, builder.examples_per_epoch
     path = f"trajectory_builders.{name}"
@@ -97,7 +194,7 @@ def _propose_groups(config: Config) -> list[SearchRecipe]:
     if count is not None:
         overrides.append((f"{path}.examples_per_epoch", str(max(1, count // LARGER_GROUPS))))
     why = f"groups of {size} replies, so that more of them have a good and a bad one"
-    return [SearchRecipe("larger-groups", why, tuple(overrides))]
+    return [SearchRecipe("larger-groups", why, tuple(overrides), needs=REWARDS)]
 
 
 def format_command(overrides: Sequence[tuple[str, str]]) -> str:

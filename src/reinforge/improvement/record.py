@@ -10,12 +10,14 @@ from typing import Any, Self
 from reinforge.config.document import escape
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_json_file, write_json
-from reinforge.improvement.recipes import Overrides, SearchRecipe
+from reinforge.improvement.recipes import GOOD, GOOD_REWARD, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
 from reinforge.runs.summary import format_duration
 
 SEARCH = "search.json"
 VERDICT_SHARE = 0.2
 """Share of the budget that is kept for the verdict."""
+MIN_EPISODES = 30
+"""With fewer, that all are alike may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,14 @@ class Trial:
     stopped: str | None = None  # why it is not trained on; None: it may be
     prompts: dict[str, str] | None = None  # better texts of the agent, which were found; None: not searched for yet
     prompt_cost: float = 0.0  # of that search
+    rows: str | None = None  # the file with the replies to imitate, which it left; None: the prompts are used instead
 
     @property
     def overrides(self) -> Overrides:
-        """What the trial changes, with the prompts that it found."""
+        """What the trial changes, with the prompts or the rows that it found."""
         texts = ((f"prompts.{name}", json.dumps(escape(text))) for name, text in (self.prompts or {}).items())
-        return (*self.recipe.overrides, *texts)
+        rows = () if self.rows is None else ((f"{PIPELINE}.imitate.dataset", json.dumps(escape(self.rows))),)
+        return (*self.recipe.overrides, *rows, *texts)
 
     @property
     def epoch_cost(self) -> float:
@@ -82,6 +86,35 @@ class Trial:
         return f"{self.number:02}-{self.recipe.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class FirstEpoch:
+    """What the untouched agent earned on `select`, and in the first epoch of the first trial."""
+
+    num_episodes: int  # of both, with a reward
+    lowest: float  # of these rewards
+    highest: float
+    num_groups: int  # of the epoch; 0: the algorithm does not compare siblings, or it is unknown
+    num_with_signal: int  # those of them whose rewards differ enough
+    is_solved: bool  # every score on `select` is 1, nearly all of the epoch are, and none is higher
+
+    def find_missing(self) -> list[str]:
+        """Returns what recipes need, but these episodes do not have."""
+        if self.num_episodes < MIN_EPISODES:
+            return []
+        missing = {
+            REWARDS: self.lowest == self.highest,
+            GOOD: self.highest < GOOD_REWARD,
+            SIGNAL: self.lowest == self.highest or (self.num_groups > 0 and self.num_with_signal == 0),
+        }
+        return [need for need, is_missing in missing.items() if is_missing]
+
+    def __str__(self) -> str:
+        if self.lowest == self.highest:
+            return f"all {self.num_episodes} episodes have the reward {self.lowest:g}"
+        groups = f", which differ in {self.num_with_signal} of {self.num_groups} groups" if self.num_groups else ""
+        return f"{self.num_episodes} episodes have rewards from {self.lowest:g} to {self.highest:g}{groups}"
+
+
 @dataclass
 class SearchRecord:
     """The state of a search, written after each of its steps."""
@@ -93,6 +126,7 @@ class SearchRecord:
     rung: int = 0
     sizes: list[int] = field(default_factory=list)
     """Number of trials in each rung; empty: the first trial has not shown yet what a trial costs."""
+    first_epoch: FirstEpoch | None = None  # None: unknown
     judged_s: float = 0.0
     result: dict[str, Any] | None = None  # once it is over
 
@@ -107,6 +141,7 @@ class SearchRecord:
     def write(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         values["trials"] = list(map(asdict, self.trials))
+        values["first_epoch"] = None if self.first_epoch is None else asdict(self.first_epoch)
         write_json(self.folder / SEARCH, {**values, "budget": asdict(self.budget)})
 
     @classmethod
@@ -120,4 +155,6 @@ class SearchRecord:
             recipe = row.pop("recipe")
             overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
             trials.append(Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row))
+        first = data.pop("first_epoch")
+        data["first_epoch"] = None if first is None else FirstEpoch(**first)
         return cls(folder, SearchBudget(**data.pop("budget")), trials, **data)

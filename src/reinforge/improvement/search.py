@@ -20,8 +20,8 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import compare_reports
 from reinforge.evaluation.statistics import Improvement
-from reinforge.improvement.recipes import Overrides, SearchRecipe, format_command
-from reinforge.improvement.record import VERDICT_SHARE, SearchRecord, Trial
+from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe, format_command
+from reinforge.improvement.record import VERDICT_SHARE, FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.gate import decide
 from reinforge.types.evaluation import EvaluationReport
@@ -37,6 +37,9 @@ class Trials(Protocol):
 
     async def train(self, trial: Trial) -> None:
         """Trains until the trial's share is used, measures it on `select`, and records both in the trial."""
+
+    def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
+        """Returns what its measurement on `select` and its first epoch show; None: not known."""
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
@@ -74,7 +77,10 @@ class Search:
         if record.result is not None:
             return record.result
         if not record.sizes:
-            await self._train(record.trials[0], 0.0)  # one epoch shows what a trial costs
+            await self._train(record.trials[0], 0.0)  # one epoch shows what a trial costs, and what others can learn
+            record.first_epoch = self.trials.read_first_epoch(record.trials[0])
+            if (why := self._prune()) is not None:
+                return self._end(why)
             self._plan()
         while record.rung < len(record.sizes):
             for trial in record.open_trials:
@@ -89,6 +95,15 @@ class Search:
         record.write()
         return record.result
 
+    def _end(self, why: str) -> dict[str, Any]:
+        """Ends the search before any further trial."""
+        for trial in self.record.open_trials:
+            trial.stopped = why
+        self._decide(f"the search ends: {why}")
+        self.record.result = {"promoted": False, "reason": why, "winner": None}
+        self.record.write()
+        return self.record.result
+
     def _compute_share(self) -> float:
         """Returns what each trial of the rung may use: an equal part of what is left for this and the later rungs."""
         record = self.record
@@ -96,20 +111,40 @@ class Search:
         left = max(0.0, record.budget.search - used)
         return left / (len(record.sizes) - record.rung) / record.sizes[record.rung]
 
+    def _prune(self) -> str | None:
+        """Drops the recipes that have nothing to learn from; returns why none is worth a trial, None: some are."""
+        record, found, others = self.record, self.record.first_epoch, self.record.trials[1:]
+        if found is None:
+            return None
+        if found.is_solved:
+            return "nothing to do: the untouched agent has the score 1 on every select example"
+        missing = found.find_missing()
+        if REWARDS in missing and all(trial.recipe.needs for trial in others):
+            return f"the reward never differs: {found}; test it with `reinforge reward test FILE` (docs/rewards.md)"
+        for need in missing:
+            dropped = [trial for trial in others if trial.recipe.needs == need]
+            for trial in dropped:
+                trial.stopped = f"it needs {need}"
+            if dropped:
+                names = ", ".join(trial.name for trial in dropped)
+                self._decide(f"not tried, as untouched the agent has no {need} ({found}): {names}")
+        record.trials[1:] = sorted(others, key=lambda trial: trial.stopped is not None)
+        return None
+
     def _plan(self) -> None:
         """Decides how many trials the budget allows."""
-        record, first = self.record, self.record.trials[0]
-        count, shown = len(record.trials), record.budget.format
+        record, first, open_trials = self.record, self.record.trials[0], self.record.open_trials
+        count, shown = len(open_trials), record.budget.format
         if first.epochs:
             epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
             self._refuse_small(needed)
             while count > 1 and record.budget.search / len(plan_sizes(count)) / count < needed:
                 count -= 1
             self._decide(
-                f"{count} of {len(record.trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
+                f"{count} of {len(open_trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
                 f"start and {shown(epoch)} an epoch"
             )
-        for trial in record.trials[count:]:
+        for trial in open_trials[count:]:
             trial.stopped = "the budget does not allow it"
         record.sizes = plan_sizes(count)
         record.write()
@@ -170,7 +205,7 @@ class Search:
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
         before, after = await self.trials.judge(best)
         verdict = decide(self.gate, self.trials.metric, before, after)
-        overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
+        overrides = tuple(dict((*best.overrides, best.recipe.set_epochs(epoch + 1))).items())
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         self.record.judged_s += time.monotonic() - started
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline

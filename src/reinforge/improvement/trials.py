@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
@@ -21,19 +22,20 @@ from reinforge.errors import (
 )
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference, format_interval
 from reinforge.files import find_json, remove_folder, replace_file
-from reinforge.improvement.prompts import search_demonstrations, search_with_gepa
+from reinforge.improvement.prompts import ROWS, search_demonstrations, search_with_gepa
 from reinforge.improvement.recipes import GEPA, Overrides
-from reinforge.improvement.record import SearchRecord, Trial
+from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, copy_model
 from reinforge.runs.comparison import Arm
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.progress import SilentProgress
-from reinforge.runs.rows import BASELINE, ValidationRow, choose_best_validation
+from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow, choose_best_validation
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.trainer.gate import MODEL
 from reinforge.trainer.options import RunOptions
+from reinforge.trainer.preflight.recommendation import TOP
 from reinforge.trainer.run import run_async
 from reinforge.types.evaluation import EvaluationReport
 
@@ -74,11 +76,16 @@ class RunTrials:
         gc.collect()  # reference cycles hold the model of a run, and its size is unknown to the collector
 
     async def _find_prompts(self, trial: Trial) -> None:
-        """Searches for better texts of the agent, on training examples; a trial without any is stopped."""
-        started, folder = time.monotonic(), self.record.folder / "prompts" / trial.name
-        loaded, registry = self.load(trial.recipe.overrides), self.registry
+        """Searches for better texts of the agent, on training examples; a trial without any is stopped.
+
+        Trials that search in the same way share what was found.
+        """
+        kind = trial.recipe.prompts
+        started, folder = time.monotonic(), self.record.folder / "prompts" / str(kind)
+        is_known = any(other.recipe.prompts == kind and other.prompts is not None for other in self.record.trials)
+        loaded, registry = self.load(()), self.registry
         try:
-            if trial.recipe.prompts == GEPA:
+            if kind == GEPA:
                 search = search_with_gepa(loaded, folder, budget=EPISODES, reflect=self.reflect, registry=registry)
             else:
                 search = search_demonstrations(loaded, folder, budget=EPISODES, registry=registry)
@@ -86,8 +93,11 @@ class RunTrials:
         except (EvaluationError, ConfigError) as error:
             trial.stopped = f"no prompt was found: {error}"
             return
-        spent = found.num_tokens if self.record.budget.unit == "tokens" else time.monotonic() - started
+        num_tokens = 0 if is_known else found.num_tokens
+        spent = num_tokens if self.record.budget.unit == "tokens" else time.monotonic() - started
         trial.prompts, trial.prompt_cost = found.prompts, spent
+        if trial.recipe.into_weights:
+            trial.prompts, trial.rows = {}, str((folder / ROWS).resolve())
         trial.used += spent
         means = f"{found.default_mean:.3f} -> {found.mean:.3f} on {found.num_examples} training examples"
         self.say(f"{trial.name}: {found.num_candidates} prompts tried, {means}")
@@ -116,7 +126,7 @@ class RunTrials:
         overrides = (
             *trial.overrides,
             ("finetuning.output_dir", str(folder.parent)),
-            ("finetuning.num_epochs", str(MAX_EPOCHS)),
+            trial.recipe.set_epochs(MAX_EPOCHS),
         )
         try:
             await run_async(self.load(overrides), options, self.registry)
@@ -142,6 +152,29 @@ class RunTrials:
     def _read_validations(self, trial: Trial) -> list[ValidationRow]:
         rows = find_json(self._locate(trial) / "validation_history.json") or []
         return [ValidationRow.from_dict(row) for row in rows]
+
+    def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
+        if trial.baseline is None:
+            return None
+        folder = self._locate(trial)
+        reader = JournalReader(folder)
+        select, epoch = reader.episode_heads("validate", BASELINE), reader.episode_heads("collect", 0)
+        rewards = [head.reward for head in (*select, *epoch) if head.reward is not None]
+        of_select, of_epoch = (
+            [score for head in heads if (score := head.scores.get(self.metric)) is not None]
+            for heads in (select, epoch)
+        )
+        [row, *_] = find_json(folder / "reward_history.json") or [{"epoch": 0}]
+        metrics = EpochMetrics.from_dict(row)
+        num_groups = metrics.num_groups or 0
+        return FirstEpoch(
+            num_episodes=len(rewards),
+            lowest=min(rewards, default=0.0),
+            highest=max(rewards, default=0.0),
+            num_groups=num_groups,
+            num_with_signal=round(num_groups * (1 - (metrics.share_without_signal or 0.0))),
+            is_solved=set(of_select) == {1.0} and max(of_epoch, default=1.0) <= 1 and fmean(of_epoch or [1.0]) >= TOP,
+        )
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         of_other, of_trial = self._read_scores(other), self._read_scores(trial)

@@ -55,6 +55,19 @@ def teacher(tmp_path_factory, tiny_model_dir):
     return project.run / "model"
 
 
+@pytest.mark.parametrize("kind", ["rows", "jsonl"])
+def test_replies_of_a_stage_need_not_look_like_the_examples_of_the_run(staged, kind):
+    """Those are rows in the configuration, or have columns of their own."""
+    rows = [{"id": str(n), "q": f"say {n}", "a": "a"} for n in range(64)]
+    columns = {"question_key": "q", "answer_key": "a"}
+    source = {"rows": rows} if kind == "rows" else {"file_path": "asked.jsonl"}
+    write_rows(staged, "asked.jsonl", rows)
+    staged.set("eval.general.dataset", {"_type": kind, **source, **columns})
+    staged.set("finetuning.pipeline", {"sft": SFT, "grpo": GRPO}).set("finetuning.num_epochs", 3).save()
+    shown = call("check", "run.yml", code=0).output
+    assert "24 rows of shown.jsonl" in shown
+
+
 def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     staged.set("llms.teacher", {"_type": "local", "model": str(teacher)})
     staged.set(

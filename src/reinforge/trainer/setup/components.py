@@ -147,27 +147,31 @@ class ComponentBuilder:
             made.name = name
         return made
 
-    async def get_dataset(self, file: str | Path | None = None) -> DatasetLoader:
+    async def get_dataset(self, file: str | Path | None = None, *, has_replies: bool = False) -> DatasetLoader:
         """Returns the dataset's loader.
 
         Args:
             file: Replaces the configured file; its ending may select another file type.
+            has_replies: Its rows are replies to train on, which need not look like the run's examples: these may come
+                from elsewhere than a file, or have question and answer in columns of their own.
         """
         config = self.config.eval.general.dataset
         self._refuse_invalid(DATASET)
         if file is None:
             return await self._make("dataset", DATASET, config)
-        if "file_path" not in type(config).model_fields:
+        ending = Path(file).suffix.lower().removeprefix(".")
+        is_file, is_known = "file_path" in type(config).model_fields, ending in self.registry.names("dataset")
+        if not is_file and not (has_replies and is_known):
             message = f"the dataset's `_type: {config.static_type}` does not read a file, so {file} cannot replace it"
             raise ConfigError(Problem(DATASET, message, "use a dataset with a file_path, such as `_type: jsonl`"))
         name = self.loaded.types.get(tuple(DATASET.split(".")), str(config.static_type))
-        ending = Path(file).suffix.lower().removeprefix(".")
-        if ending != config.file_path.suffix.lower().removeprefix(".") and ending in self.registry.names("dataset"):
+        if is_known and (not is_file or ending != config.file_path.suffix.lower().removeprefix(".")):
             name, given = ending, config
             config = self.registry.get("dataset", name).config_type.model_construct()
             shared = [key for key in type(config).model_fields if key in type(given).model_fields]
             config = config.model_copy(update={key: getattr(given, key) for key in shared})
-        config = config.model_copy(update={"file_path": Path(file)})
+        columns = {"question_key": "question", "answer_key": "answer"} if has_replies else {}
+        config = config.model_copy(update={"file_path": Path(file), **columns})
         return await self._make("dataset", DATASET, config, name=name, key=str(file))
 
     async def get_evaluator(self, name: str) -> Evaluator:

@@ -19,6 +19,7 @@ from reinforge.evaluation.run import HELD_OUT
 from reinforge.evaluation.splits import group_by_column
 from reinforge.files import to_json
 from reinforge.interfaces import TrainerAdapter, TrajectoryBuilder
+from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilderConfig
 from reinforge.trainer.builders.staged import StagedTrajectoryBuilder, StageParts, describe_epochs, name_train_split
 from reinforge.trainer.setup.components import DATASET, Attempts, ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
@@ -93,16 +94,17 @@ async def build_stages(
         whole.append(parts)
         if is_known:
             problems = parts.builder.validate(builder.config, parts.algorithm, data.items, data.row_locations)
-            attempt.add(builder.locate(_move(each, stage), _find_builder(builder, stage)) for each in problems)
+            place = f"trajectory_builders.{_name_builder(builder, stage)}"
+            attempt.add(builder.locate(_move(each, stage), place) for each in problems)
     return StagedTrajectoryBuilder(whole) if len(whole) == len(stages) else None
 
 
-def _find_builder(builder: ComponentBuilder, stage: PipelineStage) -> str:
-    return f"trajectory_builders.{stage.settings.trajectory_builder or builder.config.finetuning.trajectory_builder}"
+def _name_builder(builder: ComponentBuilder, stage: PipelineStage) -> str | None:
+    return stage.settings.trajectory_builder or builder.config.finetuning.trajectory_builder
 
 
 async def _build_parts(builder: ComponentBuilder, stage: PipelineStage, attempt: Attempts) -> StageParts | None:
-    name = stage.settings.trajectory_builder or builder.config.finetuning.trajectory_builder
+    name = _name_builder(builder, stage)
     algorithm = await attempt(partial(builder.get_stage_algorithm, stage))
     own = None if name is None else await attempt(partial(builder.get_trajectory_builder, name, stage.name))
     return None if own is None or algorithm is None else StageParts(stage, algorithm, own)
@@ -139,7 +141,9 @@ async def _load_examples(builder: ComponentBuilder, stage: PipelineStage, splits
     """
     path = f"{stage.path}.dataset"
     try:
-        dataset = await builder.get_dataset(Path(str(stage.settings.dataset)))
+        entry = builder.config.trajectory_builders.get(str(_name_builder(builder, stage)))
+        has_replies = isinstance(entry, DatasetTrajectoryBuilderConfig)
+        dataset = await builder.get_dataset(Path(str(stage.settings.dataset)), has_replies=has_replies)
         loaded = list(dataset.load())
     except ConfigError as error:
         moved = (replace(each, path=path) if not each.location else each for each in error.problems)
