@@ -29,10 +29,14 @@ def model(tmp_path_factory):
 TOKENS = "9000"
 
 
+def make_project(folder, model):
+    return Project(folder, model).set("finetuning.deterministic", True).save()
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, model).save()
+    return make_project(tmp_path, model)
 
 
 def load(overrides):
@@ -46,7 +50,7 @@ def search(*arguments, code=0):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, model):
     """A project with a search that is over, and what that printed."""
-    project = Project(tmp_path_factory.mktemp("searched"), model).save()
+    project = make_project(tmp_path_factory.mktemp("searched"), model)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.folder)
         return project, search()
@@ -76,6 +80,11 @@ def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished)
     assert "1. " in report.split("## Decisions")[1]
     recipe = yaml.safe_load((folder / "recipe.yml").read_text())
     assert recipe["finetuning"]["num_epochs"] == result["epoch"] + 1
+    # 16 confirm examples, two models, at most 4 tokens each
+    record = SearchRecord.read(folder)
+    assert 0 < record.judged <= 2 * 16 * 4
+    assert record.used == record.judged + sum(trial.used for trial in record.trials)
+    assert 2 * record.arm_cost == pytest.approx(record.judged, rel=0.3)
     evaluated = call("eval", "run.yml", "--model", str(folder / "model"), "--split", "confirm", "--json", code=0).output
     assert json.loads(evaluated)["metrics"]["vowels"]["mean"] == result["after"]["mean"]
 

@@ -12,6 +12,7 @@ from reinforge.evaluation.statistics import compute_paired_difference
 from reinforge.improvement.recipes import SearchRecipe
 from reinforge.improvement.record import SearchBudget, SearchRecord
 from reinforge.improvement.search import Search, plan_sizes
+from reinforge.trainer.evaluate import Evaluation
 from reinforge.types.evaluation import EvaluationReport
 
 RECIPES = [SearchRecipe(f"r{number}", "because", (("finetuning.seed", str(number)),)) for number in range(12)]
@@ -20,16 +21,16 @@ RECIPES = [SearchRecipe(f"r{number}", "because", (("finetuning.seed", str(number
 class SimulatedTrials:
     """Trials of an agent that solves each example with a probability, which an epoch changes by `gains[name]`.
 
-    An epoch costs 10, and the start 20. Scores are drawn from the trial's number and its epoch, so that equal searches
-    have equal results.
+    An epoch costs 10, the start 20, and a model on `confirm` `arm_cost`. Scores are drawn from the trial's number and
+    its epoch, so that equal searches have equal results.
     """
 
     metric = "reward"
 
-    def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, most=0.4):
+    def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, most=0.4, arm_cost=0.0):
         self.record, self.gains, self.most = record, gains or {}, most
         self.seed, self.num_select, self.num_confirm = seed, num_select, num_confirm
-        self.kept, self.judged = None, 0
+        self.arm_cost, self.kept, self.judged = arm_cost, None, []
 
     def draw(self, trial, epoch, size, *stream):
         gain = min(self.most, self.gains.get(trial.recipe.name, 0.0) * (epoch + 1)) if trial is not None else 0.0
@@ -37,6 +38,7 @@ class SimulatedTrials:
         return (random.random(size) < 0.3 + gain).astype(float)
 
     async def train(self, trial):
+        self.record.arm_cost = self.record.arm_cost or self.arm_cost
         if not trial.epochs:
             trial.used = trial.start_cost = 20.0
             trial.baseline = trial.score = float(self.draw(None, -1, self.num_select, 0).mean())
@@ -56,28 +58,21 @@ class SimulatedTrials:
         return compute_paired_difference(*scores)
 
     async def judge(self, trial):
-        self.judged += 1
-        arms = ((None, -1, 1), (trial, trial.best_epoch, 2))
-        return tuple(
-            EvaluationReport(
-                "confirm",
-                0,
-                {"reward": dict(enumerate(self.draw(each, epoch, self.num_confirm, stream).tolist()))},
-                self.num_confirm,
-                {},
-                "reward",
-            )
-            for each, epoch, stream in arms
-        )
+        self.judged.append(trial and trial.name)
+        epoch, stream = (-1, 1) if trial is None else (trial.best_epoch, 2)
+        scores = self.draw(trial, epoch, self.num_confirm, stream)
+        by_metric, count = {"reward": dict(enumerate(scores.tolist()))}, self.num_confirm
+        report = EvaluationReport("confirm", 0, by_metric, count, {}, "reward")
+        return Evaluation("m", "confirm", report, [], self.arm_cost, [])
 
     def keep(self, trial, overrides, *, promoted):
         self.kept = overrides
         return Path("model") if promoted else None
 
 
-def make(folder, gains=None, *, total=2000.0, recipes=RECIPES, **options):
+def make(folder, gains=None, *, total=2000.0, unit="tokens", recipes=RECIPES, **options):
     folder.mkdir(exist_ok=True)
-    record = SearchRecord(folder, SearchBudget(total, "tokens"))
+    record = SearchRecord(folder, SearchBudget(total, unit))
     trials = SimulatedTrials(record, gains, **options)
     return Search(record, trials, recipes, GateConfig(), lambda line: None)
 
@@ -103,7 +98,7 @@ async def test_the_best_recipe_wins_and_is_judged_once(tmp_path):
     result = await search.run()
     assert result["winner"] == "03-r2"
     assert result["promoted"] is True
-    assert search.trials.judged == 1
+    assert search.trials.judged == [None, "03-r2"]
     assert search.trials.kept == (("finetuning.seed", "2"), ("finetuning.num_epochs", str(result["epoch"] + 1)))
     assert result["improvement"]["mean_difference"] == pytest.approx(result["after"]["mean"] - result["before"]["mean"])
     assert any("is stopped" in line for line in search.record.decisions)
@@ -130,12 +125,28 @@ async def test_nothing_helped_is_an_answer(tmp_path):
     result = await search.run()
     assert result["promoted"] is False
     assert result["reason"] == "nothing helped: no trial beat the untouched agent on the select examples"
-    assert search.trials.judged == 0
+    assert search.trials.judged == []
 
 
 async def test_a_budget_without_room_for_a_trial_is_refused_with_what_it_takes(tmp_path):
-    with pytest.raises(ConfigError, match=r"40 tokens are too few for a trial .*\n.*allow 50 tokens or more"):
+    told = r"--budget_tokens: 40 tokens are too few for a trial of 2 epochs \(40 tokens\) and the verdict \(10 tokens\)"
+    with pytest.raises(ConfigError, match=rf"{told}.*\n.*allow 50 tokens or more"):
         await make(tmp_path / "s", total=40.0).run()
+    # two models on `confirm` are predicted to take 2 x 60, and a quarter of that is kept in case they take more
+    with pytest.raises(
+        ConfigError, match=r"--minutes: 40 s .* \(40 s\) and .* \(2 min 30 s\).*\n.*allow 3 min 10 s or"
+    ):
+        await make(tmp_path / "s", total=40.0, unit="s", arm_cost=60.0).run()
+    await make(tmp_path / "s", total=190.0, unit="s", arm_cost=60.0).run()
+
+
+@pytest.mark.parametrize(("arm_cost", "least", "sizes"), [(0.0, 800, [5, 3, 2, 1]), (200.0, 500, [4, 2, 1])])
+async def test_a_verdict_that_takes_more_than_a_fifth_keeps_its_time(tmp_path, arm_cost, least, sizes):
+    search = make(tmp_path / "s", {"r1": 0.1}, total=1000.0, unit="s", arm_cost=arm_cost)
+    await search.run()
+    assert search.record.sizes == sizes  # 500 / 3 / 4 = 42 is enough for two epochs
+    assert search.record.judged == 2 * arm_cost
+    assert 0.95 * least <= search.record.used - 2 * arm_cost <= 1.05 * least
 
 
 async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_path):

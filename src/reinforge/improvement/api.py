@@ -54,8 +54,7 @@ class Improvements:
 
     def format_lines(self) -> list[str]:
         record, found, budget = self.record, self.result, self.record.budget
-        used = budget.format(record.used + (record.judged_s if budget.unit == "s" else 0))
-        lines = [f"search       {self.folder.name}: {used} of {budget.format(budget.total)}"]
+        lines = [f"search       {self.folder.name}: {budget.format(record.used)} of {budget.format(budget.total)}"]
         for trial in record.trials:
             if trial.rung >= 0:
                 scores = " -> ".join("?" if each is None else f"{each:.3f}" for each in (trial.baseline, trial.score))

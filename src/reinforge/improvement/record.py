@@ -12,10 +12,11 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_json_file, write_json
 from reinforge.improvement.recipes import Overrides, SearchRecipe
 from reinforge.runs.summary import format_duration
+from reinforge.trainer.context import RESERVED
 
 SEARCH = "search.json"
 VERDICT_SHARE = 0.2
-"""Share of the budget that is kept for the verdict."""
+"""Share of the budget that is kept for the verdict; more if that is predicted to take more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,6 @@ class SearchBudget:
 
     total: float
     unit: str = "s"  # `s` or `tokens`
-
-    @property
-    def search(self) -> float:
-        """What the trials may use together; the rest is for the verdict."""
-        return self.total * (1 - VERDICT_SHARE)
 
     def format(self, amount: float) -> str:
         if self.unit == "tokens":
@@ -93,12 +89,24 @@ class SearchRecord:
     rung: int = 0
     sizes: list[int] = field(default_factory=list)
     """Number of trials in each rung; empty: the first trial has not shown yet what a trial costs."""
-    judged_s: float = 0.0
+    arm_cost: float = 0.0
+    """What one model takes on `confirm`, as the first trial predicts it; 0: it cannot."""
+    judged: float = 0.0  # what the verdict took
     result: dict[str, Any] | None = None  # once it is over
 
     @property
     def used(self) -> float:
-        return sum(trial.used for trial in self.trials)
+        return self.judged + sum(trial.used for trial in self.trials)
+
+    @property
+    def verdict_cost(self) -> float:
+        """What the verdict may take: the prediction, with a margin."""
+        return RESERVED * 2 * self.arm_cost
+
+    @property
+    def for_trials(self) -> float:
+        """What the trials may use together; the rest is for the verdict."""
+        return self.budget.total - max(VERDICT_SHARE * self.budget.total, self.verdict_cost)
 
     @property
     def open_trials(self) -> list[Trial]:

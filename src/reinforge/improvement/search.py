@@ -11,7 +11,6 @@ seen: choosing the best of many cannot flatter it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from reinforge.evaluation.statistics import Improvement
 from reinforge.improvement.recipes import Overrides, SearchRecipe, format_command
 from reinforge.improvement.record import VERDICT_SHARE, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
+from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
 from reinforge.types.evaluation import EvaluationReport
 
@@ -41,8 +41,8 @@ class Trials(Protocol):
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
 
-    async def judge(self, trial: Trial) -> tuple[EvaluationReport, EvaluationReport]:
-        """Evaluates the untouched agent and the best checkpoint of a trial on `confirm`."""
+    async def judge(self, trial: Trial | None) -> Evaluation:
+        """Evaluates the best checkpoint of a trial on `confirm`; None: the untouched agent."""
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
         """Writes the winner's recipe; returns the folder of its model, if it is promoted."""
@@ -93,7 +93,7 @@ class Search:
         """Returns what each trial of the rung may use: an equal part of what is left for this and the later rungs."""
         record = self.record
         used = sum(trial.rung_from if trial.rung == record.rung else trial.used for trial in record.trials)
-        left = max(0.0, record.budget.search - used)
+        left = max(0.0, record.for_trials - used)
         return left / (len(record.sizes) - record.rung) / record.sizes[record.rung]
 
     def _plan(self) -> None:
@@ -103,7 +103,7 @@ class Search:
         if first.epochs:
             epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
             self._refuse_small(needed)
-            while count > 1 and record.budget.search / len(plan_sizes(count)) / count < needed:
+            while count > 1 and record.for_trials / len(plan_sizes(count)) / count < needed:
                 count -= 1
             self._decide(
                 f"{count} of {len(record.trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
@@ -116,12 +116,13 @@ class Search:
 
     def _refuse_small(self, needed: float) -> None:
         """Raises a `ConfigError` if what the budget has for trials does not even allow a short one."""
-        budget = self.record.budget
-        if needed > budget.search:
-            message = f"{budget.format(budget.total)} are too few for a trial of {MIN_EPOCHS} epochs and the verdict"
-            raise ConfigError(
-                Problem("--minutes", message, f"allow {budget.format(needed / (1 - VERDICT_SHARE))} or more")
-            )
+        record, shown = self.record, self.record.budget.format
+        if needed > record.for_trials:
+            least = max(needed / (1 - VERDICT_SHARE), needed + record.verdict_cost)
+            what = f"a trial of {MIN_EPOCHS} epochs ({shown(needed)}) and the verdict ({shown(least - needed)})"
+            option = "--budget_tokens" if record.budget.unit == "tokens" else "--minutes"
+            message = f"{shown(record.budget.total)} are too few for {what}"
+            raise ConfigError(Problem(option, message, f"allow {shown(math.ceil(least))} or more"))
 
     async def _train(self, trial: Trial, share: float) -> None:
         """Trains a trial for its share of the rung; one that was interrupted keeps the share that it had."""
@@ -165,14 +166,13 @@ class Search:
         if best is None or (best.best_epoch in (None, BASELINE) and not best.prompts):
             why = "no trial beat the untouched agent on the select examples" if best else "no trial could be measured"
             return {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
-        started, epoch = time.monotonic(), BASELINE if best.best_epoch is None else best.best_epoch
+        epoch = BASELINE if best.best_epoch is None else best.best_epoch
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
-        before, after = await self.trials.judge(best)
+        before, after = await self._measure(None), await self._measure(best)
         verdict = decide(self.gate, self.trials.metric, before, after)
         overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
-        self.record.judged_s += time.monotonic() - started
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
         return {
             "winner": best.name,
@@ -189,6 +189,11 @@ class Search:
             "metrics": [change.as_dict() for change in compare_reports(before, after, {})],
             "model": None if model is None else str(model),
         }
+
+    async def _measure(self, trial: Trial | None) -> EvaluationReport:
+        found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
+        self.record.judged += found.count_tokens()["completion"] if in_tokens else found.wall_s
+        return found.report
 
     def _decide(self, text: str) -> None:
         self.record.decisions.append(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from reinforge.config.dump import dump_config
@@ -31,11 +32,10 @@ from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import BASELINE, ValidationRow, choose_best_validation
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+from reinforge.trainer.evaluate import Evaluation, EvaluationOptions, evaluate
 from reinforge.trainer.gate import MODEL
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async
-from reinforge.types.evaluation import EvaluationReport
 
 MAX_EPOCHS = 1000
 """Epochs that a trial may have; the budget ends it long before."""
@@ -107,6 +107,10 @@ class RunTrials:
             trial.used, trial.epochs = float(sampled) if in_tokens else spent, num_epochs
             if num_epochs == 0:
                 trial.start_cost = trial.used
+                if trial.number == 1 and context.verdict_size and not self.record.arm_cost:
+                    measured = trial.used if in_tokens else context.validation_s
+                    episodes = (context.verdict_size - 1) / 2  # of an arm of the verdict, for one of a validation
+                    self.record.arm_cost = trial.used + (episodes - 1) * measured
             self.record.write()
             if num_epochs >= MAX_EPOCHS:
                 return "all epochs are done"
@@ -153,27 +157,29 @@ class RunTrials:
         reader = JournalReader(self._locate(trial))
         return Arm(reader, reader.episode_heads("validate", trial.best_epoch)).read_scores(self.metric)
 
-    async def judge(self, trial: Trial) -> tuple[EvaluationReport, EvaluationReport]:
+    async def judge(self, trial: Trial | None) -> Evaluation:
+        options, overrides = EvaluationOptions(split="confirm"), trial.overrides if trial is not None else ()
+        if trial is not None:
+            options = replace(options, model=str(self._find_checkpoint(trial)))
+        found = await evaluate(self.load(overrides), options, self.registry)
+        gc.collect()
+        return found
+
+    def _find_checkpoint(self, trial: Trial) -> Path:
         row = choose_best_validation(self._read_validations(trial), self.metric)
         if row is None or not row.checkpoint:
             fix = "use the trainer adapter `_type: local`"
             raise ConfigError(Problem("", f"{self._locate(trial)} has no checkpoint to judge", fix))
-        model = self.record.folder / MODEL
-        if model.exists():
-            remove_folder(model)
-        copy_model(Checkpoints(self._locate(trial)).verify(row.checkpoint), model)
-        before = await evaluate(self.load(()), EvaluationOptions(split="confirm"), self.registry)
-        gc.collect()
-        tuned = EvaluationOptions(split="confirm", model=str(model))
-        after = await evaluate(self.load(trial.overrides), tuned, self.registry)
-        return before.report, after.report
+        return Checkpoints(self._locate(trial)).verify(row.checkpoint)
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
         replace_file(self.record.folder / RECIPE, dump_config(self.load(overrides)))
         model = self.record.folder / MODEL
         if not promoted:
-            remove_folder(model)
             return None
+        if model.exists():  # of a process that died before the result was written
+            remove_folder(model)
+        copy_model(self._find_checkpoint(trial), model)
         return model
 
 
