@@ -11,9 +11,9 @@ from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import compute_paired_difference
 from reinforge.improvement.recipes import SearchRecipe
 from reinforge.improvement.record import SearchBudget, SearchRecord
-from reinforge.improvement.search import Search, plan_sizes
+from reinforge.improvement.search import Search, compare_passes, plan_sizes
 from reinforge.trainer.evaluate import Evaluation
-from reinforge.types.evaluation import EvaluationReport
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 RECIPES = [SearchRecipe(f"r{number}", "because", (("finetuning.seed", str(number)),)) for number in range(12)]
 
@@ -102,6 +102,23 @@ async def test_the_best_recipe_wins_and_is_judged_once(tmp_path):
     assert search.trials.kept == (("finetuning.seed", "2"), ("finetuning.num_epochs", str(result["epoch"] + 1)))
     assert result["improvement"]["mean_difference"] == pytest.approx(result["after"]["mean"] - result["before"]["mean"])
     assert any("is stopped" in line for line in search.record.decisions)
+
+
+def test_the_verdict_shows_what_one_try_solves_and_what_the_most_tries_solve():
+    def evaluate(metric, **means):
+        passed = {f"{metric} {k.replace('_', '@')}": mean for k, mean in means.items()}
+        summaries = {name: MetricSummary(name, mean, None, None, 9, 0) for name, mean in passed.items()}
+        return Evaluation("m", "confirm", EvaluationReport("confirm", 0, {}, 9, {}, "r"), [], 0.0, [], summaries)
+
+    surer = (
+        evaluate("solved", pass_1=0.2, pass_2=0.3, pass_4=0.5),
+        evaluate("solved", pass_1=0.4, pass_2=0.5, pass_4=0.5),
+    )
+    for metric in ("solved", "reward"):  # a reward that is not 0 or 1 has none
+        changes = list(map(str, compare_passes(metric, *surer)))
+        assert changes == ["solved pass@1 0.200 -> 0.400", "solved pass@4 0.500 -> 0.500"]
+    assert compare_passes("reward", evaluate("judged", pass_1=0.1, pass_2=0.1), surer[1]) == []
+    assert compare_passes("solved", evaluate("solved"), evaluate("solved")) == []
 
 
 async def test_a_trial_that_fails_costs_itself(tmp_path):

@@ -15,6 +15,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
+from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file
 from reinforge.improvement.recipes import propose
@@ -69,6 +70,7 @@ class Improvements:
                 f"reward       {before:.3f} -> {after:.3f} on confirm",
                 f"improvement  {interval} (on select it was {on_select}, chosen as the best of "
                 f"{sum(trial.score is not None for trial in record.trials)} trials)",
+                *(f"pass@k       {MetricChange.from_dict(each)}" for each in found["pass_at"]),
             ]
         lines.append(
             f"promoted     {'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}"

@@ -17,14 +17,13 @@ from typing import Any, Protocol
 
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.changes import compare_reports
+from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.statistics import Improvement
 from reinforge.improvement.recipes import Overrides, SearchRecipe, format_command
 from reinforge.improvement.record import VERDICT_SHARE, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
-from reinforge.types.evaluation import EvaluationReport
 
 MIN_EPOCHS = 2
 """A recipe is tried only if its first share of the budget allows so many epochs."""
@@ -170,7 +169,7 @@ class Search:
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
         before, after = await self._measure(None), await self._measure(best)
-        verdict = decide(self.gate, self.trials.metric, before, after)
+        verdict = decide(self.gate, self.trials.metric, before.report, after.report)
         overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
@@ -186,18 +185,29 @@ class Search:
             "improvement": improvement.as_dict() if improvement else None,
             "gain_on_select": None if untouched is None else _get_score(best) - untouched,
             "gain_on_confirm": improvement.mean_difference if improvement else None,
-            "metrics": [change.as_dict() for change in compare_reports(before, after, {})],
+            "metrics": [change.as_dict() for change in compare_reports(before.report, after.report, {})],
+            "pass_at": [change.as_dict() for change in compare_passes(self.trials.metric, before, after)],
             "model": None if model is None else str(model),
         }
 
-    async def _measure(self, trial: Trial | None) -> EvaluationReport:
+    async def _measure(self, trial: Trial | None) -> Evaluation:
         found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
         self.record.judged += found.count_tokens()["completion"] if in_tokens else found.wall_s
-        return found.report
+        return found
 
     def _decide(self, text: str) -> None:
         self.record.decisions.append(text)
         self.say(text)
+
+
+def compare_passes(metric: str, before: Evaluation, after: Evaluation) -> list[MetricChange]:
+    """Returns pass@1 and pass@k, for the largest k, of a metric of 0 and 1, or else of `solved`; [] without repeats."""
+    for shown in dict.fromkeys((metric, "solved")):
+        known = [name for name in before.pass_at if name.startswith(f"{shown} pass@") and name in after.pass_at]
+        if len(known) > 1:
+            names = (known[0], known[-1])
+            return [MetricChange(name, "confirm", before.pass_at[name], after.pass_at[name]) for name in names]
+    return []
 
 
 def plan_sizes(count: int) -> list[int]:
