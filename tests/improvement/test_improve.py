@@ -18,7 +18,7 @@ from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.journal.reader import JournalReader
 from tests.models import make_tiny_model
-from tests.project import Project, call
+from tests.project import AGENT, Project, call
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,38 @@ def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished, stop
         assert resumed.result[key] == whole[key]
 
 
+SOLVED = """
+def solved(output, expected):
+    return float(sum(letter in "aeiou" for letter in output) > 1)
+"""
+
+
+def list_examples(folder, phase):
+    return {head.example_id for head in JournalReader(folder).episode_heads(phase)}
+
+
+@pytest.mark.slow
+def test_the_winner_is_trained_again_with_another_seed_on_the_same_examples(project):
+    project.write_agent(AGENT + SOLVED)
+    project.set("eval.evaluators.solved", {"_type": "python", "function": "task:solved"})
+    project.set("finetuning.gate", {"num_samples": 4}).save()
+    output = search("--seeds", "2")
+    folder = project.folder / "runs" / "s"
+    result = json.loads((folder / "search.json").read_text())["result"]
+    first, second = result["seeds"]["trainings"]
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert second["improvement"]["ci_low"] > 0
+    assert f"seeds        mean {result['seeds']['mean']:+.3f}, standard deviation" in output
+    assert [change["metric"] for change in result["pass_at"]] == ["solved pass@1", "solved pass@4"]
+    assert "pass@k       solved pass@1 0." in output
+    searched, again = folder / "trials" / result["winner"], folder / "seeds" / "seed-1"
+    assert list_examples(searched, "validate") == list_examples(again, "validate")
+    assert list_examples(again, "collect") <= {str(row["id"]) for row in project.rows} - list_examples(
+        again, "validate"
+    )
+    assert yaml.safe_load((again / "config.yml").read_text())["finetuning"]["seed"] == 1
+
+
 def test_the_same_from_python(project):
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
@@ -181,6 +213,8 @@ def test_a_better_prompt_can_win_without_any_training(project):
 def test_wrong_calls_are_refused(project):
     both = call("improve", "run.yml", "--minutes", "1", "--hours", "1", code=2).output
     assert "pass one of --minutes, --hours" in both
+    with pytest.raises(ConfigError, match="0 trainings of the winner"):
+        run_search(load, None, seeds=0)
     assert "0.5 minutes are too few" in call("improve", "run.yml", "--minutes", "0.5", code=2).output
     assert "is not a search" in call("improve", "run.yml", "--resume", "nothing", code=2).output
     output = call("improve", "run.yml", "--reflect", "agant", code=2).output

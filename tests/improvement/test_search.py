@@ -11,7 +11,7 @@ from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import compute_paired_difference
 from reinforge.improvement.recipes import SearchRecipe
 from reinforge.improvement.record import SearchBudget, SearchRecord
-from reinforge.improvement.search import Search, compare_passes, plan_sizes
+from reinforge.improvement.search import Search, compare_passes, compute_share, plan_sizes
 from reinforge.trainer.evaluate import Evaluation
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
@@ -25,16 +25,17 @@ class SimulatedTrials:
     its epoch, so that equal searches have equal results.
     """
 
-    metric = "reward"
+    metric, seed = "reward", 0
 
     def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, most=0.4, arm_cost=0.0):
         self.record, self.gains, self.most = record, gains or {}, most
-        self.seed, self.num_select, self.num_confirm = seed, num_select, num_confirm
+        self.first, self.num_select, self.num_confirm = seed, num_select, num_confirm
         self.arm_cost, self.kept, self.judged = arm_cost, None, []
 
     def draw(self, trial, epoch, size, *stream):
         gain = min(self.most, self.gains.get(trial.recipe.name, 0.0) * (epoch + 1)) if trial is not None else 0.0
-        random = np.random.default_rng([self.seed, 0 if trial is None else trial.number, epoch + 1, *stream])
+        stream += () if trial is None or trial.seed is None else (trial.seed,)
+        random = np.random.default_rng([self.first, 0 if trial is None else trial.number, epoch + 1, *stream])
         return (random.random(size) < 0.3 + gain).astype(float)
 
     async def train(self, trial):
@@ -61,7 +62,10 @@ class SimulatedTrials:
         self.judged.append(trial and trial.name)
         epoch, stream = (-1, 1) if trial is None else (trial.best_epoch, 2)
         scores = self.draw(trial, epoch, self.num_confirm, stream)
-        by_metric, count = {"reward": dict(enumerate(scores.tolist()))}, self.num_confirm
+        by_metric, count = (
+            {"reward": dict(zip(map(str, range(len(scores))), scores.tolist(), strict=True))},
+            len(scores),
+        )
         report = EvaluationReport("confirm", 0, by_metric, count, {}, "reward")
         return Evaluation("m", "confirm", report, [], self.arm_cost, [])
 
@@ -70,9 +74,9 @@ class SimulatedTrials:
         return Path("model") if promoted else None
 
 
-def make(folder, gains=None, *, total=2000.0, unit="tokens", recipes=RECIPES, **options):
+def make(folder, gains=None, *, total=2000.0, unit="tokens", recipes=RECIPES, num_seeds=1, **options):
     folder.mkdir(exist_ok=True)
-    record = SearchRecord(folder, SearchBudget(total, unit))
+    record = SearchRecord(folder, SearchBudget(total, unit), num_seeds=num_seeds)
     trials = SimulatedTrials(record, gains, **options)
     return Search(record, trials, recipes, GateConfig(), lambda line: None)
 
@@ -121,6 +125,37 @@ def test_the_verdict_shows_what_one_try_solves_and_what_the_most_tries_solve():
     assert compare_passes("solved", evaluate("solved"), evaluate("solved")) == []
 
 
+async def test_the_winner_is_trained_again_with_other_seeds(tmp_path):
+    search = make(tmp_path / "s", {"r2": 0.02}, total=4000.0, num_seeds=3, arm_cost=10.0)
+    result = await search.run()
+    record, seeds = search.record, result["seeds"]
+    assert search.trials.judged == [None, "03-r2", "seed-1", "seed-2"]
+    assert [trial.epochs for trial in record.repeats] == [result["epoch"] + 1] * 2
+    rows = seeds["trainings"]
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    assert rows[0]["improvement"] == result["improvement"]
+    gains = [row["improvement"]["mean_difference"] for row in rows]
+    assert seeds["mean"] == pytest.approx(sum(gains) / 3)
+    assert seeds["std"] == pytest.approx((sum((gain - seeds["mean"]) ** 2 for gain in gains) / 2) ** 0.5)
+    scores = search.trials.draw(record.repeats[0], record.repeats[0].best_epoch, 200, 2)
+    assert gains[1] == pytest.approx(scores.mean() - result["before"]["mean"])
+    assert record.used <= 1.05 * 4000
+    assert record.verdict_cost == 1.25 * 4 * 10  # the untouched agent and three trainings
+
+
+async def test_further_seeds_have_their_part_of_the_budget(tmp_path):
+    assert compute_share(60, [2, 1], 0) == 15
+    assert compute_share(60, [2, 1], 1) == pytest.approx(60 / 3.5 / 2)
+    search = make(
+        tmp_path / "s", dict.fromkeys(["r0", "r1", "r2"], 0.004), total=4000.0, recipes=RECIPES[:3], num_seeds=2
+    )
+    await search.run()
+    trials, winner = search.record.trials, max(search.record.trials, key=lambda trial: trial.used)
+    assert 0.95 * 3200 <= sum(trial.used for trial in trials) + winner.used <= 1.05 * 3200
+    with pytest.raises(ConfigError, match=r"90 tokens are too few for 3 trainings of 2 epochs .*\n.*allow 150 tokens"):
+        await make(tmp_path / "small", total=90.0, num_seeds=3).run()
+
+
 async def test_a_trial_that_fails_costs_itself(tmp_path):
     search = make(tmp_path / "s", {"r0": 0.1, "r1": 0.02}, total=4000.0)
     train = search.trials.train
@@ -167,11 +202,11 @@ async def test_a_verdict_that_takes_more_than_a_fifth_keeps_its_time(tmp_path, a
 
 
 async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_path):
-    undisturbed = await make(tmp_path / "whole", {"r2": 0.01}).run()
+    undisturbed = await make(tmp_path / "whole", {"r2": 0.01}, num_seeds=3).run()
     random = np.random.default_rng(0)
     for attempt in range(10):
         folder, stops = tmp_path / f"stopped-{attempt}", sorted(random.integers(1, 120, 3).tolist())
-        search, number = make(folder, {"r2": 0.01}), 0
+        search, number = make(folder, {"r2": 0.01}, num_seeds=3), 0
         search.record.write()
         for stop in [*stops, None]:
             record = DyingRecord.read(folder)
@@ -183,6 +218,7 @@ async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_pat
                 number += 1
         assert number > 0
         assert result == undisturbed
+        assert len(result["seeds"]["trainings"]) == 3
 
 
 class Stopped(BaseException):

@@ -16,7 +16,7 @@ from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
 from reinforge.evaluation.changes import MetricChange
-from reinforge.evaluation.statistics import format_interval
+from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import replace_file
 from reinforge.improvement.recipes import propose
 from reinforge.improvement.record import SEARCH, SearchBudget, SearchRecord
@@ -72,6 +72,12 @@ class Improvements:
                 f"{sum(trial.score is not None for trial in record.trials)} trials)",
                 *(f"pass@k       {MetricChange.from_dict(each)}" for each in found["pass_at"]),
             ]
+        if seeds := found.get("seeds"):
+            for row in seeds["trainings"]:
+                gain = Improvement(**row["improvement"]) if row["improvement"] else f"unknown: {row['stopped']}"
+                lines.append(f"seed {row['seed']:<8}{gain}")
+            mean, spread = ("unknown" if seeds[name] is None else f"{seeds[name]:+.3f}" for name in ("mean", "std"))
+            lines.append(f"seeds        mean {mean}, standard deviation {spread.lstrip('+')}")
         lines.append(
             f"promoted     {'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}"
         )
@@ -104,6 +110,7 @@ def improve(
     environment: str | Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
     reflect: str | None = None,
+    seeds: int = 1,
     settings: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     output_dir: str | Path | None = None,
@@ -120,6 +127,8 @@ def improve(
         minutes: What the search may take, with its verdict.
         max_tokens: SearchBudget in sampled tokens in place of minutes; equal searches then make equal decisions.
         reflect: Entry of `llms` whose model rewrites the agent's texts (`context.text`); needs the extra `prompt`.
+        seeds: Trainings of the winner, each with another `finetuning.seed` and all judged; they show how far its gain
+            depends on chance.
         settings: Further keys of the `finetuning` section.
         resume: Name or folder of a search to resume.
 
@@ -147,7 +156,7 @@ def improve(
     def load(overrides: Any) -> LoadedConfig:
         return build_config(data, registry=registry, overrides=overrides)
 
-    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect)
+    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect, seeds=seeds)
 
 
 def choose_budget(minutes: float, max_tokens: int | None) -> SearchBudget:
@@ -168,18 +177,22 @@ def run_search(
     say: Say = print,
     registry: Registry | None = None,
     reflect: str | None = None,
+    seeds: int = 1,
 ) -> Improvements:
     """Runs or resumes a search; one process works on it at a time.
 
     Args:
         budget: What it may use; None: what it started with, when it resumes.
         reflect: Entry of `llms` that rewrites prompts; None: none does.
+        seeds: Trainings of the winner; a search that resumes has those that it started with.
     """
     base = load(())
     config, llms = base.config.finetuning, base.config.llms
     if reflect is not None and reflect not in llms:
         message = f'llms has no entry "{reflect}"{did_you_mean(reflect, llms)}'
         raise ConfigError(Problem("reflect", message, f"name one of: {', '.join(llms)}"))
+    if seeds < 1:
+        raise ConfigError(Problem("seeds", f"{seeds} trainings of the winner are none", "give 1 or more"))
     output_dir = Path(config.output_dir).expanduser()
     if resume is not None:
         folder = next((each for each in (Path(resume), output_dir / resume) if (each / SEARCH).is_file()), Path(resume))
@@ -193,7 +206,7 @@ def run_search(
             raise ConfigError(Problem("run_name", message, "resume it with --resume, or choose another name"))
         assert budget is not None
         folder.mkdir(parents=True)
-        record = SearchRecord(folder, budget)
+        record = SearchRecord(folder, budget, num_seeds=seeds)
         record.write()
     lock = filelock.FileLock(folder / LOCK)
     try:

@@ -15,6 +15,8 @@ from reinforge.runs.summary import format_duration
 from reinforge.trainer.context import RESERVED
 
 SEARCH = "search.json"
+MAX_EPOCHS = 1000
+"""Epochs that a trial may have; the budget ends it long before."""
 VERDICT_SHARE = 0.2
 """Share of the budget that is kept for the verdict; more if that is predicted to take more."""
 
@@ -55,6 +57,9 @@ class Trial:
     stopped: str | None = None  # why it is not trained on; None: it may be
     prompts: dict[str, str] | None = None  # better texts of the agent, which were found; None: not searched for yet
     prompt_cost: float = 0.0  # of that search
+    seed: int | None = None  # of a winner that is trained again; None: a trial of the search
+    most_epochs: int = MAX_EPOCHS
+    improvement: dict[str, Any] | None = None  # on `confirm`, of a winner that was trained again
 
     @property
     def overrides(self) -> Overrides:
@@ -71,11 +76,13 @@ class Trial:
     @property
     def has_used_share(self) -> bool:
         """Whether another epoch would leave the share of the rung by more than a half of it; each rung has an epoch."""
+        if self.seed is not None:
+            return self.epochs >= self.most_epochs
         return self.epochs > self.rung_epochs and self.used + self.epoch_cost / 2 > self.rung_end
 
     @property
     def name(self) -> str:
-        return f"{self.number:02}-{self.recipe.name}"
+        return f"seed-{self.seed}" if self.seed is not None else f"{self.number:02}-{self.recipe.name}"
 
 
 @dataclass
@@ -91,21 +98,25 @@ class SearchRecord:
     """Number of trials in each rung; empty: the first trial has not shown yet what a trial costs."""
     arm_cost: float = 0.0
     """What one model takes on `confirm`, as the first trial predicts it; 0: it cannot."""
-    judged: float = 0.0  # what the verdict took
+    judged: float = 0.0  # what the verdict took, and those on other seeds
+    num_seeds: int = 1  # trainings of the winner, with the search's own
+    repeats: list[Trial] = field(default_factory=list)
+    untouched: dict[str, float] = field(default_factory=dict)
+    """The untouched agent's score on each `confirm` example."""
     result: dict[str, Any] | None = None  # once it is over
 
     @property
     def used(self) -> float:
-        return self.judged + sum(trial.used for trial in self.trials)
+        return self.judged + sum(trial.used for trial in (*self.trials, *self.repeats))
 
     @property
     def verdict_cost(self) -> float:
-        """What the verdict may take: the prediction, with a margin."""
-        return RESERVED * 2 * self.arm_cost
+        """What the untouched agent and each training of the winner may take on `confirm`: predicted, with a margin."""
+        return RESERVED * (1 + self.num_seeds) * self.arm_cost
 
     @property
     def for_trials(self) -> float:
-        """What the trials may use together; the rest is for the verdict."""
+        """What the trials and repeated trainings may use together; the rest is for the verdict."""
         return self.budget.total - max(VERDICT_SHARE * self.budget.total, self.verdict_cost)
 
     @property
@@ -114,7 +125,7 @@ class SearchRecord:
 
     def write(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
-        values["trials"] = list(map(asdict, self.trials))
+        values |= {name: list(map(asdict, getattr(self, name))) for name in ("trials", "repeats")}
         write_json(self.folder / SEARCH, {**values, "budget": asdict(self.budget)})
 
     @classmethod
@@ -123,9 +134,12 @@ class SearchRecord:
             fix = "name the folder that `reinforge improve` printed"
             raise ConfigError(Problem("--resume", f"{folder} is not a search: it has no {SEARCH}", fix))
         data = read_json_file(folder / SEARCH)
-        trials = []
-        for row in data.pop("trials"):
-            recipe = row.pop("recipe")
-            overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
-            trials.append(Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row))
-        return cls(folder, SearchBudget(**data.pop("budget")), trials, **data)
+        for name in ("trials", "repeats"):
+            data[name] = list(map(_read_trial, data[name]))
+        return cls(folder, SearchBudget(**data.pop("budget")), **data)
+
+
+def _read_trial(row: dict[str, Any]) -> Trial:
+    recipe = row.pop("recipe")
+    overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
+    return Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
-from reinforge.evaluation.statistics import Improvement
+from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.recipes import Overrides, SearchRecipe, format_command
 from reinforge.improvement.record import VERDICT_SHARE, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
@@ -33,6 +34,7 @@ class Trials(Protocol):
     """What a search does with its trials."""
 
     metric: str
+    seed: int  # of the configuration
 
     async def train(self, trial: Trial) -> None:
         """Trains until the trial's share is used, measures it on `select`, and records both in the trial."""
@@ -69,9 +71,14 @@ class Search:
 
     async def run(self) -> dict[str, Any]:
         """Searches until the budget is used, and returns the result with the verdict, which the record keeps."""
+        if self.record.result is None:
+            self.record.result = await self._search()
+            self.record.write()
+        await self._repeat(self.record.result)
+        return self.record.result
+
+    async def _search(self) -> dict[str, Any]:
         record = self.record
-        if record.result is not None:
-            return record.result
         if not record.sizes:
             await self._train(record.trials[0], 0.0)  # one epoch shows what a trial costs
             self._plan()
@@ -84,16 +91,15 @@ class Search:
             record.rung += 1
             self._halve()
             record.write()
-        record.result = await self._judge()
-        record.write()
-        return record.result
+        return await self._judge()
 
     def _compute_share(self) -> float:
-        """Returns what each trial of the rung may use: an equal part of what is left for this and the later rungs."""
-        record = self.record
-        used = sum(trial.rung_from if trial.rung == record.rung else trial.used for trial in record.trials)
-        left = max(0.0, record.for_trials - used)
-        return left / (len(record.sizes) - record.rung) / record.sizes[record.rung]
+        """Returns what each trial of the rung may use, given what all have used and the leader will use again."""
+        record, repeats = self.record, self.record.num_seeds - 1
+        used = {each.number: each.rung_from if each.rung == record.rung else each.used for each in record.trials}
+        most = max(used[trial.number] for trial in record.open_trials)
+        left = max(0.0, record.for_trials - sum(used.values()) - repeats * most)
+        return compute_share(left, record.sizes[record.rung :], repeats)
 
     def _plan(self) -> None:
         """Decides how many trials the budget allows."""
@@ -102,7 +108,7 @@ class Search:
         if first.epochs:
             epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
             self._refuse_small(needed)
-            while count > 1 and record.for_trials / len(plan_sizes(count)) / count < needed:
+            while count > 1 and compute_share(record.for_trials, plan_sizes(count), record.num_seeds - 1) < needed:
                 count -= 1
             self._decide(
                 f"{count} of {len(record.trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
@@ -116,9 +122,11 @@ class Search:
     def _refuse_small(self, needed: float) -> None:
         """Raises a `ConfigError` if what the budget has for trials does not even allow a short one."""
         record, shown = self.record, self.record.budget.format
+        needed *= record.num_seeds
         if needed > record.for_trials:
             least = max(needed / (1 - VERDICT_SHARE), needed + record.verdict_cost)
-            what = f"a trial of {MIN_EPOCHS} epochs ({shown(needed)}) and the verdict ({shown(least - needed)})"
+            times = "a trial" if record.num_seeds == 1 else f"{record.num_seeds} trainings"
+            what = f"{times} of {MIN_EPOCHS} epochs ({shown(needed)}) and the verdict ({shown(least - needed)})"
             option = "--budget_tokens" if record.budget.unit == "tokens" else "--minutes"
             message = f"{shown(record.budget.total)} are too few for {what}"
             raise ConfigError(Problem(option, message, f"allow {shown(math.ceil(least))} or more"))
@@ -173,6 +181,7 @@ class Search:
         overrides = (*best.overrides, ("finetuning.num_epochs", str(max(1, epoch + 1))))
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
+        self.record.untouched = before.report.scores.get(self.trials.metric, {})
         return {
             "winner": best.name,
             "epoch": epoch,
@@ -189,6 +198,37 @@ class Search:
             "pass_at": [change.as_dict() for change in compare_passes(self.trials.metric, before, after)],
             "model": None if model is None else str(model),
         }
+
+    async def _repeat(self, result: dict[str, Any]) -> None:
+        """Trains the winner with further seeds, for as many epochs, and compares each with the untouched agent."""
+        record, own = self.record, self.trials.seed
+        winner = next((trial for trial in record.trials if trial.name == result["winner"]), None)
+        if "seeds" in result or record.num_seeds == 1 or winner is None or result["epoch"] == BASELINE:
+            return
+        if not record.repeats:
+            again = {"prompts": winner.prompts, "most_epochs": result["epoch"] + 1}
+            seeds = range(own + 1, own + record.num_seeds)
+            record.repeats = [Trial(winner.number, winner.recipe, seed=seed, **again) for seed in seeds]
+        for trial in record.repeats:
+            if trial.finished < 0:
+                self.say(f"{trial.name}: {winner.name} again, for {trial.most_epochs} epochs")
+                await self.trials.train(trial)
+                if trial.score is not None:
+                    trial.improvement = self._compare(await self._measure(trial))
+                trial.finished = 0
+                record.write()
+        rows = [{"seed": own, "improvement": result["improvement"], "stopped": None}]
+        rows += [{name: getattr(trial, name) for name in rows[0]} for trial in record.repeats]
+        gains = [row["improvement"]["mean_difference"] for row in rows if row["improvement"] is not None]
+        spread = stdev(gains) if len(gains) > 1 else None
+        result["seeds"] = {"trainings": rows, "mean": fmean(gains) if gains else None, "std": spread}
+        record.write()
+
+    def _compare(self, after: Evaluation) -> dict[str, Any] | None:
+        before, scores = self.record.untouched, after.report.scores.get(self.trials.metric, {})
+        if len(before.keys() & scores.keys()) < 2:
+            return None
+        return compute_paired_difference(before, scores, self.gate.margin, clusters=after.report.clusters).as_dict()
 
     async def _measure(self, trial: Trial | None) -> Evaluation:
         found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
@@ -216,6 +256,15 @@ def plan_sizes(count: int) -> list[int]:
     while sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
     return sizes
+
+
+def compute_share(left: float, sizes: Sequence[int], repeats: int) -> float:
+    """Returns what a trial of the first rung may use, if all rungs get the same and the winner is trained again.
+
+    Example: 60 for rungs of 2 and 1 trials -> 30 a rung, 15 a trial. With one repeat each rung gets x; the winner has
+    x / 2 + x, and so has the repeat: 2 x + 1.5 x = 60.
+    """
+    return left / (len(sizes) + repeats * sum(1 / size for size in sizes)) / sizes[0]
 
 
 def _get_score(trial: Trial) -> float:

@@ -24,7 +24,7 @@ from reinforge.evaluation.statistics import Improvement, compute_paired_differen
 from reinforge.files import find_json, remove_folder, replace_file
 from reinforge.improvement.prompts import search_demonstrations, search_with_gepa
 from reinforge.improvement.recipes import GEPA, Overrides
-from reinforge.improvement.record import SearchRecord, Trial
+from reinforge.improvement.record import MAX_EPOCHS, SearchRecord, Trial
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, copy_model
 from reinforge.runs.comparison import Arm
@@ -37,8 +37,6 @@ from reinforge.trainer.gate import MODEL
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async
 
-MAX_EPOCHS = 1000
-"""Epochs that a trial may have; the budget ends it long before."""
 EPISODES = 120
 """Episodes that a search for prompts may run."""
 RECIPE = "recipe.yml"
@@ -48,7 +46,7 @@ Say = Callable[[str], None]
 
 
 class RunTrials:
-    """The trials of a search as runs in the folder `trials`; see `Trials`."""
+    """The trials of a search as runs in the folder `trials`, of its winner again in `seeds`; see `Trials`."""
 
     def __init__(
         self,
@@ -61,10 +59,10 @@ class RunTrials:
         self.record, self.load, self.say, self.registry, self.reflect = record, load, say, registry, reflect
         config = load(()).config.finetuning
         reward = config.reward_function.name if config.reward_function is not None else ""
-        self.metric = config.gate.metric or reward
+        self.metric, self.seed = config.gate.metric or reward, config.seed
 
     def _locate(self, trial: Trial) -> Path:
-        return self.record.folder / "trials" / trial.name
+        return self.record.folder / ("trials" if trial.seed is None else "seeds") / trial.name
 
     async def train(self, trial: Trial) -> None:
         if trial.recipe.prompts is not None and trial.prompts is None:
@@ -112,13 +110,19 @@ class RunTrials:
                     episodes = (context.verdict_size - 1) / 2  # of an arm of the verdict, for one of a validation
                     self.record.arm_cost = trial.used + (episodes - 1) * measured
             self.record.write()
-            if num_epochs >= MAX_EPOCHS:
+            if num_epochs >= trial.most_epochs:
                 return "all epochs are done"
             return "its share of the budget is used" if trial.has_used_share else None
 
         options.find_pause = find_pause
+        seeds: Overrides = ()
+        if trial.seed is not None:  # with the examples of the search, or training would see some of `confirm`
+            splits = self.load(()).config.finetuning.splits.seed
+            kept = self.seed if splits is None else splits
+            seeds = (("finetuning.seed", str(trial.seed)), ("finetuning.splits.seed", str(kept)))
         overrides = (
             *trial.overrides,
+            *seeds,
             ("finetuning.output_dir", str(folder.parent)),
             ("finetuning.num_epochs", str(MAX_EPOCHS)),
         )
