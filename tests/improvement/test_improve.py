@@ -17,6 +17,7 @@ from reinforge.improvement.search import Search
 from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.journal.reader import JournalReader
+from tests.core.runs.test_page import Page
 from tests.models import make_tiny_model
 from tests.project import AGENT, Project, call
 
@@ -87,6 +88,16 @@ def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished)
     assert 2 * record.arm_cost == pytest.approx(record.judged, rel=0.3)
     evaluated = call("eval", "run.yml", "--model", str(folder / "model"), "--split", "confirm", "--json", code=0).output
     assert json.loads(evaluated)["metrics"]["vowels"]["mean"] == result["after"]["mean"]
+
+
+def test_the_page_links_to_the_reports_of_the_trials(finished):
+    folder = finished[0].folder / "runs" / "s"
+    page = Page((folder / "report.html").read_text())
+    links = [value for name, value in page.attributes if name == "href" and not value.startswith("#")]
+    assert links
+    assert all((folder / link).is_file() for link in links)
+    assert "script" not in page.tags
+    assert "num_generations: 8" in page.text
 
 
 def test_no_trial_has_seen_the_confirm_examples(finished):

@@ -16,12 +16,13 @@ from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
 from reinforge.evaluation.changes import MetricChange
-from reinforge.evaluation.statistics import Improvement, format_interval
+from reinforge.evaluation.statistics import Improvement
 from reinforge.files import replace_file
+from reinforge.improvement.page import write_page
 from reinforge.improvement.recipes import propose
-from reinforge.improvement.record import SEARCH, SearchBudget, SearchRecord
+from reinforge.improvement.record import RECIPE, SEARCH, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search
-from reinforge.improvement.trials import RECIPE, Load, RunTrials, Say
+from reinforge.improvement.trials import Load, RunTrials, Say
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.removal import check_run_name
@@ -54,38 +55,45 @@ class Improvements:
         return Path(self.result["model"]) if self.result.get("model") else None
 
     def format_lines(self) -> list[str]:
+        return [f"{name:<13}{text}" for name, text in self.facts()]
+
+    def facts(self) -> list[tuple[str, str]]:
         record, found, budget = self.record, self.result, self.record.budget
-        lines = [f"search       {self.folder.name}: {budget.format(record.used)} of {budget.format(budget.total)}"]
+        facts = [("search", f"{self.folder.name}: {budget.format(record.used)} of {budget.format(budget.total)}")]
         for trial in record.trials:
             if trial.rung >= 0:
                 scores = " -> ".join("?" if each is None else f"{each:.3f}" for each in (trial.baseline, trial.score))
-                lines.append(f"trial        {trial.name}: {scores} on select, {trial.epochs} epochs")
+                facts.append(("trial", f"{trial.name}: {scores} on select, {trial.epochs} epochs"))
         if change := found.get("improvement"):
-            before, after = found["before"]["mean"], found["after"]["mean"]
             gain = found["gain_on_select"]
             on_select = "unknown" if gain is None else f"{gain:+.3f}"
-            interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
-            lines += [
-                f"winner       {found['winner']} after {found['epoch'] + 1} epochs",
-                f"reward       {before:.3f} -> {after:.3f} on confirm",
-                f"improvement  {interval} (on select it was {on_select}, chosen as the best of "
-                f"{sum(trial.score is not None for trial in record.trials)} trials)",
-                *(f"pass@k       {MetricChange.from_dict(each)}" for each in found["pass_at"]),
+            count = sum(trial.score is not None for trial in record.trials)
+            facts += [
+                ("winner", f"{found['winner']} after {found['epoch'] + 1} epochs"),
+                ("reward", f"{found['before']['mean']:.3f} -> {found['after']['mean']:.3f} on confirm"),
+                (
+                    "improvement",
+                    f"{Improvement(**change)} (on select it was {on_select}, chosen as the best of {count} trials)",
+                ),
+                *(("pass@k", str(MetricChange.from_dict(each))) for each in found["pass_at"]),
             ]
         if seeds := found.get("seeds"):
             for row in seeds["trainings"]:
-                gain = Improvement(**row["improvement"]) if row["improvement"] else f"unknown: {row['stopped']}"
-                lines.append(f"seed {row['seed']:<8}{gain}")
+                known = row["improvement"]
+                facts.append(
+                    (f"seed {row['seed']}", str(Improvement(**known)) if known else f"unknown: {row['stopped']}")
+                )
             mean, spread = ("unknown" if seeds[name] is None else f"{seeds[name]:+.3f}" for name in ("mean", "std"))
-            lines.append(f"seeds        mean {mean}, standard deviation {spread.lstrip('+')}")
-        lines.append(
-            f"promoted     {'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}"
+            facts.append(("seeds", f"mean {mean}, standard deviation {spread.lstrip('+')}"))
+        facts.append(
+            ("promoted", f"{'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}")
         )
         if self.model is not None:
-            lines.append(f"model        {self.model}")
+            facts.append(("model", str(self.model)))
         if found.get("command"):
-            lines.append(f"recipe       {self.folder / RECIPE}, or: reinforge finetune FILE {found['command']}")
-        return lines
+            how = f"or: reinforge finetune FILE {found['command']}"
+            facts.append(("recipe", f"{self.folder / RECIPE}, {how}"))
+        return facts
 
     def format_report(self) -> str:
         """Returns the search as Markdown: how it ended, its trials, its decisions."""
@@ -227,4 +235,5 @@ def run_search(
         lock.release()
     found = Improvements(folder, record)
     replace_file(folder / REPORT, found.format_report())
+    write_page(found, trials.metric)
     return found

@@ -9,12 +9,13 @@ from typing import Any, Self
 
 from reinforge.config.document import escape
 from reinforge.errors import ConfigError, Problem
-from reinforge.files import read_json_file, write_json
+from reinforge.files import find_json, read_json_file, write_json
 from reinforge.improvement.recipes import Overrides, SearchRecipe
+from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
 from reinforge.trainer.context import RESERVED
 
-SEARCH = "search.json"
+SEARCH, RECIPE = "search.json", "recipe.yml"
 MAX_EPOCHS = 1000
 """Epochs that a trial may have; the budget ends it long before."""
 VERDICT_SHARE = 0.2
@@ -50,6 +51,7 @@ class Trial:
     rung: int = -1  # the last rung that it has begun
     rung_from: float = 0.0  # `used` when that began
     rung_epochs: int = 0  # `epochs` when that began
+    rung_best: list[int | None] = field(default_factory=list)  # `best_epoch` at the end of each rung
     rung_end: float = 0.0  # up to where `used` may grow in it
     baseline: float | None = None  # the untrained model's score
     score: float | None = None  # the best one
@@ -105,6 +107,9 @@ class SearchRecord:
     """The untouched agent's score on each `confirm` example."""
     result: dict[str, Any] | None = None  # once it is over
 
+    def locate(self, trial: Trial) -> Path:
+        return self.folder / ("trials" if trial.seed is None else "seeds") / trial.name
+
     @property
     def used(self) -> float:
         return self.judged + sum(trial.used for trial in (*self.trials, *self.repeats))
@@ -137,6 +142,11 @@ class SearchRecord:
         for name in ("trials", "repeats"):
             data[name] = list(map(_read_trial, data[name]))
         return cls(folder, SearchBudget(**data.pop("budget")), **data)
+
+
+def read_validations(record: SearchRecord, trial: Trial) -> list[ValidationRow]:
+    rows = find_json(record.locate(trial) / "validation_history.json") or []
+    return [ValidationRow.from_dict(row) for row in rows]
 
 
 def _read_trial(row: dict[str, Any]) -> Trial:

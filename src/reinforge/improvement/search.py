@@ -87,6 +87,7 @@ class Search:
                 if trial.finished < record.rung:
                     await self._train(trial, self._compute_share())
                     trial.finished = record.rung
+                    trial.rung_best.append(trial.best_epoch)
                     record.write()
             record.rung += 1
             self._halve()

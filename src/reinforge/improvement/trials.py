@@ -24,7 +24,7 @@ from reinforge.evaluation.statistics import Improvement, compute_paired_differen
 from reinforge.files import find_json, remove_folder, replace_file
 from reinforge.improvement.prompts import search_demonstrations, search_with_gepa
 from reinforge.improvement.recipes import GEPA, Overrides
-from reinforge.improvement.record import MAX_EPOCHS, SearchRecord, Trial
+from reinforge.improvement.record import MAX_EPOCHS, RECIPE, SearchRecord, Trial, read_validations
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, copy_model
 from reinforge.runs.comparison import Arm
@@ -39,7 +39,6 @@ from reinforge.trainer.run import run_async
 
 EPISODES = 120
 """Episodes that a search for prompts may run."""
-RECIPE = "recipe.yml"
 
 Load = Callable[[Overrides], LoadedConfig]
 Say = Callable[[str], None]
@@ -60,9 +59,6 @@ class RunTrials:
         config = load(()).config.finetuning
         reward = config.reward_function.name if config.reward_function is not None else ""
         self.metric, self.seed = config.gate.metric or reward, config.seed
-
-    def _locate(self, trial: Trial) -> Path:
-        return self.record.folder / ("trials" if trial.seed is None else "seeds") / trial.name
 
     async def train(self, trial: Trial) -> None:
         if trial.recipe.prompts is not None and trial.prompts is None:
@@ -94,7 +90,7 @@ class RunTrials:
         self.record.write()
 
     async def _train(self, trial: Trial) -> None:
-        folder, in_tokens = self._locate(trial), self.record.budget.unit == "tokens"
+        folder, in_tokens = self.record.locate(trial), self.record.budget.unit == "tokens"
         options = RunOptions(run_name=trial.name, progress=_TrialProgress(trial, self.metric, self.say))
         if (folder / JOURNAL).is_file():
             options.run_name, options.resume = None, folder
@@ -141,15 +137,11 @@ class RunTrials:
             trial.used = before + time.monotonic() - started
         elif tokens is not None:
             trial.used = trial.prompt_cost + tokens
-        if rows := self._read_validations(trial):
+        if rows := read_validations(self.record, trial):
             best = choose_best_validation(rows, self.metric)
             trial.baseline = rows[0].metrics.get(self.metric)
             if best is not None:
                 trial.score, trial.best_epoch = best.metrics.get(self.metric), best.epoch
-
-    def _read_validations(self, trial: Trial) -> list[ValidationRow]:
-        rows = find_json(self._locate(trial) / "validation_history.json") or []
-        return [ValidationRow.from_dict(row) for row in rows]
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         of_other, of_trial = self._read_scores(other), self._read_scores(trial)
@@ -158,7 +150,7 @@ class RunTrials:
     def _read_scores(self, trial: Trial) -> dict[str, float]:
         if trial.best_epoch is None:
             return {}
-        reader = JournalReader(self._locate(trial))
+        reader = JournalReader(self.record.locate(trial))
         return Arm(reader, reader.episode_heads("validate", trial.best_epoch)).read_scores(self.metric)
 
     async def judge(self, trial: Trial | None) -> Evaluation:
@@ -170,11 +162,11 @@ class RunTrials:
         return found
 
     def _find_checkpoint(self, trial: Trial) -> Path:
-        row = choose_best_validation(self._read_validations(trial), self.metric)
+        row = choose_best_validation(read_validations(self.record, trial), self.metric)
         if row is None or not row.checkpoint:
             fix = "use the trainer adapter `_type: local`"
-            raise ConfigError(Problem("", f"{self._locate(trial)} has no checkpoint to judge", fix))
-        return Checkpoints(self._locate(trial)).verify(row.checkpoint)
+            raise ConfigError(Problem("", f"{self.record.locate(trial)} has no checkpoint to judge", fix))
+        return Checkpoints(self.record.locate(trial)).verify(row.checkpoint)
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
         replace_file(self.record.folder / RECIPE, dump_config(self.load(overrides)))

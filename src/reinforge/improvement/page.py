@@ -1,0 +1,168 @@
+"""Writes `report.html` of a search: the verdict, the tree of trials, what each cost and reached, and the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element
+
+from reinforge.evaluation.changes import MetricChange
+from reinforge.evaluation.statistics import format_interval
+from reinforge.files import replace_file
+from reinforge.improvement.record import RECIPE, SearchRecord, Trial, read_validations
+from reinforge.runs.page.elements import Content, Line, Point, build, build_section, build_table, draw_chart, to_html
+from reinforge.runs.page.page import PAGE, build_changes, build_document
+from reinforge.runs.rows import BASELINE
+from reinforge.types.evaluation import MetricSummary
+from reinforge.version import __version__
+
+if TYPE_CHECKING:
+    from reinforge.improvement.api import Improvements
+
+
+def write_page(found: Improvements, metric: str) -> Path:
+    """Writes the page into the search's folder, and returns its path.
+
+    Args:
+        metric: The evaluator that trials are compared by.
+    """
+    target = found.folder / PAGE
+    replace_file(target, to_html(build_page(found, metric)))
+    return target
+
+
+def build_page(found: Improvements, metric: str) -> Element:
+    record = found.record
+    scores = {each.name: _read_scores(record, each, metric) for each in (*record.trials, *record.repeats)}
+    parts = {
+        "Verdict": _build_verdict(found),
+        "Trials": _build_trials(record, scores),
+        "Cost and score": _build_costs(record, scores),
+        "Seeds": _build_seeds(record, scores),
+        "Recipe": _build_recipe(found),
+        "Decisions": build_section(
+            "Decisions", build("ol", (build("li", text) for text in record.decisions)), id="decisions"
+        ),
+    }
+    note = f"Written by reinforge {__version__}. Scores are means of {metric} with their 95 % intervals."
+    return build_document(f"Search {found.folder.name}", note, parts)
+
+
+Scores = dict[int, MetricSummary]  # epoch -> what was measured on `select` after it
+
+
+def _read_scores(record: SearchRecord, trial: Trial, metric: str) -> Scores:
+    return {row.epoch: row.summaries[metric] for row in read_validations(record, trial) if metric in row.summaries}
+
+
+def _format(scores: Scores, epoch: int | None) -> str:
+    known = scores.get(epoch) if epoch is not None else None
+    return "unknown" if known is None else format_interval(known.mean, known.ci_low, known.ci_high)
+
+
+def _build_verdict(found: Improvements) -> Element:
+    result, left_out = found.result, ("trial", "recipe", "pass@k", "promoted")
+    facts = [(name, text) for name, text in found.facts() if name not in left_out]
+    changes = [MetricChange.from_dict(row) for row in (*result.get("metrics", ()), *result.get("pass_at", ()))]
+    how = f"{result['winner']} is promoted" if found.promoted else "Nothing is promoted"
+    return build(
+        "section",
+        build("p", f"{how}: {result['reason']}.", class_=f"verdict {'good' if found.promoted else 'mild'}"),
+        build("dl", (part for name, text in facts for part in (build("dt", name), build("dd", text)))),
+        build_changes(changes, "untouched agent", "winner") if changes else None,
+        id="verdict",
+    )
+
+
+def _build_link(record: SearchRecord, trial: Trial) -> Content:
+    page = record.locate(trial) / PAGE
+    return build("a", trial.name, href=page.relative_to(record.folder).as_posix()) if page.is_file() else trial.name
+
+
+def _build_trials(record: SearchRecord, scores: dict[str, Scores]) -> Element:
+    """Returns the tree of trials: each column is a rung, which only the better half of the one before reaches."""
+    tried = [trial for trial in record.trials if trial.rung >= 0]
+    rows = [
+        (
+            _build_link(record, trial),
+            trial.recipe.why,
+            *(_format(scores[trial.name], epoch) for epoch in trial.rung_best),
+            *[""] * (len(record.sizes) - len(trial.rung_best)),
+            f"{trial.epochs:,}",
+            record.budget.format(trial.used),
+            (trial.stopped or "trained to the end of the budget").splitlines()[0],
+        )
+        for trial in sorted(tried, key=lambda trial: (-len(trial.rung_best), -(trial.score or 0.0), trial.number))
+    ]
+    rungs = (f"rung {number}" for number in range(1, 1 + len(record.sizes)))
+    left_out = [trial.name for trial in record.trials if trial.rung < 0]
+    return build_section(
+        "Trials",
+        build("p", "The best score on select that each had reached at the end of a rung.", class_="note"),
+        build_table(("trial", "why", *rungs, "epochs", "used", "ended"), rows, "Trials by how far they came"),
+        build("p", f"Not tried, the budget does not allow it: {', '.join(left_out)}.") if left_out else None,
+        id="trials",
+    )
+
+
+def _build_costs(record: SearchRecord, scores: dict[str, Scores]) -> Element:
+    in_tokens, points = record.budget.unit == "tokens", list[Point]()
+    for trial in record.trials:
+        found = scores[trial.name]
+        if not points and BASELINE in found:
+            base = found[BASELINE]
+            points.append(Point(0.0, base.mean, base.ci_low, base.ci_high, "untouched"))
+        if trial.best_epoch in found:
+            cost, best = trial.used if in_tokens else trial.used / 60, found[trial.best_epoch]
+            points.append(Point(cost, best.mean, best.ci_low, best.ci_high, f"{trial.number:02}"))
+    front = find_front(points)
+    lines = [
+        Line("trials", "training", [point for point in points if point not in front], is_joined=False),
+        Line("Pareto front", "validation", front),
+    ]
+    text = "Each point is a trial. The line is the Pareto front: whatever is cheaper than a point on it scores lower."
+    unit = "tokens" if in_tokens else "minutes"
+    chart = draw_chart(f"Best score on select by what the trial used, {unit}", lines, axis=unit)
+    return build_section("Cost and score", build("p", text, class_="note"), chart, id="costs")
+
+
+def find_front(points: Sequence[Point]) -> list[Point]:
+    """Returns the points that score higher than every cheaper one, the cheapest first."""
+    front, best = list[Point](), float("-inf")
+    for point in sorted(points, key=lambda point: (point.epoch, -(point.value or 0.0))):
+        if point.value is not None and point.value > best:
+            front.append(point)
+            best = point.value
+    return front
+
+
+def _build_seeds(record: SearchRecord, scores: dict[str, Scores]) -> Element | None:
+    if not record.repeats:
+        return None
+    rows = [
+        (
+            _build_link(record, trial),
+            _format(scores[trial.name], trial.best_epoch),
+            f"{trial.epochs:,}",
+            record.budget.format(trial.used),
+            (trial.stopped or "its epochs are done").splitlines()[0],
+        )
+        for trial in record.repeats
+    ]
+    header = ("training", "select, best", "epochs", "used", "ended")
+    table = build_table(header, rows, "The winner's recipe, trained with other seeds")
+    return build_section("Seeds", table, id="seeds")
+
+
+def _build_recipe(found: Improvements) -> Element | None:
+    path = found.folder / RECIPE
+    if not path.is_file():
+        return None
+    return build_section(
+        "Recipe",
+        build("p", "The winner's configuration. Or, with the file of the search:"),
+        build("pre", f"reinforge finetune FILE {found.result['command']}"),
+        build("pre", path.read_text(encoding="utf-8")),
+        id="recipe",
+    )
