@@ -55,7 +55,7 @@ class Improvements:
         return Path(self.result["model"]) if self.result.get("model") else None
 
     def format_lines(self) -> list[str]:
-        return [f"{name:<13}{text}" for name, text in self.facts()]
+        return [f"{name:<12} {text}" for name, text in self.facts()]
 
     def facts(self) -> list[tuple[str, str]]:
         record, found, budget = self.record, self.result, self.record.budget
@@ -79,10 +79,8 @@ class Improvements:
             ]
         if seeds := found.get("seeds"):
             for row in seeds["trainings"]:
-                known = row["improvement"]
-                facts.append(
-                    (f"seed {row['seed']}", str(Improvement(**known)) if known else f"unknown: {row['stopped']}")
-                )
+                known, why = row["improvement"], row["stopped"] or "too few examples have a score"
+                facts.append((f"seed {row['seed']}", str(Improvement(**known)) if known else f"unknown: {why}"))
             mean, spread = ("unknown" if seeds[name] is None else f"{seeds[name]:+.3f}" for name in ("mean", "std"))
             facts.append(("seeds", f"mean {mean}, standard deviation {spread.lstrip('+')}"))
         facts.append(

@@ -33,7 +33,7 @@ def write_page(found: Improvements, metric: str) -> Path:
 
 
 def build_page(found: Improvements, metric: str) -> Element:
-    record = found.record
+    record, decisions = found.record, (build("li", text) for text in found.record.decisions)
     scores = {each.name: _read_scores(record, each, metric) for each in (*record.trials, *record.repeats)}
     parts = {
         "Verdict": _build_verdict(found),
@@ -41,9 +41,7 @@ def build_page(found: Improvements, metric: str) -> Element:
         "Cost and score": _build_costs(record, scores),
         "Seeds": _build_seeds(record, scores),
         "Recipe": _build_recipe(found),
-        "Decisions": build_section(
-            "Decisions", build("ol", (build("li", text) for text in record.decisions)), id="decisions"
-        ),
+        "Decisions": build_section("Decisions", build("ol", decisions), id="decisions"),
     }
     note = f"Written by reinforge {__version__}. Scores are means of {metric} with their 95 % intervals."
     return build_document(f"Search {found.folder.name}", note, parts)
@@ -75,28 +73,22 @@ def _build_verdict(found: Improvements) -> Element:
     )
 
 
-def _build_link(record: SearchRecord, trial: Trial) -> Content:
+def _build_row(record: SearchRecord, trial: Trial, scores: list[str], ended: str) -> tuple[Content, ...]:
     page = record.locate(trial) / PAGE
-    return build("a", trial.name, href=page.relative_to(record.folder).as_posix()) if page.is_file() else trial.name
+    link = build("a", trial.name, href=page.relative_to(record.folder).as_posix()) if page.is_file() else trial.name
+    costs = f"{trial.epochs:,}", record.budget.format(trial.used)
+    return link, trial.recipe.why, *scores, *costs, (trial.stopped or ended).splitlines()[0]
 
 
 def _build_trials(record: SearchRecord, scores: dict[str, Scores]) -> Element:
     """Returns the tree of trials: each column is a rung, which only the better half of the one before reaches."""
-    tried = [trial for trial in record.trials if trial.rung >= 0]
-    rows = [
-        (
-            _build_link(record, trial),
-            trial.recipe.why,
-            *(_format(scores[trial.name], epoch) for epoch in trial.rung_best),
-            *[""] * (len(record.sizes) - len(trial.rung_best)),
-            f"{trial.epochs:,}",
-            record.budget.format(trial.used),
-            (trial.stopped or "trained to the end of the budget").splitlines()[0],
-        )
-        for trial in sorted(tried, key=lambda trial: (-len(trial.rung_best), -(trial.score or 0.0), trial.number))
-    ]
+    rows, left_out = [], [trial.name for trial in record.trials if trial.rung < 0]
+    for trial in sorted(record.trials, key=lambda trial: (-len(trial.rung_best), -(trial.score or 0.0), trial.number)):
+        if trial.rung >= 0:
+            known = [_format(scores[trial.name], epoch) for epoch in trial.rung_best]
+            known += [""] * (len(record.sizes) - len(known))
+            rows.append(_build_row(record, trial, known, "trained to the end of the budget"))
     rungs = (f"rung {number}" for number in range(1, 1 + len(record.sizes)))
-    left_out = [trial.name for trial in record.trials if trial.rung < 0]
     return build_section(
         "Trials",
         build("p", "The best score on select that each had reached at the end of a rung.", class_="note"),
@@ -138,21 +130,13 @@ def find_front(points: Sequence[Point]) -> list[Point]:
 
 
 def _build_seeds(record: SearchRecord, scores: dict[str, Scores]) -> Element | None:
-    if not record.repeats:
-        return None
     rows = [
-        (
-            _build_link(record, trial),
-            _format(scores[trial.name], trial.best_epoch),
-            f"{trial.epochs:,}",
-            record.budget.format(trial.used),
-            (trial.stopped or "its epochs are done").splitlines()[0],
-        )
+        _build_row(record, trial, [_format(scores[trial.name], trial.best_epoch)], "its epochs are done")
         for trial in record.repeats
     ]
-    header = ("training", "select, best", "epochs", "used", "ended")
+    header = ("training", "why", "select, best", "epochs", "used", "ended")
     table = build_table(header, rows, "The winner's recipe, trained with other seeds")
-    return build_section("Seeds", table, id="seeds")
+    return build_section("Seeds", table, id="seeds") if rows else None
 
 
 def _build_recipe(found: Improvements) -> Element | None:

@@ -94,6 +94,8 @@ class RunTrials:
         options = RunOptions(run_name=trial.name, progress=_TrialProgress(trial, self.metric, self.say))
         if (folder / JOURNAL).is_file():
             options.run_name, options.resume = None, folder
+        elif folder.exists():  # of a process that died before it wrote the journal
+            remove_folder(folder)
         started, before = time.monotonic(), trial.used
 
         def find_pause(context: RunContext, num_epochs: int) -> str | None:
