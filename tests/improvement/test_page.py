@@ -50,14 +50,14 @@ def find_rows(page, title):
 
 
 def test_the_trials_are_a_tree_with_a_column_for_each_rung(found):
-    head, *rows = find_rows(build_page(found, "m"), "Trials by how far they came")
+    head, *rows = find_rows(build_page(found.record, found.facts(), "m"), "Trials by how far they came")
     assert head[2:4] == ["rung 1", "rung 2"]
     assert rows[0] == [
         *["01-r1", "as it is", "0.500 [0.400, 0.600]", "0.600 [0.500, 0.700]", "4", "10 min 0 s"],
         "trained to the end of the budget",
     ]
     assert [row[2:4] for row in rows[1:]] == [["0.700 [0.600, 0.800]", ""], ["0.200 [0.100, 0.300]", ""]]
-    page = Page(write_page(found, "m").read_text())
+    page = Page(write_page(found.record, found.facts(), "m").read_text())
     assert "Not tried, the budget does not allow it: 04-left-out" in page.text
     assert ("href", "trials/01-r1/report.html") in page.attributes
     assert ("href", "trials/02-r2/report.html") not in page.attributes, "it has none"
@@ -66,7 +66,7 @@ def test_the_trials_are_a_tree_with_a_column_for_each_rung(found):
 def test_the_front_has_what_nothing_cheaper_beats(found):
     points = [Point(10.0, 0.6), Point(5.0, 0.7), Point(1.5, 0.2), Point(0.0, 0.2), Point(0.0, 0.1), Point(1.0, None)]
     assert [(point.epoch, point.value) for point in find_front(points)] == [(0.0, 0.2), (5.0, 0.7)]
-    titles = [each.text for each in build_page(found, "m").iter("title")]
+    titles = [each.text for each in build_page(found.record, found.facts(), "m").iter("title")]
     assert titles[1:] == [  # the first is that of the page
         "trials, 01, 10 minutes: 0.6 [0.5, 0.7]",
         "trials, 03, 1.5 minutes: 0.2 [0.1, 0.3]",
@@ -82,7 +82,7 @@ def test_a_chart_over_costs_names_its_axis():
 
 
 def test_nothing_on_the_page_is_markup_and_nothing_is_loaded(found):
-    page = Page(write_page(found, "m").read_text())
+    page = Page(write_page(found.record, found.facts(), "m").read_text())
     assert page.tags & {"script", "img", "link", "iframe"} == set()
     assert page.text.count("<script>alert(1)</script>") == 5  # why, ended, reason, decision, recipe
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
@@ -91,5 +91,5 @@ def test_nothing_on_the_page_is_markup_and_nothing_is_loaded(found):
 def test_a_search_without_any_measured_trial_has_a_page(tmp_path):
     record = SearchRecord(tmp_path, SearchBudget(100.0, "tokens"), [make_trial(1, "why", 5.0, {}, stopped="failed")])
     record.result = {"winner": None, "promoted": False, "reason": "no trial could be measured"}
-    text = Page(write_page(Improvements(tmp_path, record), "m").read_text()).text
+    text = Page(write_page(record, Improvements(tmp_path, record).facts(), "m").read_text()).text
     assert "Nothing is promoted: no trial could be measured." in text

@@ -233,5 +233,5 @@ def run_search(
         lock.release()
     found = Improvements(folder, record)
     replace_file(folder / REPORT, found.format_report())
-    write_page(found, trials.metric)
+    write_page(record, found.facts(), trials.metric)
     return found

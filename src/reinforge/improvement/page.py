@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from reinforge.evaluation.changes import MetricChange
@@ -17,34 +17,34 @@ from reinforge.runs.rows import BASELINE
 from reinforge.types.evaluation import MetricSummary
 from reinforge.version import __version__
 
-if TYPE_CHECKING:
-    from reinforge.improvement.api import Improvements
+Facts = Sequence[tuple[str, str]]
 
 
-def write_page(found: Improvements, metric: str) -> Path:
+def write_page(record: SearchRecord, facts: Facts, metric: str) -> Path:
     """Writes the page into the search's folder, and returns its path.
 
     Args:
+        facts: Name and text of what the search found.
         metric: The evaluator that trials are compared by.
     """
-    target = found.folder / PAGE
-    replace_file(target, to_html(build_page(found, metric)))
+    target = record.folder / PAGE
+    replace_file(target, to_html(build_page(record, facts, metric)))
     return target
 
 
-def build_page(found: Improvements, metric: str) -> Element:
-    record, decisions = found.record, (build("li", text) for text in found.record.decisions)
+def build_page(record: SearchRecord, facts: Facts, metric: str) -> Element:
+    decisions = (build("li", text) for text in record.decisions)
     scores = {each.name: _read_scores(record, each, metric) for each in (*record.trials, *record.repeats)}
     parts = {
-        "Verdict": _build_verdict(found),
+        "Verdict": _build_verdict(record.result or {}, facts),
         "Trials": _build_trials(record, scores),
         "Cost and score": _build_costs(record, scores),
         "Seeds": _build_seeds(record, scores),
-        "Recipe": _build_recipe(found),
+        "Recipe": _build_recipe(record),
         "Decisions": build_section("Decisions", build("ol", decisions), id="decisions"),
     }
     note = f"Written by reinforge {__version__}. Scores are means of {metric} with their 95 % intervals."
-    return build_document(f"Search {found.folder.name}", note, parts)
+    return build_document(f"Search {record.folder.name}", note, parts)
 
 
 Scores = dict[int, MetricSummary]  # epoch -> what was measured on `select` after it
@@ -59,15 +59,15 @@ def _format(scores: Scores, epoch: int | None) -> str:
     return "unknown" if known is None else format_interval(known.mean, known.ci_low, known.ci_high)
 
 
-def _build_verdict(found: Improvements) -> Element:
-    result, left_out = found.result, ("trial", "recipe", "pass@k", "promoted")
-    facts = [(name, text) for name, text in found.facts() if name not in left_out]
+def _build_verdict(result: dict[str, Any], facts: Facts) -> Element:
+    shown = [each for each in facts if each[0] not in ("trial", "recipe", "pass@k", "promoted")]
+    promoted = bool(result["promoted"])
     changes = [MetricChange.from_dict(row) for row in (*result.get("metrics", ()), *result.get("pass_at", ()))]
-    how = f"{result['winner']} is promoted" if found.promoted else "Nothing is promoted"
+    how = f"{result['winner']} is promoted" if promoted else "Nothing is promoted"
     return build(
         "section",
-        build("p", f"{how}: {result['reason']}.", class_=f"verdict {'good' if found.promoted else 'mild'}"),
-        build("dl", (part for name, text in facts for part in (build("dt", name), build("dd", text)))),
+        build("p", f"{how}: {result['reason']}.", class_=f"verdict {'good' if promoted else 'mild'}"),
+        build("dl", (part for name, text in shown for part in (build("dt", name), build("dd", text)))),
         build_changes(changes, "untouched agent", "winner") if changes else None,
         id="verdict",
     )
@@ -139,14 +139,14 @@ def _build_seeds(record: SearchRecord, scores: dict[str, Scores]) -> Element | N
     return build_section("Seeds", table, id="seeds") if rows else None
 
 
-def _build_recipe(found: Improvements) -> Element | None:
-    path = found.folder / RECIPE
+def _build_recipe(record: SearchRecord) -> Element | None:
+    path, result = record.folder / RECIPE, record.result or {}
     if not path.is_file():
         return None
     return build_section(
         "Recipe",
         build("p", "The winner's configuration. Or, with the file of the search:"),
-        build("pre", f"reinforge finetune FILE {found.result['command']}"),
+        build("pre", f"reinforge finetune FILE {result['command']}"),
         build("pre", path.read_text(encoding="utf-8")),
         id="recipe",
     )
