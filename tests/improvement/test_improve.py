@@ -12,7 +12,7 @@ from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.improvement.api import choose_budget, run_search
 from reinforge.improvement.recipes import DEMONSTRATIONS, SearchRecipe, propose
-from reinforge.improvement.record import SearchRecord
+from reinforge.improvement.record import SearchRecord, Trial
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
@@ -219,6 +219,17 @@ def test_a_better_prompt_can_win_without_any_training(project):
     recipe = yaml.safe_load((record.folder / "recipe.yml").read_text())
     assert recipe["prompts"]["system"].startswith("say something\n\nExamples:\n\nUser: say ")
     assert json.loads(json.dumps(SearchRecord.read(record.folder).result)) == json.loads(json.dumps(found))
+
+
+def test_the_time_of_the_verdict_is_predicted_from_the_measurement_on_select(project):
+    project.set("finetuning.gate", {"num_samples": 10}).save()
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(10, None))
+    record.folder.mkdir(parents=True)
+    record.trials = [Trial(1, SearchRecipe("as-configured", "as it is"))]
+    asyncio.run(RunTrials(record, load, lambda line: None).train(record.trials[0]))
+    measured_s = json.loads((record.locate(record.trials[0]) / "summary.json").read_text())["wall_time_s"]["BASELINE"]
+    # 16 confirm examples of 10 episodes each are 16 times the 10 of select, one of which the start has measured
+    assert record.arm_cost - record.trials[0].start_cost == pytest.approx(15 * measured_s, abs=0.02)
 
 
 def test_wrong_calls_are_refused(project):

@@ -103,10 +103,10 @@ class RunTrials:
             trial.used, trial.epochs = float(sampled) if in_tokens else spent, num_epochs
             if num_epochs == 0:
                 trial.start_cost = trial.used
-                if trial.number == 1 and context.verdict_size and not self.record.arm_cost:
-                    measured = trial.used if in_tokens else context.validation_s
-                    episodes = (context.verdict_size - 1) / 2  # of an arm of the verdict, for one of a validation
-                    self.record.arm_cost = trial.used + (episodes - 1) * measured
+            measured = trial.start_cost if in_tokens else context.validation_s  # the latter once the next stage began
+            if trial.number == 1 and context.verdict_size and measured and not self.record.arm_cost:
+                episodes = (context.verdict_size - 1) / 2  # of an arm of the verdict, for one of a validation
+                self.record.arm_cost = trial.start_cost + (episodes - 1) * measured
             self.record.write()
             if num_epochs >= trial.most_epochs:
                 return "all epochs are done"
