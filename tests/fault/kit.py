@@ -63,11 +63,11 @@ SHOWN, PREFERRED = {"completion": "aeiou"}, {"chosen": "aeiou", "rejected": "xyz
 
 
 class Child:
-    """A run in its own process and session; `said` is its output."""
+    """A run, or another command, in its own process and session; `said` is its output."""
 
-    def __init__(self, folder, arguments, crash_at=None, mutation=None):
+    def __init__(self, folder, arguments, crash_at=None, mutation=None, command="finetune"):
         self.output = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
-        task = (folder, arguments, crash_at, mutation, self.output)
+        task = (folder, [command, *arguments], crash_at, mutation, self.output)
         self.process = SERVER.Process(target=_run, args=task, daemon=True)
         start_server()
         self.process.start()
@@ -140,7 +140,7 @@ def _run(folder, arguments, crash_at, mutation, output):
     crash.arm(crash_at)
     if mutation is not None:
         mutation()
-    main(["finetune", *arguments], prog_name="reinforge")
+    main(arguments, prog_name="reinforge")
 
 
 class Toy(Project):

@@ -24,6 +24,8 @@ from reinforge.engine import checkpoint
 from reinforge.engine.engine import Engine
 from reinforge.engine.training import learner
 from reinforge.engine.training.learner import Learner
+from reinforge.improvement.record import SEARCH, SearchRecord
+from reinforge.improvement.trials import RunTrials
 from reinforge.multiagent.nip.job_files import GroupFiles
 from reinforge.protocols.openai.service import JOBS, FineTuningService
 from reinforge.rollout import ending, runner
@@ -352,6 +354,24 @@ def look_for_no_step():
         return False
 
     ARTClient._settle = settle
+
+
+def write_the_search_once():
+    """Writes `search.json` when the search begins, and never again."""
+    write = SearchRecord.write
+    SearchRecord.write = lambda record: None if (record.folder / SEARCH).exists() else write(record)
+
+
+def forget_the_share_of_a_rung():
+    """A trial that resumes gets a new share, as if its rung began."""
+    train = RunTrials.train
+
+    def forgetful(trials, trial):
+        trial.rung_from, trial.rung_epochs = trial.used, trial.epochs
+        trial.rung_end += trial.used
+        return train(trials, trial)
+
+    RunTrials.train = forgetful
 
 
 def count_early_episodes_at_once():

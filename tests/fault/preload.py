@@ -11,6 +11,7 @@ import reinforge.cli.finetune
 import reinforge.engine.engine
 import reinforge.engine.model.preflight
 import reinforge.evaluation.datasets
+import reinforge.improvement.api
 import reinforge.trainer.api
 import reinforge.trainer.evaluate
 import tests.fault.dithered

@@ -15,11 +15,12 @@ from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.improvement.api import choose_budget, run_search
 from reinforge.improvement.recipes import DEMONSTRATIONS, SearchRecipe, propose
-from reinforge.improvement.record import SearchRecord
+from reinforge.improvement.record import SearchRecord, Trial
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.journal.reader import JournalReader
+from tests.core.runs.test_page import Page
 from tests.models import make_tiny_model
 from tests.project import AGENT, Project, call
 
@@ -32,10 +33,14 @@ def model(tmp_path_factory):
 TOKENS = "9000"
 
 
+def make_project(folder, model):
+    return Project(folder, model).set("finetuning.deterministic", True).save()
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    return Project(tmp_path, model).save()
+    return make_project(tmp_path, model)
 
 
 def load(overrides):
@@ -49,7 +54,7 @@ def search(*arguments, code=0):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, model):
     """A project with a search that is over, and what that printed."""
-    project = Project(tmp_path_factory.mktemp("searched"), model).save()
+    project = make_project(tmp_path_factory.mktemp("searched"), model)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.folder)
         return project, search()
@@ -79,8 +84,23 @@ def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished)
     assert "1. " in report.split("## Decisions")[1]
     recipe = yaml.safe_load((folder / "recipe.yml").read_text())
     assert recipe["finetuning"]["num_epochs"] == result["epoch"] + 1
+    # 16 confirm examples, two models, at most 4 tokens each
+    record = SearchRecord.read(folder)
+    assert 0 < record.judged <= 2 * 16 * 4
+    assert record.used == record.judged + sum(trial.used for trial in record.trials)
+    assert 2 * record.arm_cost == pytest.approx(record.judged, rel=0.3)
     evaluated = call("eval", "run.yml", "--model", str(folder / "model"), "--split", "confirm", "--json", code=0).output
     assert json.loads(evaluated)["metrics"]["vowels"]["mean"] == result["after"]["mean"]
+
+
+def test_the_page_links_to_the_reports_of_the_trials(finished):
+    folder = finished[0].folder / "runs" / "s"
+    page = Page((folder / "report.html").read_text())
+    links = [value for name, value in page.attributes if name == "href" and not value.startswith("#")]
+    assert links
+    assert all((folder / link).is_file() for link in links)
+    assert "script" not in page.tags
+    assert "num_generations: 8" in page.text
 
 
 def test_no_trial_has_seen_the_confirm_examples(finished):
@@ -126,6 +146,38 @@ def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished, stop
     resumed = run_search(load, None, resume=f"stopped-{stop}", say=lambda line: None)
     for key in ("winner", "epoch", "improvement", "after"):
         assert resumed.result[key] == whole[key]
+
+
+SOLVED = """
+def solved(output, expected):
+    return float(sum(letter in "aeiou" for letter in output) > 1)
+"""
+
+
+def list_examples(folder, phase):
+    return {head.example_id for head in JournalReader(folder).episode_heads(phase)}
+
+
+@pytest.mark.slow
+def test_the_winner_is_trained_again_with_another_seed_on_the_same_examples(project):
+    project.write_agent(AGENT + SOLVED)
+    project.set("eval.evaluators.solved", {"_type": "python", "function": "task:solved"})
+    project.set("finetuning.gate", {"num_samples": 4}).save()
+    output = search("--seeds", "2")
+    folder = project.folder / "runs" / "s"
+    result = json.loads((folder / "search.json").read_text())["result"]
+    first, second = result["seeds"]["trainings"]
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert second["improvement"]["ci_low"] > 0
+    assert f"seeds        mean {result['seeds']['mean']:+.3f}, standard deviation" in output
+    assert [change["metric"] for change in result["pass_at"]] == ["solved pass@1", "solved pass@4"]
+    assert "pass@k       solved pass@1 0." in output
+    searched, again = folder / "trials" / result["winner"], folder / "seeds" / "seed-1"
+    assert list_examples(searched, "validate") == list_examples(again, "validate")
+    assert list_examples(again, "collect") <= {str(row["id"]) for row in project.rows} - list_examples(
+        again, "validate"
+    )
+    assert yaml.safe_load((again / "config.yml").read_text())["finetuning"]["seed"] == 1
 
 
 def test_the_same_from_python(project):
@@ -210,9 +262,22 @@ def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
     assert "promoted     no: nothing helped" in output
 
 
+def test_the_time_of_the_verdict_is_predicted_from_the_measurement_on_select(project):
+    project.set("finetuning.gate", {"num_samples": 10}).save()
+    record = SearchRecord(project.folder / "runs" / "s", choose_budget(10, None))
+    record.folder.mkdir(parents=True)
+    record.trials = [Trial(1, SearchRecipe("as-configured", "as it is"))]
+    asyncio.run(RunTrials(record, load, lambda line: None).train(record.trials[0]))
+    measured_s = json.loads((record.locate(record.trials[0]) / "summary.json").read_text())["wall_time_s"]["BASELINE"]
+    # 16 confirm examples of 10 episodes each are 16 times the 10 of select, one of which the start has measured
+    assert record.arm_cost - record.trials[0].start_cost == pytest.approx(15 * measured_s, abs=0.02)
+
+
 def test_wrong_calls_are_refused(project):
     both = call("improve", "run.yml", "--minutes", "1", "--hours", "1", code=2).output
     assert "pass one of --minutes, --hours" in both
+    with pytest.raises(ConfigError, match="0 trainings of the winner"):
+        run_search(load, None, seeds=0)
     assert "0.5 minutes are too few" in call("improve", "run.yml", "--minutes", "0.5", code=2).output
     assert "is not a search" in call("improve", "run.yml", "--resume", "nothing", code=2).output
     output = call("improve", "run.yml", "--reflect", "agant", code=2).output

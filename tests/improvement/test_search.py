@@ -12,8 +12,9 @@ from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import compute_paired_difference
 from reinforge.improvement.recipes import GOOD, REWARDS, SIGNAL, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchBudget, SearchRecord
-from reinforge.improvement.search import Search, plan_sizes
-from reinforge.types.evaluation import EvaluationReport
+from reinforge.improvement.search import Search, compare_passes, compute_share, plan_sizes
+from reinforge.trainer.evaluate import Evaluation
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 RECIPES = [SearchRecipe(f"r{number}", "because", (("finetuning.seed", str(number)),)) for number in range(12)]
 
@@ -21,24 +22,26 @@ RECIPES = [SearchRecipe(f"r{number}", "because", (("finetuning.seed", str(number
 class SimulatedTrials:
     """Trials of an agent that solves each example with a probability, which an epoch changes by `gains[name]`.
 
-    An epoch costs 10, and the start 20. Scores are drawn from the trial's number and its epoch, so that equal searches
-    have equal results.
+    An epoch costs 10, the start 20, and a model on `confirm` `arm_cost`. Scores are drawn from the trial's number and
+    its epoch, so that equal searches have equal results.
     """
 
-    metric = "reward"
+    metric, seed = "reward", 0
 
-    def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, most=0.4, first_epoch=None):
-        self.record, self.gains, self.most = record, gains or {}, most
-        self.first_epoch = first_epoch
-        self.seed, self.num_select, self.num_confirm = seed, num_select, num_confirm
-        self.kept, self.judged = None, 0
+    def __init__(self, record, gains=None, *, seed=0, num_select=60, num_confirm=200, **settings):
+        self.record, self.gains, self.most = record, gains or {}, settings.get("most", 0.4)
+        self.first, self.num_select, self.num_confirm = seed, num_select, num_confirm
+        self.arm_cost, self.first_epoch = settings.get("arm_cost", 0.0), settings.get("first_epoch")
+        self.kept, self.judged = None, []
 
     def draw(self, trial, epoch, size, *stream):
         gain = min(self.most, self.gains.get(trial.recipe.name, 0.0) * (epoch + 1)) if trial is not None else 0.0
-        random = np.random.default_rng([self.seed, 0 if trial is None else trial.number, epoch + 1, *stream])
+        stream += () if trial is None or trial.seed is None else (trial.seed,)
+        random = np.random.default_rng([self.first, 0 if trial is None else trial.number, epoch + 1, *stream])
         return (random.random(size) < 0.3 + gain).astype(float)
 
     async def train(self, trial):
+        self.record.arm_cost = self.record.arm_cost or self.arm_cost
         if not trial.epochs:
             trial.used = trial.start_cost = 20.0
             trial.baseline = trial.score = float(self.draw(None, -1, self.num_select, 0).mean())
@@ -61,28 +64,24 @@ class SimulatedTrials:
         return compute_paired_difference(*scores)
 
     async def judge(self, trial):
-        self.judged += 1
-        arms = ((None, -1, 1), (trial, trial.best_epoch, 2))
-        return tuple(
-            EvaluationReport(
-                "confirm",
-                0,
-                {"reward": dict(enumerate(self.draw(each, epoch, self.num_confirm, stream).tolist()))},
-                self.num_confirm,
-                {},
-                "reward",
-            )
-            for each, epoch, stream in arms
+        self.judged.append(trial and trial.name)
+        epoch, stream = (-1, 1) if trial is None else (trial.best_epoch, 2)
+        scores = self.draw(trial, epoch, self.num_confirm, stream)
+        by_metric, count = (
+            {"reward": dict(zip(map(str, range(len(scores))), scores.tolist(), strict=True))},
+            len(scores),
         )
+        report = EvaluationReport("confirm", 0, by_metric, count, {}, "reward")
+        return Evaluation("m", "confirm", report, [], self.arm_cost, [])
 
     def keep(self, trial, overrides, *, promoted):
         self.kept = overrides
         return Path("model") if promoted else None
 
 
-def make(folder, gains=None, *, total=2000.0, recipes=RECIPES, **options):
+def make(folder, gains=None, *, total=2000.0, unit="tokens", recipes=RECIPES, num_seeds=1, **options):
     folder.mkdir(exist_ok=True)
-    record = SearchRecord(folder, SearchBudget(total, "tokens"))
+    record = SearchRecord(folder, SearchBudget(total, unit), num_seeds=num_seeds)
     trials = SimulatedTrials(record, gains, **options)
     return Search(record, trials, recipes, GateConfig(), lambda line: None)
 
@@ -108,10 +107,58 @@ async def test_the_best_recipe_wins_and_is_judged_once(tmp_path):
     result = await search.run()
     assert result["winner"] == "03-r2"
     assert result["promoted"] is True
-    assert search.trials.judged == 1
+    assert search.trials.judged == [None, "03-r2"]
     assert search.trials.kept == (("finetuning.seed", "2"), ("finetuning.num_epochs", str(result["epoch"] + 1)))
     assert result["improvement"]["mean_difference"] == pytest.approx(result["after"]["mean"] - result["before"]["mean"])
     assert any("is stopped" in line for line in search.record.decisions)
+
+
+def test_the_verdict_shows_what_one_try_solves_and_what_the_most_tries_solve():
+    def evaluate(metric, **means):
+        passed = {f"{metric} {k.replace('_', '@')}": mean for k, mean in means.items()}
+        summaries = {name: MetricSummary(name, mean, None, None, 9, 0) for name, mean in passed.items()}
+        return Evaluation("m", "confirm", EvaluationReport("confirm", 0, {}, 9, {}, "r"), [], 0.0, [], summaries)
+
+    surer = (
+        evaluate("solved", pass_1=0.2, pass_2=0.3, pass_4=0.5),
+        evaluate("solved", pass_1=0.4, pass_2=0.5, pass_4=0.5),
+    )
+    for metric in ("solved", "reward"):  # a reward that is not 0 or 1 has none
+        changes = list(map(str, compare_passes(metric, *surer)))
+        assert changes == ["solved pass@1 0.200 -> 0.400", "solved pass@4 0.500 -> 0.500"]
+    assert compare_passes("reward", evaluate("judged", pass_1=0.1, pass_2=0.1), surer[1]) == []
+    assert compare_passes("solved", evaluate("solved"), evaluate("solved")) == []
+
+
+async def test_the_winner_is_trained_again_with_other_seeds(tmp_path):
+    search = make(tmp_path / "s", {"r2": 0.02}, total=4000.0, num_seeds=3, arm_cost=10.0)
+    result = await search.run()
+    record, seeds = search.record, result["seeds"]
+    assert search.trials.judged == [None, "03-r2", "seed-1", "seed-2"]
+    assert [trial.epochs for trial in record.repeats] == [result["epoch"] + 1] * 2
+    rows = seeds["trainings"]
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    assert rows[0]["improvement"] == result["improvement"]
+    gains = [row["improvement"]["mean_difference"] for row in rows]
+    assert seeds["mean"] == pytest.approx(sum(gains) / 3)
+    assert seeds["std"] == pytest.approx((sum((gain - seeds["mean"]) ** 2 for gain in gains) / 2) ** 0.5)
+    scores = search.trials.draw(record.repeats[0], record.repeats[0].best_epoch, 200, 2)
+    assert gains[1] == pytest.approx(scores.mean() - result["before"]["mean"])
+    assert record.used <= 1.05 * 4000
+    assert record.verdict_cost == 1.25 * 4 * 10  # the untouched agent and three trainings
+
+
+async def test_further_seeds_have_their_part_of_the_budget(tmp_path):
+    assert compute_share(60, [2, 1], 0) == 15
+    assert compute_share(60, [2, 1], 1) == pytest.approx(60 / 3.5 / 2)
+    search = make(
+        tmp_path / "s", dict.fromkeys(["r0", "r1", "r2"], 0.004), total=4000.0, recipes=RECIPES[:3], num_seeds=2
+    )
+    await search.run()
+    trials, winner = search.record.trials, max(search.record.trials, key=lambda trial: trial.used)
+    assert 0.95 * 3200 <= sum(trial.used for trial in trials) + winner.used <= 1.05 * 3200
+    with pytest.raises(ConfigError, match=r"90 tokens are too few for 3 trainings of 2 epochs .*\n.*allow 150 tokens"):
+        await make(tmp_path / "small", total=90.0, num_seeds=3).run()
 
 
 async def test_a_trial_that_fails_costs_itself(tmp_path):
@@ -135,12 +182,28 @@ async def test_nothing_helped_is_an_answer(tmp_path):
     result = await search.run()
     assert result["promoted"] is False
     assert result["reason"] == "nothing helped: no trial beat the untouched agent on the select examples"
-    assert search.trials.judged == 0
+    assert search.trials.judged == []
 
 
 async def test_a_budget_without_room_for_a_trial_is_refused_with_what_it_takes(tmp_path):
-    with pytest.raises(ConfigError, match=r"40 tokens are too few for a trial .*\n.*allow 50 tokens or more"):
+    told = r"--budget_tokens: 40 tokens are too few for a trial of 2 epochs \(40 tokens\) and the verdict \(10 tokens\)"
+    with pytest.raises(ConfigError, match=rf"{told}.*\n.*allow 50 tokens or more"):
         await make(tmp_path / "s", total=40.0).run()
+    # two models on `confirm` are predicted to take 2 x 60, and a quarter of that is kept in case they take more
+    with pytest.raises(
+        ConfigError, match=r"--minutes: 40 s .* \(40 s\) and .* \(2 min 30 s\).*\n.*allow 3 min 10 s or"
+    ):
+        await make(tmp_path / "s", total=40.0, unit="s", arm_cost=60.0).run()
+    await make(tmp_path / "s", total=190.0, unit="s", arm_cost=60.0).run()
+
+
+@pytest.mark.parametrize(("arm_cost", "least", "sizes"), [(0.0, 800, [5, 3, 2, 1]), (200.0, 500, [4, 2, 1])])
+async def test_a_verdict_that_takes_more_than_a_fifth_keeps_its_time(tmp_path, arm_cost, least, sizes):
+    search = make(tmp_path / "s", {"r1": 0.1}, total=1000.0, unit="s", arm_cost=arm_cost)
+    await search.run()
+    assert search.record.sizes == sizes  # 500 / 3 / 4 = 42 is enough for two epochs
+    assert search.record.judged == 2 * arm_cost
+    assert 0.95 * least <= search.record.used - 2 * arm_cost <= 1.05 * least
 
 
 NEEDY = [
@@ -205,11 +268,11 @@ async def test_a_reward_that_never_differs_leaves_only_what_others_teach(tmp_pat
 async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_path):
     known = {"gains": {"r2": 0.01}, "first_epoch": replace(FIRST_EPOCH, num_with_signal=0)}
     recipes = [replace(recipe, needs=SIGNAL if place % 3 == 1 else None) for place, recipe in enumerate(RECIPES)]
-    undisturbed = await make(tmp_path / "whole", recipes=recipes, **known).run()
+    undisturbed = await make(tmp_path / "whole", recipes=recipes, num_seeds=3, **known).run()
     random = np.random.default_rng(0)
     for attempt in range(10):
         folder, stops = tmp_path / f"stopped-{attempt}", sorted(random.integers(1, 120, 3).tolist())
-        search, number = make(folder, recipes=recipes), 0
+        search, number = make(folder, recipes=recipes, num_seeds=3), 0
         search.record.write()
         for stop in [*stops, None]:
             record = DyingRecord.read(folder)
@@ -222,6 +285,7 @@ async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_pat
         assert number > 0
         assert result == undisturbed
         assert sum(line.startswith("not tried") for line in record.decisions) == 1
+        assert len(result["seeds"]["trainings"]) == 3
 
 
 class Stopped(BaseException):

@@ -222,6 +222,12 @@ class SplitsConfig(Block):
         "conversation, the user, the document or the template that they come from; rows without it stand alone. Null: "
         "none.",
     )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Decides which examples a split gets; null: finetuning.seed. Set it to compare runs of different "
+        "seeds on the same examples.",
+    )
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",
         description="What to do about questions of select or confirm that nearly repeat one of train: warn; group: put "

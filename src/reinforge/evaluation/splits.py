@@ -179,7 +179,7 @@ def _hash_content(content: Any) -> str:
 def _assign_by_size(groups: list[list[str]], config: SplitsConfig, seed: int) -> dict[str, str]:
     """Returns the split of each id: large groups first, each to the split with the most free places."""
     free = _compute_sizes(sum(map(len, groups)), config)
-    stable_random(seed, "splits").shuffle(groups)
+    stable_random(seed if config.seed is None else config.seed, "splits").shuffle(groups)
     assigned: dict[str, str] = {}
     for group in sorted(groups, key=len, reverse=True):
         name = max(SPLITS, key=lambda name: free[name])
@@ -319,7 +319,7 @@ def _choose_select_ids(groups: list[list[str]], config: SplitsConfig, seed: int)
     """Returns the ids for `select`: whole groups in a seeded order, until the share is reached."""
     total = sum(map(len, groups))
     wanted = max(1, round(total * config.select / (config.select + config.confirm)))
-    stable_random(seed, "validation").shuffle(groups)
+    stable_random(seed if config.seed is None else config.seed, "validation").shuffle(groups)
     chosen: set[str] = set()
     for group in groups:
         if chosen and len(chosen) + len(group) > wanted:

@@ -15,12 +15,14 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
-from reinforge.evaluation.statistics import format_interval
+from reinforge.evaluation.changes import MetricChange
+from reinforge.evaluation.statistics import Improvement
 from reinforge.files import replace_file
+from reinforge.improvement.page import write_page
 from reinforge.improvement.recipes import propose
-from reinforge.improvement.record import SEARCH, SearchBudget, SearchRecord
+from reinforge.improvement.record import RECIPE, SEARCH, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search
-from reinforge.improvement.trials import RECIPE, Load, RunTrials, Say
+from reinforge.improvement.trials import Load, RunTrials, Say
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.removal import check_run_name
@@ -53,32 +55,43 @@ class Improvements:
         return Path(self.result["model"]) if self.result.get("model") else None
 
     def format_lines(self) -> list[str]:
+        return [f"{name:<12} {text}" for name, text in self.facts()]
+
+    def facts(self) -> list[tuple[str, str]]:
         record, found, budget = self.record, self.result, self.record.budget
-        used = budget.format(record.used + (record.judged_s if budget.unit == "s" else 0))
-        lines = [f"search       {self.folder.name}: {used} of {budget.format(budget.total)}"]
+        facts = [("search", f"{self.folder.name}: {budget.format(record.used)} of {budget.format(budget.total)}")]
         for trial in record.trials:
             if trial.rung >= 0:
                 scores = " -> ".join("?" if each is None else f"{each:.3f}" for each in (trial.baseline, trial.score))
-                lines.append(f"trial        {trial.name}: {scores} on select, {trial.epochs} epochs")
+                facts.append(("trial", f"{trial.name}: {scores} on select, {trial.epochs} epochs"))
         if change := found.get("improvement"):
-            before, after = found["before"]["mean"], found["after"]["mean"]
             gain = found["gain_on_select"]
             on_select = "unknown" if gain is None else f"{gain:+.3f}"
-            interval = format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
-            lines += [
-                f"winner       {found['winner']} after {found['epoch'] + 1} epochs",
-                f"reward       {before:.3f} -> {after:.3f} on confirm",
-                f"improvement  {interval} (on select it was {on_select}, chosen as the best of "
-                f"{sum(trial.score is not None for trial in record.trials)} trials)",
+            count = sum(trial.score is not None for trial in record.trials)
+            facts += [
+                ("winner", f"{found['winner']} after {found['epoch'] + 1} epochs"),
+                ("reward", f"{found['before']['mean']:.3f} -> {found['after']['mean']:.3f} on confirm"),
+                (
+                    "improvement",
+                    f"{Improvement(**change)} (on select it was {on_select}, chosen as the best of {count} trials)",
+                ),
+                *(("pass@k", str(MetricChange.from_dict(each))) for each in found["pass_at"]),
             ]
-        lines.append(
-            f"promoted     {'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}"
+        if seeds := found.get("seeds"):
+            for row in seeds["trainings"]:
+                known, why = row["improvement"], row["stopped"] or "too few examples have a score"
+                facts.append((f"seed {row['seed']}", str(Improvement(**known)) if known else f"unknown: {why}"))
+            mean, spread = ("unknown" if seeds[name] is None else f"{seeds[name]:+.3f}" for name in ("mean", "std"))
+            facts.append(("seeds", f"mean {mean}, standard deviation {spread.lstrip('+')}"))
+        facts.append(
+            ("promoted", f"{'yes' if self.promoted else 'no'}: {found.get('reason', 'the search is not over')}")
         )
         if self.model is not None:
-            lines.append(f"model        {self.model}")
+            facts.append(("model", str(self.model)))
         if found.get("command"):
-            lines.append(f"recipe       {self.folder / RECIPE}, or: reinforge finetune FILE {found['command']}")
-        return lines
+            how = f"or: reinforge finetune FILE {found['command']}"
+            facts.append(("recipe", f"{self.folder / RECIPE}, {how}"))
+        return facts
 
     def format_report(self) -> str:
         """Returns the search as Markdown: how it ended, its trials, its decisions."""
@@ -103,6 +116,7 @@ def improve(
     environment: str | Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
     reflect: str | None = None,
+    seeds: int = 1,
     settings: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     output_dir: str | Path | None = None,
@@ -119,6 +133,8 @@ def improve(
         minutes: What the search may take, with its verdict.
         max_tokens: SearchBudget in sampled tokens in place of minutes; equal searches then make equal decisions.
         reflect: Entry of `llms` whose model rewrites the agent's texts (`context.text`); needs the extra `prompt`.
+        seeds: Trainings of the winner, each with another `finetuning.seed` and all judged; they show how far its gain
+            depends on chance.
         settings: Further keys of the `finetuning` section.
         resume: Name or folder of a search to resume.
 
@@ -146,7 +162,7 @@ def improve(
     def load(overrides: Any) -> LoadedConfig:
         return build_config(data, registry=registry, overrides=overrides)
 
-    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect)
+    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect, seeds=seeds)
 
 
 def choose_budget(minutes: float, max_tokens: int | None) -> SearchBudget:
@@ -167,18 +183,22 @@ def run_search(
     say: Say = print,
     registry: Registry | None = None,
     reflect: str | None = None,
+    seeds: int = 1,
 ) -> Improvements:
     """Runs or resumes a search; one process works on it at a time.
 
     Args:
         budget: What it may use; None: what it started with, when it resumes.
         reflect: Entry of `llms` that rewrites prompts; None: none does.
+        seeds: Trainings of the winner; a search that resumes has those that it started with.
     """
     base = load(())
     config, llms = base.config.finetuning, base.config.llms
     if reflect is not None and reflect not in llms:
         message = f'llms has no entry "{reflect}"{did_you_mean(reflect, llms)}'
         raise ConfigError(Problem("reflect", message, f"name one of: {', '.join(llms)}"))
+    if seeds < 1:
+        raise ConfigError(Problem("seeds", f"{seeds} trainings of the winner are none", "give 1 or more"))
     output_dir = Path(config.output_dir).expanduser()
     if resume is not None:
         folder = next((each for each in (Path(resume), output_dir / resume) if (each / SEARCH).is_file()), Path(resume))
@@ -192,7 +212,7 @@ def run_search(
             raise ConfigError(Problem("run_name", message, "resume it with --resume, or choose another name"))
         assert budget is not None
         folder.mkdir(parents=True)
-        record = SearchRecord(folder, budget)
+        record = SearchRecord(folder, budget, num_seeds=seeds)
         record.write()
     lock = filelock.FileLock(folder / LOCK)
     try:
@@ -213,4 +233,5 @@ def run_search(
         lock.release()
     found = Improvements(folder, record)
     replace_file(folder / REPORT, found.format_report())
+    write_page(record, found.facts(), trials.metric)
     return found

@@ -36,6 +36,7 @@ from reinforge.cli.output import say, say_json
 @option("hours", metavar="HOURS", type=float, group=LIMITS, help="The same in hours.")
 @option("budget_tokens", metavar="N", type=click.IntRange(min=1), group=LIMITS, help="Sampled tokens instead of time.")
 @option("reflect", metavar="ENTRY", group=DATA, help="Entry of llms that rewrites the agent's prompts (GEPA).")
+@option("seeds", metavar="N", type=click.IntRange(min=1), default=1, group=LIMITS, help="Trainings of the winner.")
 @option("run_name", metavar="NAME", group=RUN, help="Name of the folder; default: date, time and a random suffix.")
 @option("resume", metavar="NAME", group=RUN, help="Resume a stopped search; pass the same FILE and options.")
 @OVERRIDE
@@ -47,6 +48,7 @@ def command(
     hours: float | None,
     budget_tokens: int | None,
     reflect: str | None,
+    seeds: int,
     run_name: str | None,
     resume: str | None,
     as_json: bool,
@@ -80,6 +82,7 @@ def command(
         run_name=run_name,
         resume=resume,
         reflect=reflect,
+        seeds=seeds,
         say=lambda line: say(line, err=as_json),
     )
     if as_json:

@@ -9,13 +9,17 @@ from typing import Any, Self
 
 from reinforge.config.document import escape
 from reinforge.errors import ConfigError, Problem
-from reinforge.files import read_json_file, write_json
+from reinforge.files import find_json, read_json_file, write_json
 from reinforge.improvement.recipes import GOOD, GOOD_REWARD, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
+from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
+from reinforge.trainer.context import RESERVED
 
-SEARCH = "search.json"
+SEARCH, RECIPE = "search.json", "recipe.yml"
+MAX_EPOCHS = 1000
+"""Epochs that a trial may have; the budget ends it long before."""
 VERDICT_SHARE = 0.2
-"""Share of the budget that is kept for the verdict."""
+"""Share of the budget that is kept for the verdict; more if that is predicted to take more."""
 MIN_EPISODES = 30
 """With fewer, that all are alike may be chance."""
 
@@ -26,11 +30,6 @@ class SearchBudget:
 
     total: float
     unit: str = "s"  # `s` or `tokens`
-
-    @property
-    def search(self) -> float:
-        """What the trials may use together; the rest is for the verdict."""
-        return self.total * (1 - VERDICT_SHARE)
 
     def format(self, amount: float) -> str:
         if self.unit == "tokens":
@@ -54,6 +53,7 @@ class Trial:
     rung: int = -1  # the last rung that it has begun
     rung_from: float = 0.0  # `used` when that began
     rung_epochs: int = 0  # `epochs` when that began
+    rung_best: list[int | None] = field(default_factory=list)  # `best_epoch` at the end of each rung
     rung_end: float = 0.0  # up to where `used` may grow in it
     baseline: float | None = None  # the untrained model's score
     score: float | None = None  # the best one
@@ -62,6 +62,9 @@ class Trial:
     prompts: dict[str, str] | None = None  # better texts of the agent, which were found; None: not searched for yet
     prompt_cost: float = 0.0  # of that search
     rows: str | None = None  # the file with the replies to imitate, which it left; None: the prompts are used instead
+    seed: int | None = None  # of a winner that is trained again; None: a trial of the search
+    most_epochs: int = MAX_EPOCHS
+    improvement: dict[str, Any] | None = None  # on `confirm`, of a winner that was trained again
 
     @property
     def overrides(self) -> Overrides:
@@ -79,11 +82,13 @@ class Trial:
     @property
     def has_used_share(self) -> bool:
         """Whether another epoch would leave the share of the rung by more than a half of it; each rung has an epoch."""
+        if self.seed is not None:
+            return self.epochs >= self.most_epochs
         return self.epochs > self.rung_epochs and self.used + self.epoch_cost / 2 > self.rung_end
 
     @property
     def name(self) -> str:
-        return f"{self.number:02}-{self.recipe.name}"
+        return f"seed-{self.seed}" if self.seed is not None else f"{self.number:02}-{self.recipe.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +132,31 @@ class SearchRecord:
     sizes: list[int] = field(default_factory=list)
     """Number of trials in each rung; empty: the first trial has not shown yet what a trial costs."""
     first_epoch: FirstEpoch | None = None  # None: unknown
-    judged_s: float = 0.0
+    arm_cost: float = 0.0
+    """What one model takes on `confirm`, as the first trial predicts it; 0: it cannot."""
+    judged: float = 0.0  # what the verdict took, and those on other seeds
+    num_seeds: int = 1  # trainings of the winner, with the search's own
+    repeats: list[Trial] = field(default_factory=list)
+    untouched: dict[str, float] = field(default_factory=dict)
+    """The untouched agent's score on each `confirm` example."""
     result: dict[str, Any] | None = None  # once it is over
+
+    def locate(self, trial: Trial) -> Path:
+        return self.folder / ("trials" if trial.seed is None else "seeds") / trial.name
 
     @property
     def used(self) -> float:
-        return sum(trial.used for trial in self.trials)
+        return self.judged + sum(trial.used for trial in (*self.trials, *self.repeats))
+
+    @property
+    def verdict_cost(self) -> float:
+        """What the untouched agent and each training of the winner may take on `confirm`: predicted, with a margin."""
+        return RESERVED * (1 + self.num_seeds) * self.arm_cost
+
+    @property
+    def for_trials(self) -> float:
+        """What the trials and repeated trainings may use together; the rest is for the verdict."""
+        return self.budget.total - max(VERDICT_SHARE * self.budget.total, self.verdict_cost)
 
     @property
     def open_trials(self) -> list[Trial]:
@@ -140,7 +164,7 @@ class SearchRecord:
 
     def write(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
-        values["trials"] = list(map(asdict, self.trials))
+        values |= {name: list(map(asdict, getattr(self, name))) for name in ("trials", "repeats")}
         values["first_epoch"] = None if self.first_epoch is None else asdict(self.first_epoch)
         write_json(self.folder / SEARCH, {**values, "budget": asdict(self.budget)})
 
@@ -150,11 +174,19 @@ class SearchRecord:
             fix = "name the folder that `reinforge improve` printed"
             raise ConfigError(Problem("--resume", f"{folder} is not a search: it has no {SEARCH}", fix))
         data = read_json_file(folder / SEARCH)
-        trials = []
-        for row in data.pop("trials"):
-            recipe = row.pop("recipe")
-            overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
-            trials.append(Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row))
-        first = data.pop("first_epoch")
-        data["first_epoch"] = None if first is None else FirstEpoch(**first)
-        return cls(folder, SearchBudget(**data.pop("budget")), trials, **data)
+        for name in ("trials", "repeats"):
+            data[name] = list(map(_read_trial, data[name]))
+        if (first := data["first_epoch"]) is not None:
+            data["first_epoch"] = FirstEpoch(**first)
+        return cls(folder, SearchBudget(**data.pop("budget")), **data)
+
+
+def read_validations(record: SearchRecord, trial: Trial) -> list[ValidationRow]:
+    rows = find_json(record.locate(trial) / "validation_history.json") or []
+    return [ValidationRow.from_dict(row) for row in rows]
+
+
+def _read_trial(row: dict[str, Any]) -> Trial:
+    recipe = row.pop("recipe")
+    overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
+    return Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row)

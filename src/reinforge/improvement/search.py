@@ -11,20 +11,20 @@ seen: choosing the best of many cannot flatter it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.changes import compare_reports
-from reinforge.evaluation.statistics import Improvement
+from reinforge.evaluation.changes import MetricChange, compare_reports
+from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe, format_command
 from reinforge.improvement.record import VERDICT_SHARE, FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
+from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
-from reinforge.types.evaluation import EvaluationReport
 
 MIN_EPOCHS = 2
 """A recipe is tried only if its first share of the budget allows so many epochs."""
@@ -34,6 +34,7 @@ class Trials(Protocol):
     """What a search does with its trials."""
 
     metric: str
+    seed: int  # of the configuration
 
     async def train(self, trial: Trial) -> None:
         """Trains until the trial's share is used, measures it on `select`, and records both in the trial."""
@@ -44,8 +45,8 @@ class Trials(Protocol):
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
 
-    async def judge(self, trial: Trial) -> tuple[EvaluationReport, EvaluationReport]:
-        """Evaluates the untouched agent and the best checkpoint of a trial on `confirm`."""
+    async def judge(self, trial: Trial | None) -> Evaluation:
+        """Evaluates the best checkpoint of a trial on `confirm`; None: the untouched agent."""
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
         """Writes the winner's recipe; returns the folder of its model, if it is promoted."""
@@ -73,9 +74,14 @@ class Search:
 
     async def run(self) -> dict[str, Any]:
         """Searches until the budget is used, and returns the result with the verdict, which the record keeps."""
+        if self.record.result is None:
+            self.record.result = await self._search()
+            self.record.write()
+        await self._repeat(self.record.result)
+        return self.record.result
+
+    async def _search(self) -> dict[str, Any]:
         record = self.record
-        if record.result is not None:
-            return record.result
         if not record.sizes:
             await self._train(record.trials[0], 0.0)  # one epoch shows what a trial costs, and what others can learn
             record.first_epoch = self.trials.read_first_epoch(record.trials[0])
@@ -87,29 +93,27 @@ class Search:
                 if trial.finished < record.rung:
                     await self._train(trial, self._compute_share())
                     trial.finished = record.rung
+                    trial.rung_best.append(trial.best_epoch)
                     record.write()
             record.rung += 1
             self._halve()
             record.write()
-        record.result = await self._judge()
-        record.write()
-        return record.result
+        return await self._judge()
 
     def _end(self, why: str) -> dict[str, Any]:
         """Ends the search before any further trial."""
         for trial in self.record.open_trials:
             trial.stopped = why
         self._decide(f"the search ends: {why}")
-        self.record.result = {"promoted": False, "reason": why, "winner": None}
-        self.record.write()
-        return self.record.result
+        return {"promoted": False, "reason": why, "winner": None}
 
     def _compute_share(self) -> float:
-        """Returns what each trial of the rung may use: an equal part of what is left for this and the later rungs."""
-        record = self.record
-        used = sum(trial.rung_from if trial.rung == record.rung else trial.used for trial in record.trials)
-        left = max(0.0, record.budget.search - used)
-        return left / (len(record.sizes) - record.rung) / record.sizes[record.rung]
+        """Returns what each trial of the rung may use, given what all have used and the leader will use again."""
+        record, repeats = self.record, self.record.num_seeds - 1
+        used = {each.number: each.rung_from if each.rung == record.rung else each.used for each in record.trials}
+        most = max(used[trial.number] for trial in record.open_trials)
+        left = max(0.0, record.for_trials - sum(used.values()) - repeats * most)
+        return compute_share(left, record.sizes[record.rung :], repeats)
 
     def _prune(self) -> str | None:
         """Drops the recipes that have nothing to learn from; returns why none is worth a trial, None: some are."""
@@ -138,7 +142,7 @@ class Search:
         if first.epochs:
             epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
             self._refuse_small(needed)
-            while count > 1 and record.budget.search / len(plan_sizes(count)) / count < needed:
+            while count > 1 and compute_share(record.for_trials, plan_sizes(count), record.num_seeds - 1) < needed:
                 count -= 1
             self._decide(
                 f"{count} of {len(open_trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
@@ -151,12 +155,15 @@ class Search:
 
     def _refuse_small(self, needed: float) -> None:
         """Raises a `ConfigError` if what the budget has for trials does not even allow a short one."""
-        budget = self.record.budget
-        if needed > budget.search:
-            message = f"{budget.format(budget.total)} are too few for a trial of {MIN_EPOCHS} epochs and the verdict"
-            raise ConfigError(
-                Problem("--minutes", message, f"allow {budget.format(needed / (1 - VERDICT_SHARE))} or more")
-            )
+        record, shown = self.record, self.record.budget.format
+        needed *= record.num_seeds
+        if needed > record.for_trials:
+            least = max(needed / (1 - VERDICT_SHARE), needed + record.verdict_cost)
+            times = "a trial" if record.num_seeds == 1 else f"{record.num_seeds} trainings"
+            what = f"{times} of {MIN_EPOCHS} epochs ({shown(needed)}) and the verdict ({shown(least - needed)})"
+            option = "--budget_tokens" if record.budget.unit == "tokens" else "--minutes"
+            message = f"{shown(record.budget.total)} are too few for {what}"
+            raise ConfigError(Problem(option, message, f"allow {shown(math.ceil(least))} or more"))
 
     async def _train(self, trial: Trial, share: float) -> None:
         """Trains a trial for its share of the rung; one that was interrupted keeps the share that it had."""
@@ -200,15 +207,15 @@ class Search:
         if best is None or (best.best_epoch in (None, BASELINE) and not best.prompts):
             why = "no trial beat the untouched agent on the select examples" if best else "no trial could be measured"
             return {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
-        started, epoch = time.monotonic(), BASELINE if best.best_epoch is None else best.best_epoch
+        epoch = BASELINE if best.best_epoch is None else best.best_epoch
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
-        before, after = await self.trials.judge(best)
-        verdict = decide(self.gate, self.trials.metric, before, after)
+        before, after = await self._measure(None), await self._measure(best)
+        verdict = decide(self.gate, self.trials.metric, before.report, after.report)
         overrides = tuple(dict((*best.overrides, best.recipe.set_epochs(epoch + 1))).items())
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
-        self.record.judged_s += time.monotonic() - started
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
+        self.record.untouched = before.report.scores.get(self.trials.metric, {})
         return {
             "winner": best.name,
             "epoch": epoch,
@@ -221,13 +228,60 @@ class Search:
             "improvement": improvement.as_dict() if improvement else None,
             "gain_on_select": None if untouched is None else _get_score(best) - untouched,
             "gain_on_confirm": improvement.mean_difference if improvement else None,
-            "metrics": [change.as_dict() for change in compare_reports(before, after, {})],
+            "metrics": [change.as_dict() for change in compare_reports(before.report, after.report, {})],
+            "pass_at": [change.as_dict() for change in compare_passes(self.trials.metric, before, after)],
             "model": None if model is None else str(model),
         }
+
+    async def _repeat(self, result: dict[str, Any]) -> None:
+        """Trains the winner with further seeds, for as many epochs, and compares each with the untouched agent."""
+        record, own = self.record, self.trials.seed
+        winner = next((trial for trial in record.trials if trial.name == result["winner"]), None)
+        if "seeds" in result or record.num_seeds == 1 or winner is None or result["epoch"] == BASELINE:
+            return
+        if not record.repeats:
+            again = {"prompts": winner.prompts, "rows": winner.rows, "most_epochs": result["epoch"] + 1}
+            seeds = range(own + 1, own + record.num_seeds)
+            record.repeats = [Trial(winner.number, winner.recipe, seed=seed, **again) for seed in seeds]
+        for trial in record.repeats:
+            if trial.finished < 0:
+                self.say(f"{trial.name}: {winner.name} again, for {trial.most_epochs} epochs")
+                await self.trials.train(trial)
+                if trial.score is not None:
+                    trial.improvement = self._compare(await self._measure(trial))
+                trial.finished = 0
+                record.write()
+        rows = [{"seed": own, "improvement": result["improvement"], "stopped": None}]
+        rows += [{name: getattr(trial, name) for name in rows[0]} for trial in record.repeats]
+        gains = [row["improvement"]["mean_difference"] for row in rows if row["improvement"] is not None]
+        spread = stdev(gains) if len(gains) > 1 else None
+        result["seeds"] = {"trainings": rows, "mean": fmean(gains) if gains else None, "std": spread}
+        record.write()
+
+    def _compare(self, after: Evaluation) -> dict[str, Any] | None:
+        before, scores = self.record.untouched, after.report.scores.get(self.trials.metric, {})
+        if len(before.keys() & scores.keys()) < 2:
+            return None
+        return compute_paired_difference(before, scores, self.gate.margin, clusters=after.report.clusters).as_dict()
+
+    async def _measure(self, trial: Trial | None) -> Evaluation:
+        found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
+        self.record.judged += found.count_tokens()["completion"] if in_tokens else found.wall_s
+        return found
 
     def _decide(self, text: str) -> None:
         self.record.decisions.append(text)
         self.say(text)
+
+
+def compare_passes(metric: str, before: Evaluation, after: Evaluation) -> list[MetricChange]:
+    """Returns pass@1 and pass@k, for the largest k, of a metric of 0 and 1, or else of `solved`; [] without repeats."""
+    for shown in dict.fromkeys((metric, "solved")):
+        known = [name for name in before.pass_at if name.startswith(f"{shown} pass@") and name in after.pass_at]
+        if len(known) > 1:
+            names = (known[0], known[-1])
+            return [MetricChange(name, "confirm", before.pass_at[name], after.pass_at[name]) for name in names]
+    return []
 
 
 def plan_sizes(count: int) -> list[int]:
@@ -236,6 +290,15 @@ def plan_sizes(count: int) -> list[int]:
     while sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
     return sizes
+
+
+def compute_share(left: float, sizes: Sequence[int], repeats: int) -> float:
+    """Returns what a trial of the first rung may use, if all rungs get the same and the winner is trained again.
+
+    Example: 60 for rungs of 2 and 1 trials -> 30 a rung, 15 a trial. With one repeat each rung gets x; the winner has
+    x / 2 + x, and so has the repeat: 2 x + 1.5 x = 60.
+    """
+    return left / (len(sizes) + repeats * sum(1 / size for size in sizes)) / sizes[0]
 
 
 def _get_score(trial: Trial) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -24,7 +25,7 @@ from reinforge.evaluation.statistics import Improvement, compute_paired_differen
 from reinforge.files import find_json, remove_folder, replace_file
 from reinforge.improvement.prompts import ROWS, search_demonstrations, search_with_gepa
 from reinforge.improvement.recipes import GEPA, Overrides
-from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
+from reinforge.improvement.record import MAX_EPOCHS, RECIPE, FirstEpoch, SearchRecord, Trial, read_validations
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, copy_model
 from reinforge.runs.comparison import Arm
@@ -32,25 +33,21 @@ from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow, choose_best_validation
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+from reinforge.trainer.evaluate import Evaluation, EvaluationOptions, evaluate
 from reinforge.trainer.gate import MODEL
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.preflight.recommendation import TOP
 from reinforge.trainer.run import run_async
-from reinforge.types.evaluation import EvaluationReport
 
-MAX_EPOCHS = 1000
-"""Epochs that a trial may have; the budget ends it long before."""
 EPISODES = 120
 """Episodes that a search for prompts may run."""
-RECIPE = "recipe.yml"
 
 Load = Callable[[Overrides], LoadedConfig]
 Say = Callable[[str], None]
 
 
 class RunTrials:
-    """The trials of a search as runs in the folder `trials`; see `Trials`."""
+    """The trials of a search as runs in the folder `trials`, of its winner again in `seeds`; see `Trials`."""
 
     def __init__(
         self,
@@ -63,10 +60,7 @@ class RunTrials:
         self.record, self.load, self.say, self.registry, self.reflect = record, load, say, registry, reflect
         config = load(()).config.finetuning
         reward = config.reward_function.name if config.reward_function is not None else ""
-        self.metric = config.gate.metric or reward
-
-    def _locate(self, trial: Trial) -> Path:
-        return self.record.folder / "trials" / trial.name
+        self.metric, self.seed = config.gate.metric or reward, config.seed
 
     async def train(self, trial: Trial) -> None:
         if trial.recipe.prompts is not None and trial.prompts is None:
@@ -106,10 +100,12 @@ class RunTrials:
         self.record.write()
 
     async def _train(self, trial: Trial) -> None:
-        folder, in_tokens = self._locate(trial), self.record.budget.unit == "tokens"
+        folder, in_tokens = self.record.locate(trial), self.record.budget.unit == "tokens"
         options = RunOptions(run_name=trial.name, progress=_TrialProgress(trial, self.metric, self.say))
         if (folder / JOURNAL).is_file():
             options.run_name, options.resume = None, folder
+        elif folder.exists():  # of a process that died before it wrote the journal
+            remove_folder(folder)
         started, before = time.monotonic(), trial.used
 
         def find_pause(context: RunContext, num_epochs: int) -> str | None:
@@ -117,14 +113,24 @@ class RunTrials:
             trial.used, trial.epochs = float(sampled) if in_tokens else spent, num_epochs
             if num_epochs == 0:
                 trial.start_cost = trial.used
+            measured = trial.start_cost if in_tokens else context.validation_s  # the latter once the next stage began
+            if trial.number == 1 and context.verdict_size and measured and not self.record.arm_cost:
+                episodes = (context.verdict_size - 1) / 2  # of an arm of the verdict, for one of a validation
+                self.record.arm_cost = trial.start_cost + (episodes - 1) * measured
             self.record.write()
-            if num_epochs >= MAX_EPOCHS:
+            if num_epochs >= trial.most_epochs:
                 return "all epochs are done"
             return "its share of the budget is used" if trial.has_used_share else None
 
         options.find_pause = find_pause
+        seeds: Overrides = ()
+        if trial.seed is not None:  # with the examples of the search, or training would see some of `confirm`
+            splits = self.load(()).config.finetuning.splits.seed
+            kept = self.seed if splits is None else splits
+            seeds = (("finetuning.seed", str(trial.seed)), ("finetuning.splits.seed", str(kept)))
         overrides = (
             *trial.overrides,
+            *seeds,
             ("finetuning.output_dir", str(folder.parent)),
             trial.recipe.set_epochs(MAX_EPOCHS),
         )
@@ -143,20 +149,16 @@ class RunTrials:
             trial.used = before + time.monotonic() - started
         elif tokens is not None:
             trial.used = trial.prompt_cost + tokens
-        if rows := self._read_validations(trial):
+        if rows := read_validations(self.record, trial):
             best = choose_best_validation(rows, self.metric)
             trial.baseline = rows[0].metrics.get(self.metric)
             if best is not None:
                 trial.score, trial.best_epoch = best.metrics.get(self.metric), best.epoch
 
-    def _read_validations(self, trial: Trial) -> list[ValidationRow]:
-        rows = find_json(self._locate(trial) / "validation_history.json") or []
-        return [ValidationRow.from_dict(row) for row in rows]
-
     def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
         if trial.baseline is None:
             return None
-        folder = self._locate(trial)
+        folder = self.record.locate(trial)
         reader = JournalReader(folder)
         select, epoch = reader.episode_heads("validate", BASELINE), reader.episode_heads("collect", 0)
         rewards = [head.reward for head in (*select, *epoch) if head.reward is not None]
@@ -183,30 +185,32 @@ class RunTrials:
     def _read_scores(self, trial: Trial) -> dict[str, float]:
         if trial.best_epoch is None:
             return {}
-        reader = JournalReader(self._locate(trial))
+        reader = JournalReader(self.record.locate(trial))
         return Arm(reader, reader.episode_heads("validate", trial.best_epoch)).read_scores(self.metric)
 
-    async def judge(self, trial: Trial) -> tuple[EvaluationReport, EvaluationReport]:
-        row = choose_best_validation(self._read_validations(trial), self.metric)
+    async def judge(self, trial: Trial | None) -> Evaluation:
+        options, overrides = EvaluationOptions(split="confirm"), trial.overrides if trial is not None else ()
+        if trial is not None:
+            options = replace(options, model=str(self._find_checkpoint(trial)))
+        found = await evaluate(self.load(overrides), options, self.registry)
+        gc.collect()
+        return found
+
+    def _find_checkpoint(self, trial: Trial) -> Path:
+        row = choose_best_validation(read_validations(self.record, trial), self.metric)
         if row is None or not row.checkpoint:
             fix = "use the trainer adapter `_type: local`"
-            raise ConfigError(Problem("", f"{self._locate(trial)} has no checkpoint to judge", fix))
-        model = self.record.folder / MODEL
-        if model.exists():
-            remove_folder(model)
-        copy_model(Checkpoints(self._locate(trial)).verify(row.checkpoint), model)
-        before = await evaluate(self.load(()), EvaluationOptions(split="confirm"), self.registry)
-        gc.collect()
-        tuned = EvaluationOptions(split="confirm", model=str(model))
-        after = await evaluate(self.load(trial.overrides), tuned, self.registry)
-        return before.report, after.report
+            raise ConfigError(Problem("", f"{self.record.locate(trial)} has no checkpoint to judge", fix))
+        return Checkpoints(self.record.locate(trial)).verify(row.checkpoint)
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
         replace_file(self.record.folder / RECIPE, dump_config(self.load(overrides)))
         model = self.record.folder / MODEL
         if not promoted:
-            remove_folder(model)
             return None
+        if model.exists():  # of a process that died before the result was written
+            remove_folder(model)
+        copy_model(self._find_checkpoint(trial), model)
         return model
 
 

@@ -81,7 +81,7 @@ class Evaluation:
             "metrics": {name: summary.as_dict() for name, summary in self.report.summaries.items()},
             "pass_at": {name: summary.as_dict() for name, summary in self.pass_at.items()},
             "outcomes": self.report.outcomes,
-            "tokens": self._count_tokens(),
+            "tokens": self.count_tokens(),
             "wall_s": round(self.wall_s, 3),
             "files": [str(path) for path in self.files],
         }
@@ -89,7 +89,7 @@ class Evaluation:
     def format_lines(self) -> list[str]:
         """Returns the result as text: the model, one line per evaluator, the outcomes, the tokens."""
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.report.outcomes.items()))
-        tokens = self._count_tokens()
+        tokens = self.count_tokens()
         summaries = [*self.report.summaries.values(), *self.pass_at.values()]
         return [
             f"model     {self.model}",
@@ -103,7 +103,7 @@ class Evaluation:
     def write(self, path: Path) -> None:
         replace_file(path, "".join(to_json(dump_episode(record)) + "\n" for record in self.records))
 
-    def _count_tokens(self) -> dict[str, int]:
+    def count_tokens(self) -> dict[str, int]:
         return {
             "prompt": sum(record.num_prompt_tokens for record in self.records),
             "completion": sum(record.num_completion_tokens for record in self.records),

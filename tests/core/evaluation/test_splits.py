@@ -48,6 +48,10 @@ def test_the_split_depends_on_the_seed_and_not_on_the_order_of_the_rows():
     once = ids(split_examples(items, SplitsConfig(), seed=1))
     assert ids(split_examples(items[::-1], SplitsConfig(), seed=1)) == once
     assert ids(split_examples(items, SplitsConfig(), seed=2)) != once
+    assert ids(split_examples(items, SplitsConfig(seed=1), seed=2)) == once
+    validation = [example(f"v{n}", f"asked {n}") for n in range(10)]
+    first, second = (split_with_validation(items, validation, SplitsConfig(seed=1), n, id_key="id") for n in (1, 2))
+    assert ids(first) == ids(second)
 
 
 def talk(count, size=3, **columns):

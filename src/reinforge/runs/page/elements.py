@@ -89,6 +89,7 @@ class Point:
     value: float | None
     low: float | None = None
     high: float | None = None
+    name: str = ""  # written beside it
 
     @property
     def is_known(self) -> bool:
@@ -111,9 +112,9 @@ class Line:
 
 
 class _Scale:
-    """Places of epochs and values in a chart of `width` x `height` units."""
+    """Places of epochs, or what `axis` names, and values in a chart of `width` x `height` units."""
 
-    def __init__(self, lines: Sequence[Line], width: int, height: int, left: int):
+    def __init__(self, lines: Sequence[Line], width: int, height: int, left: int, axis: str | None):
         points = [point for line in lines for point in line.points if point.is_known]
         values = [
             each
@@ -123,7 +124,10 @@ class _Scale:
         ]
         self.ticks = choose_ticks(min(values, default=0.0), max(values, default=1.0))
         epochs = [point.epoch for point in points]
-        self.first, self.last = min(epochs, default=0.0), max(epochs, default=1.0)
+        self.first, self.last, self.axis = min(epochs, default=0.0), max(epochs, default=1.0), axis
+        if axis is not None:
+            self.columns = choose_ticks(self.first, self.last)
+            self.first, self.last = self.columns[0], self.columns[-1]
         self.left, self.right, self.top, self.bottom = left, width - 12, 10, height - 26
 
     def x(self, epoch: float) -> float:
@@ -151,9 +155,15 @@ def choose_ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def draw_chart(title: str, lines: Sequence[Line], *, width: int = 720, height: int = 260) -> Element:
-    """Returns a chart of lines over the epochs, with its legend; the first line is drawn below the others."""
-    scale = _Scale(lines, width, height, 52)
+def draw_chart(
+    title: str, lines: Sequence[Line], *, width: int = 720, height: int = 260, axis: str | None = None
+) -> Element:
+    """Returns a chart of lines over the epochs, with its legend; the first line is drawn below the others.
+
+    Args:
+        axis: What the points have in place of their epoch, such as `minutes`.
+    """
+    scale = _Scale(lines, width, height, 52, axis)
     svg = build("svg", viewBox=f"0 0 {width} {height}", role="img", aria_label=title, class_="chart")
     svg.extend(_draw_axes(scale))
     for line in lines:
@@ -170,6 +180,13 @@ def _draw_axes(scale: _Scale) -> list[Element]:
         y = scale.y(tick)
         parts.append(build("line", x1=scale.left, x2=scale.right, y1=y, y2=y, class_="grid"))
         parts.append(build("text", f"{tick:.4g}", x=scale.left - 6, y=y + 4, text_anchor="end"))
+    if scale.axis is not None:
+        for tick in scale.columns:
+            name, anchor = f"{tick:,.6g}", "middle"
+            if tick == scale.last:
+                name, anchor = f"{name} {scale.axis}", "end"
+            parts.append(build("text", name, x=scale.x(tick), y=scale.bottom + 18, text_anchor=anchor))
+        return parts
     every = max(1, math.ceil((scale.last - scale.first + 1) / 14))
     for epoch in range(math.ceil(scale.first), math.floor(scale.last) + 1):
         if epoch == BASELINE or (epoch % every == 0 and not (epoch == 0 and scale.first == BASELINE and every > 1)):
@@ -192,12 +209,16 @@ def _draw_line(line: Line, scale: _Scale) -> Element:
             if not line.is_band and point.has_interval:
                 ends = {"y1": scale.y(point.low or 0.0), "y2": scale.y(point.high or 0.0)}
                 group.append(build("line", x1=x, x2=x, **ends, class_="whisker"))
-            group.append(build("circle", build("title", _describe(line, point)), cx=x, cy=y, r=3))
+            group.append(build("circle", build("title", _describe(line, point, scale.axis)), cx=x, cy=y, r=3))
+            if point.name:
+                group.append(build("text", point.name, x=x + 6, y=y - 5))
     return group
 
 
-def _describe(line: Line, point: Point) -> str:
+def _describe(line: Line, point: Point, axis: str | None) -> str:
     where = "base model" if point.epoch == BASELINE else f"epoch {point.epoch:g}"
+    if axis is not None:
+        where = f"{point.name}, {point.epoch:,.6g} {axis}"
     bounds = f" [{point.low:.4g}, {point.high:.4g}]" if point.has_interval else ""
     return f"{line.name}, {where}: {point.value:.4g}{bounds}"
 

@@ -7,11 +7,13 @@ elements. Charts are SVG, colors of tokens are radio buttons and a style sheet.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from reinforge.config.document import ABSENT
+from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file, to_json
 from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
@@ -68,20 +70,34 @@ def build_page(content: PageContent) -> Element:
         "Failures": build_outcomes(content),
         "Settings": build_settings(content),
     }
-    links = [(name, part.get("id")) for name, part in parts.items() if part is not None]
     sections: list[Element | None] = list(parts.values())
     if content.rows:  # before the first section with chats; it stays in view below that
         sections.insert(NUM_CHARTS, build_colors())
-    title = f"Run {content.summary.run_id}"
+    return build_document(f"Run {content.summary.run_id}", _describe_origin(content), parts, sections)
+
+
+def build_document(
+    title: str,
+    note: str,
+    parts: Mapping[str, Element | None],
+    sections: Sequence[Element | None] | None = None,
+) -> Element:
+    """Returns a whole page.
+
+    Args:
+        parts: Name -> section, for the links to them.
+        sections: What the page shows; None: the parts.
+    """
+    links = [(name, part.get("id")) for name, part in parts.items() if part is not None]
     body = build(
         "body",
-        build("header", build("h1", title), build("p", _describe_origin(content), class_="note")),
+        build("header", build("h1", title), build("p", note, class_="note")),
         build(
             "nav",
             build("ul", (build("li", build("a", name, href=f"#{id_}")) for name, id_ in links)),
             aria_label="Sections",
         ),
-        build("main", sections),
+        build("main", parts.values() if sections is None else sections),
     )
     head = build(
         "head",
@@ -157,6 +173,15 @@ def build_rewards(content: PageContent) -> Element:
         Line("training reward, groups kept", "kept", kept, is_band=True),
         Line("validation reward (select)", "validation", select),
     ]
+    return build_section(
+        "Reward",
+        draw_chart("Reward by epoch, with 95 % intervals", lines),
+        build_changes(content.summary.evaluators) if content.summary.evaluators else None,
+        id="reward",
+    )
+
+
+def build_changes(changes: Sequence[MetricChange], before: str = "base model", after: str = "trained model") -> Element:
     rows = [
         (
             change.metric,
@@ -165,15 +190,10 @@ def build_rewards(content: PageContent) -> Element:
             _format_mean(change.after),
             "" if change.improvement is None else str(change.improvement),
         )
-        for change in content.summary.evaluators
+        for change in changes
     ]
-    header = ("evaluator", "split", "base model", "trained model", "change, 95 % interval")
-    return build_section(
-        "Reward",
-        draw_chart("Reward by epoch, with 95 % intervals", lines),
-        build_table(header, rows, "Every evaluator before and after training") if rows else None,
-        id="reward",
-    )
+    header = ("evaluator", "split", before, after, "change, 95 % interval")
+    return build_table(header, rows, "Every evaluator before and after training")
 
 
 def _format_mean(summary: MetricSummary | None) -> str:
