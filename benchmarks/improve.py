@@ -97,7 +97,7 @@ def forget_training(data: dict[str, Any]) -> dict[str, Any]:
 
 def load(data: dict[str, Any], overrides: Overrides) -> LoadedConfig:
     sections = {name: value for name, value in data.items() if name != PROJECT}
-    loaded = build_config(sections, overrides=[("finetuning.output_dir", str(RUNS.absolute())), *overrides])
+    loaded = build_config(sections, changes=[("finetuning.output_dir", str(RUNS.absolute())), *overrides])
     return replace(loaded, project_root=data.get(PROJECT, loaded.project_root))
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shlex
 import shutil
 from importlib.util import find_spec
 
@@ -44,7 +43,7 @@ def project(tmp_path, monkeypatch, model):
 
 
 def load(overrides):
-    return load_config("run.yml", overrides=overrides)
+    return load_config("run.yml", changes=overrides)
 
 
 def search(*arguments, code=0):
@@ -343,19 +342,17 @@ def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
     found = record.result
     assert found["winner"] == f"01-{name}"
     assert found["promoted"] is True
-    options = shlex.split(found["command"])
-    config = load(list(zip(options[1::3], options[2::3], strict=True))).config.finetuning
+    shutil.copy(record.folder / "recipe.yml", "recipe.yml")
+    config = load_config("recipe.yml").config.finetuning
     assert config.num_epochs == found["epoch"] + 1
     assert list(config.pipeline) == (["imitate", "reinforce"] if name == "imitate-then-reinforce" else [])
-    shutil.copy(record.folder / "recipe.yml", "recipe.yml")
-    assert load_config("recipe.yml").config.finetuning == config
 
 
 @pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning_gym")
 def test_the_rows_of_a_stage_do_not_take_the_place_of_the_builder_that_an_environment_brings():
     def load_environment(overrides=()):
         chosen = [("environment", "reasoning_gym:spell_backward"), ("finetuning.policy.model", "bundled:tickets")]
-        return load_config(None, overrides=[*chosen, *overrides]).config
+        return load_config(None, overrides=chosen, changes=overrides).config
 
     [recipe] = [each for each in propose(load_environment()) if each.into_weights]
     finetuning = load_environment(recipe.overrides).finetuning

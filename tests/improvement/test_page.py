@@ -40,7 +40,7 @@ def found(tmp_path):
         (record.locate(trial) / "validation_history.json").write_text(json.dumps([row.as_dict() for row in rows]))
     (record.locate(trials[0]) / "report.html").write_text("x")
     (tmp_path / "recipe.yml").write_text(f"llms: '{HOSTILE}'")
-    record.result = {"winner": "02-r2", "promoted": False, "reason": HOSTILE, "epoch": 1, "command": "-o a 'b'"}
+    record.result = {"winner": "02-r2", "promoted": False, "reason": HOSTILE, "epoch": 1}
     return Improvements(tmp_path, record)
 
 

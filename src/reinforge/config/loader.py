@@ -40,6 +40,7 @@ def load_config(
     path: str | Path | None,
     *,
     overrides: Iterable[tuple[str, str]] = (),
+    changes: Iterable[tuple[str, str]] = (),
     registry: Registry | None = None,
     environ: Mapping[str, str] | None = None,
     project_root: Path | None = None,
@@ -49,6 +50,7 @@ def load_config(
 
     Args:
         overrides: Pairs of dotted path and YAML value; they take precedence over the file.
+        changes: The same, of what the file stands for: an environment fills in its sections before. `${VAR}` is kept.
         environ: Variables for `${VAR}`; None: those of the process.
         project_root: Base of relative paths and of `module:name`; None: the file's folder.
         keep_going: Return what is left of a file with problems, with these as its `problems`, so that data and
@@ -81,7 +83,7 @@ def load_config(
     for override in overrides:
         _override(document, *override, registry or REGISTRY)
     document.data = expand(document, os.environ if environ is None else environ, document.data)
-    loaded = _validate(document, registry or REGISTRY, path, keep_going=keep_going)
+    loaded = _validate(document, registry or REGISTRY, path, changes, keep_going=keep_going)
     return loaded if project_root is None else replace(loaded, project_root=project_root)
 
 
@@ -99,11 +101,13 @@ def build_config(
     keep_going: bool = False,
     expanded_sections: Sequence[str] = (),
     overrides: Iterable[tuple[str, str]] = (),
+    changes: Iterable[tuple[str, str]] = (),
 ) -> LoadedConfig:
     """Returns the validated configuration of data from Python.
 
     `${VAR}` is expanded in `expanded_sections` only. Instances of configuration classes may replace mappings with a
-    `_type`, and functions may replace `module:name`. `keep_going` and `overrides` are those of `load_config`.
+    `_type`, and functions may replace `module:name`. `keep_going`, `overrides` and `changes` are those of
+    `load_config`.
     """
     document = Document(_copy_data(data))
     for override in overrides:
@@ -111,7 +115,7 @@ def build_config(
     for name in expanded_sections:
         if name in document.data:
             document.data[name] = expand(document, os.environ, document.data[name], (name,))
-    return _validate(document, registry or REGISTRY, None, keep_going=keep_going)
+    return _validate(document, registry or REGISTRY, None, changes, keep_going=keep_going)
 
 
 def resolve_aliases(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,13 +139,17 @@ def _copy_data(value: Any) -> Any:
     return [_copy_data(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _validate(document: Document, registry: Registry, path: Path | None, *, keep_going: bool) -> LoadedConfig:
+def _validate(
+    document: Document, registry: Registry, path: Path | None, changes: Iterable[tuple[str, str]], *, keep_going: bool
+) -> LoadedConfig:
     for *above, name in BLOCKS:
         block = document.get_block(tuple(above))
         if name in block and block[name] is None:
             del block[name]
     if document.data.get("environment") is not None:
         load_named("reinforge.environments.sections:fill_in")(document, registry)
+    for change in changes:
+        apply_override(document, *change)
     if document.get_block(STAGES):
         fill_in_stages(document)
     validator = Validator(document, registry)

@@ -22,7 +22,7 @@ NUM_EPOCHS = 12
 ALGORITHM = {"_type": "grpo", "clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": "token"}
 """Clip-higher of DAPO (arXiv:2503.14476), since four steps on the same episodes need the clipping."""
 STEPS = {"batch": {"steps_per_job": 4}}
-LORA = {"lora": {"r": 16, "lora_alpha": 32}, "optimizer": {"learning_rate": 3e-4}}
+LORA: dict[str, Any] = {"lora": {"r": 16, "lora_alpha": 32}, "optimizer": {"learning_rate": 3e-4}}
 """At 5e-4 some of the tasks of `docs/benchmarks.md` collapsed."""
 LIMITS = {"min_groups": 0.5, "max_refills": 2}
 """Where fewer than half of the groups have signal, further ones are sampled."""

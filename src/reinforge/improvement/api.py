@@ -88,9 +88,8 @@ class Improvements:
         )
         if self.model is not None:
             facts.append(("model", str(self.model)))
-        if found.get("command"):
-            how = f"or: reinforge finetune FILE {found['command']}"
-            facts.append(("recipe", f"{self.folder / RECIPE}, {how}"))
+        if found.get("winner"):
+            facts.append(("recipe", f"reinforge finetune {self.folder / RECIPE}"))
         return facts
 
     def format_report(self) -> str:
@@ -160,7 +159,7 @@ def improve(
     budget = choose_budget(minutes, max_tokens)
 
     def load(overrides: Any) -> LoadedConfig:
-        return build_config(data, registry=registry, overrides=overrides)
+        return build_config(data, registry=registry, changes=overrides)
 
     return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect, seeds=seeds)
 

@@ -77,7 +77,7 @@ def command(
     time = minutes if minutes is not None else 60 * hours if hours is not None else 30.0
     budget = None if resume is not None else choose_budget(time, budget_tokens)
     found = run_search(
-        lambda further: load_config(file, overrides=[*overrides, *further]),
+        lambda further: load_config(file, overrides=overrides, changes=further),
         budget,
         run_name=run_name,
         resume=resume,

@@ -140,13 +140,12 @@ def _build_seeds(record: SearchRecord, scores: dict[str, Scores]) -> Element | N
 
 
 def _build_recipe(record: SearchRecord) -> Element | None:
-    path, result = record.folder / RECIPE, record.result or {}
+    path = record.folder / RECIPE
     if not path.is_file():
         return None
     return build_section(
         "Recipe",
-        build("p", "The winner's configuration. Or, with the file of the search:"),
-        build("pre", f"reinforge finetune FILE {result['command']}"),
+        build("p", f"The winner's configuration: reinforge finetune {path}"),
         build("pre", path.read_text(encoding="utf-8")),
         id="recipe",
     )

@@ -8,7 +8,6 @@ and when time is short, alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from reinforge.algorithms.expert_iteration import ExpertIterationConfig
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import Config
+from reinforge.engine import small_models
 from reinforge.engine.learning_rate import choose_learning_rate, count_parameters
 from reinforge.engine.model.preflight import has_adapters
 from reinforge.engine.model.source import find_token_difference, read_vocabulary
@@ -25,14 +25,12 @@ Overrides = tuple[tuple[str, str], ...]
 FINETUNING = "finetuning"
 ALGORITHM, PIPELINE, NUM_EPOCHS = (f"{FINETUNING}.{key}" for key in ("algorithm", "pipeline", "num_epochs"))
 RATE = f"{FINETUNING}.policy.optimizer.learning_rate"
-LORA_FROM = 20e6
-"""From so many parameters on, adapters are tried: fewer train as fast without."""
-LORA_RATE = 5e-4
-"""For LoRA of rank 16 on SmolLM2-135M; measured on word problems and on tasks of reasoning-gym."""
-LORA = ((f"{FINETUNING}.policy.lora", "{r: 16, lora_alpha: 32}"), (RATE, f"{LORA_RATE:g}"))
+LORA = (
+    (f"{FINETUNING}.policy.lora", json.dumps(small_models.LORA["lora"])),
+    (RATE, str(small_models.LORA["optimizer"]["learning_rate"])),
+)
 STEPS = (f"{FINETUNING}.policy.batch.steps_per_job", "4")
-CLIPPED = "{_type: grpo, clip_low: 0.2, clip_high: 0.28, loss_aggregation: token}"
-"""Clip-higher of DAPO (arXiv:2503.14476); several steps on the same episodes need the clipping."""
+CLIPPED = json.dumps(small_models.ALGORITHM)
 WITHOUT_REWARDS = ("sft", "distill", "dpo", "kto", "ipo", "orpo", "simpo")
 IMITATE = "{_type: expert_iteration}"
 DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
@@ -80,7 +78,8 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     if get_type(finetuning.algorithm) in WITHOUT_REWARDS or stages:
         found += _propose_groups(config)
     else:
-        found += [*_propose_updates(config), *_propose_groups(config), *_propose_algorithms(config, reflect)]
+        larger = _change_rate("larger-steps", config, RATE_FACTOR)
+        found += [*_propose_updates(config), *_propose_groups(config), larger, *_propose_algorithms(config, reflect)]
     if stages:
         last = stages[-1]
         found = [replace(each, epochs_path=f"{last.path}.num_epochs", epochs_before=last.first) for each in found]
@@ -91,17 +90,16 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
 
 
 def _propose_updates(config: Config) -> list[SearchRecipe]:
-    """Returns other ways to make optimizer steps, apart from smaller ones."""
+    """Returns other ways to make optimizer steps, apart from larger and smaller ones."""
     policy, found = config.finetuning.policy, list[SearchRecipe]()
     steps = _list_steps(config)
     if (teacher := _find_teacher(config)) is not None:
         why = f"{teacher} scores every token of the agent's own replies"
         distill = (ALGORITHM, f"{{_type: distill, teacher: {json.dumps(teacher)}}}")
         found.append(SearchRecipe("distill", why, (*steps, distill)))
-    if not has_adapters(policy) and (count_parameters(policy.model) or 0) >= LORA_FROM:
+    if not has_adapters(policy) and (count_parameters(policy.model) or 0) >= small_models.LORA_FROM:
         why = "adapters take a larger learning rate, and several steps use each episode more than once"
         found.append(SearchRecipe("lora", why, (*LORA, STEPS, (ALGORITHM, CLIPPED)), needs=SIGNAL))
-    found.append(_change_rate("larger-steps", config, RATE_FACTOR))
     if steps:
         why = "four optimizer steps on the episodes of an epoch instead of one"
         found.append(SearchRecipe("more-steps", why, (*steps, (ALGORITHM, CLIPPED)), needs=SIGNAL))
@@ -195,7 +193,3 @@ def _propose_groups(config: Config) -> list[SearchRecipe]:
         overrides.append((f"{path}.examples_per_epoch", str(max(1, count // LARGER_GROUPS))))
     why = f"groups of {size} replies, so that more of them have a good and a bad one"
     return [SearchRecipe("larger-groups", why, tuple(overrides), needs=REWARDS)]
-
-
-def format_command(overrides: Sequence[tuple[str, str]]) -> str:
-    return " ".join(f"-o {path} '{value}'" for path, value in overrides)

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from reinforge.config.document import escape
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import find_json, read_json_file, write_json
 from reinforge.improvement.recipes import GOOD, GOOD_REWARD, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
@@ -69,8 +68,8 @@ class Trial:
     @property
     def overrides(self) -> Overrides:
         """What the trial changes, with the prompts or the rows that it found."""
-        texts = ((f"prompts.{name}", json.dumps(escape(text))) for name, text in (self.prompts or {}).items())
-        rows = () if self.rows is None else ((f"{PIPELINE}.imitate.dataset", json.dumps(escape(self.rows))),)
+        texts = ((f"prompts.{name}", json.dumps(text)) for name, text in (self.prompts or {}).items())
+        rows = () if self.rows is None else ((f"{PIPELINE}.imitate.dataset", json.dumps(self.rows)),)
         return (*self.recipe.overrides, *rows, *texts)
 
     @property

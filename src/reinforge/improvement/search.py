@@ -20,7 +20,7 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
-from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe, format_command
+from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
 from reinforge.improvement.record import VERDICT_SHARE, FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
@@ -220,7 +220,6 @@ class Search:
             "winner": best.name,
             "epoch": epoch,
             "overrides": [list(each) for each in best.overrides],
-            "command": format_command(overrides),
             "promoted": verdict.promoted,
             "reason": verdict.reason,
             "before": verdict.confirm_base.as_dict() if verdict.confirm_base else None,
