@@ -7,7 +7,7 @@ that an agent starts itself does not, and `threading.Thread(target=contextvars.c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from reinforge.rollout.gateway import EpisodeGateway
     from reinforge.rollout.http.endpoint import EpisodeEndpoint
+    from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 
 NO_EPISODE = (
     "clients of get_llm and of reinforge.current_..., and Context.get(), work inside an episode only, and this code "
@@ -50,9 +51,13 @@ class EpisodeContext:
         seed: The environment's seed; equal for siblings, so that they face the same random events.
         is_training: True if the episode is collected for training; False in validations and the verdict.
         epoch: Its epoch, from 0; -1 for the baseline.
+        answer_environment: What answers a program that plays the episode's environment; None: it has none.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_capture", "_models", "epoch", "example_id", "is_training", "seed")
+    __slots__ = (
+        "__dict__", "__weakref__", "_capture", "_models", "answer_environment", "epoch", "example_id", "is_training",
+        "seed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class EpisodeContext:
     ):
         self.seed, self.example_id, self.is_training, self.epoch = seed, example_id, is_training, epoch
         self._capture, self._models = capture, models
+        self.answer_environment: Callable[[EndpointRequest], Awaitable[EndpointResponse]] | None = None
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -124,7 +130,9 @@ class EpisodeContext:
 
     @cached_property
     def endpoint(self) -> EpisodeEndpoint:
-        return self._models.open_endpoint()
+        endpoint = self._models.open_endpoint()
+        endpoint.answer_environment = self.answer_environment
+        return endpoint
 
     def gateway(self) -> EpisodeGateway:
         """Opens a server on the loopback through which programs of any language reach this episode's models.

@@ -33,7 +33,9 @@ class GatewayAccess:
         self._endpoint, self._detach = endpoint, detach
         self.episode_id = secrets.token_hex(8)
         self.api_key = KEY_PREFIX + secrets.token_urlsafe(24)
-        self.base_url = f"{origin}/episodes/{self.episode_id}/v1"
+        episode_url = f"{origin}/episodes/{self.episode_id}"
+        self.base_url = f"{episode_url}/v1"
+        self.environment_url = f"{episode_url}/mcp" if endpoint.answer_environment is not None else None
         self.slots = asyncio.Semaphore(get_limits().calls_in_flight)
         self.is_closed = False
         self._replies = SentReplies()
@@ -60,6 +62,7 @@ class GatewayAccess:
             "ANTHROPIC_API_KEY": self.api_key,
             "GOOGLE_GEMINI_BASE_URL": self.base_url.removesuffix("/v1"),
             "GEMINI_API_KEY": self.api_key,
+            **({} if self.environment_url is None else {"REINFORGE_ENVIRONMENT_URL": self.environment_url}),
         }
 
     def accepts(self, key: str) -> bool:
