@@ -33,25 +33,8 @@ from tests.journal_rows import read_rows
 GAMES = Path(__file__).with_name("games.py")
 INITIALIZE = {"protocolVersion": VERSIONS[0], "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 OVER = "The episode is over."
-MCP_PROGRAM = """
-import json, os, sys, urllib.request
-
-def post(url, body):
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as response:
-        return json.load(response)
-
-def use(tool, **arguments):
-    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
-    return post(os.environ["REINFORGE_ENVIRONMENT_URL"], call)["result"]["content"][0]["text"]
-
-messages = [{"role": "user", "content": use("observe")}]
-while "The episode is over." not in messages[-1]["content"]:
-    body = {"model": "agent", "messages": messages, "max_tokens": 4}
-    reply = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
-    messages += [reply, {"role": "user", "content": use("act", text=reply["content"])}]
-print(messages[-1]["content"])
-"""
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+PLAYER = re.search(r"^```python\n(# player.py\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
 """An agent that knows nothing but the standard library."""
 
 
@@ -296,7 +279,7 @@ async def test_a_program_that_stops_before_the_first_reward_has_failed_by_its_po
 
 def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
     """In a thread of the run, by `with context.gateway()`."""
-    (tmp_path / "player.py").write_text(MCP_PROGRAM)
+    (tmp_path / "player.py").write_text(PLAYER)
 
     def agent(item, llm, context):
         with context.gateway() as access:
@@ -309,12 +292,26 @@ def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
 
 
 async def test_a_command_plays(tmp_path):
-    (tmp_path / "player.py").write_text(MCP_PROGRAM)
+    (tmp_path / "player.py").write_text(PLAYER)
     settings = {"_type": "command", "command": [sys.executable, "player.py"]}
     records = await play(tmp_path, settings, count=2)
     assert [record.outcome for record in records] == [Outcome.OK] * 2
     assert all(record.item.output_obj.endswith(OVER) for record in records)
     assert [get_report(record)[0]["reward"] for record in records] == [3.0, 3.0]
+
+
+def test_the_files_of_the_page_are_valid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "player.py").write_text(PLAYER)
+    section = PAGE.partition("## A program or a coding agent")[2]
+    files = re.findall(r"^```yaml\n(.*?)^```", section.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
+    workflows = []
+    for number, text in enumerate(files):
+        (tmp_path / f"{number}.yml").write_text(text)
+        config = load_config(tmp_path / f"{number}.yml").config
+        assert config.environment.name == "TicTacToe-v0"
+        workflows.append((config.workflow.static_type, config.workflow.preset))
+    assert workflows == [("command", None), ("command", "claude_code")]
 
 
 async def test_a_command_whose_workspace_is_scored_gets_no_environment(tmp_path):
@@ -431,7 +428,7 @@ class Word(Environment):
 @pytest.mark.slow
 def test_a_program_that_plays_is_trained_on_the_rewards_of_the_environment(project):
     project.write("letters.py", LETTERS)
-    project.write("player.py", MCP_PROGRAM)
+    project.write("player.py", PLAYER)
     del project.settings["eval"], project.settings["finetuning"]["reward_function"]
     project.set("environment", "python:letters:Letters")
     project.set("workflow", {"_type": "command", "command": [sys.executable, "player.py"]})
