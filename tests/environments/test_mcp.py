@@ -284,7 +284,7 @@ def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
     def agent(item, llm, context):
         with context.gateway() as access:
             command = [sys.executable, str(tmp_path / "player.py")]
-            env = {**os.environ, **access.environment()}
+            env = {**os.environ, **access.environment(), "REINFORGE_MODEL": "agent"}
             return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
     [record] = asyncio.run(play(tmp_path, agent))

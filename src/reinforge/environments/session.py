@@ -34,11 +34,6 @@ class EpisodeEnvironment:
     In a plain workflow both block instead: `context.environment.step(reply)`. A reply is a string, or the message that
     the model returned, with its tool calls. The sum of the rewards is the episode's, unless the agent reports another.
     What the environment asks of other players, such as an opponent, it answers itself.
-
-    Attributes:
-        observation: What it said last; None: it has not begun.
-        failure: Why there is no reward, whatever the agent makes of it.
-        is_served: Whether a program plays it through the gateway.
     """
 
     def __init__(self, host: EnvironmentHost, item: EvalInputItem, context: EpisodeContext):
@@ -47,9 +42,9 @@ class EpisodeEnvironment:
         self.rewards: list[float] = []
         self.num_steps, self.done = 0, False
         self.metrics: dict[str, float] = {}
-        self.observation: Observation | None = None
-        self.failure: BaseException | None = None
-        self.is_served, self._is_waiting = False, False
+        self.observation: Observation | None = None  # the latest
+        self.failure: BaseException | None = None  # why there is no reward, whatever the agent makes of it
+        self.is_served = self._is_waiting = False  # is_served: a program plays it through the gateway
 
     async def reset(self) -> Observation:
         self.rewards.clear()

@@ -51,13 +51,11 @@ class EpisodeContext:
         seed: The environment's seed; equal for siblings, so that they face the same random events.
         is_training: True if the episode is collected for training; False in validations and the verdict.
         epoch: Its epoch, from 0; -1 for the baseline.
-        answer_environment: What answers a program that plays the episode's environment; None: it has none.
     """
 
-    __slots__ = (
-        "__dict__", "__weakref__", "_capture", "_models", "answer_environment", "epoch", "example_id", "is_training",
-        "seed",
-    )  # fmt: skip
+    __slots__ = ("__dict__", "__weakref__", "_capture", "_models", "epoch", "example_id", "is_training", "seed")
+    answer_environment: Callable[[EndpointRequest], Awaitable[EndpointResponse]] | None = None
+    """Answers a program that plays the episode's environment; None: it has none."""
 
     def __init__(
         self,
@@ -71,7 +69,6 @@ class EpisodeContext:
     ):
         self.seed, self.example_id, self.is_training, self.epoch = seed, example_id, is_training, epoch
         self._capture, self._models = capture, models
-        self.answer_environment: Callable[[EndpointRequest], Awaitable[EndpointResponse]] | None = None
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -139,9 +139,7 @@ class EpisodeEndpoint:
 
     async def _route(self, request: EndpointRequest) -> EndpointResponse:
         path = request.path.rstrip("/")
-        if path == "/mcp" and self.answer_environment is not None:
-            if self.is_closed:
-                raise build_ended()
+        if path == "/mcp" and self.answer_environment is not None and not self.is_closed:
             return await self.answer_environment(request)
         called, counted = split_count(path)
         dialect, embeds = find_dialect(called), path.endswith("/embeddings")

@@ -33,9 +33,8 @@ class GatewayAccess:
         self._endpoint, self._detach = endpoint, detach
         self.episode_id = secrets.token_hex(8)
         self.api_key = KEY_PREFIX + secrets.token_urlsafe(24)
-        episode_url = f"{origin}/episodes/{self.episode_id}"
-        self.base_url = f"{episode_url}/v1"
-        self.environment_url = f"{episode_url}/mcp" if endpoint.answer_environment is not None else None
+        self.base_url = f"{origin}/episodes/{self.episode_id}/v1"
+        self.environment_url = None if endpoint.answer_environment is None else f"{self.base_url[:-3]}/mcp"
         self.slots = asyncio.Semaphore(get_limits().calls_in_flight)
         self.is_closed = False
         self._replies = SentReplies()

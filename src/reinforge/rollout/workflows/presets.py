@@ -13,8 +13,8 @@ from reinforge.bounded import decode_json
 from reinforge.errors import ConfigError, Problem, did_you_mean
 
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yml").read_text(encoding="utf-8"))
-"""The settings of each, `install`, the command that installs its program, and `environment`: what these settings get so
-that the program plays the environment of a run, `arguments`, `env`, and `home_files`, which are merged as JSON."""
+"""The settings of each, `install`, the command that installs its program, and `environment`, what its settings get in a
+run with one; `servers` in it are JSON files of HOME, each with the key of MCP servers and ours."""
 
 
 def find_preset(name: str) -> dict[str, Any]:
@@ -32,10 +32,10 @@ def add_environment(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         fix = f"use {', '.join(able)} or a program of your own, or let `reward` score the workspace"
         raise ConfigError(Problem("preset", f"{name} has no MCP client, so it cannot play the `environment`", fix))
     files = dict(settings["home_files"])
-    for path, blocks in added.get("home_files", {}).items():
+    for path, (key, server) in added.get("servers", {}).items():
         try:
             file = decode_json(files.get(path, "{}"))
-            files[path] = json.dumps({**file, **{key: {**file.get(key, {}), **blocks[key]} for key in blocks}})
+            files[path] = json.dumps({**file, key: {**file.get(key, {}), "environment": server}})
         except (ValueError, TypeError, AttributeError):
             message = f"the `environment` cannot be added to {path}, which is not a JSON object of objects"
             raise ConfigError(Problem("home_files", message, "write it as JSON")) from None
