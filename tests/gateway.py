@@ -65,7 +65,7 @@ def write_request(access, body=CHAT, *, path="/chat/completions", method="POST",
         "content-length": str(len(content)),
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    target = path if path.startswith(("/v1", "/episodes")) else base + path
+    target = path if path.startswith(("/v1", "/episodes", "/mcp")) else base + path
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value is not None)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1", "surrogateescape") + content
 

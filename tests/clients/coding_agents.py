@@ -1,7 +1,8 @@
 """Trains coding agents on the template's repositories: `python -m tests.clients.coding_agents PRESET...`.
 
 The programs run unchanged. A grammar decides that the tiny model calls the shell, and its weights whether the line that
-it writes is right. One refused request of a program fails its episode, so the check.
+it writes is right. One refused request of a program fails its episode, so the check. Those that have an MCP client
+play an environment, too: a game of dice.
 """
 
 import json
@@ -12,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from reinforge.rollout.workflows.presets import PRESETS
 from reinforge.tasks.projects import TEMPLATES, write_project
 from tests.clients.training import Training
 from tests.journal_rows import read_rows
@@ -20,6 +22,7 @@ SPLITS = ("train", "select", "confirm")
 WRONG, FIX = "return min(low, max(value, high))", "return (max|min)(low, min(value, high))"
 SED, SUBMIT = f"sed -i 's/{WRONG}/{FIX}/' clamp.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SHELLS = ("Bash", "bash", "exec_command", "shell_command", "run_shell_command")
+OVER = "The episode is over."
 TEST = ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest", "-q", "--junitxml={report}"]
 
 
@@ -39,6 +42,15 @@ def choose_edit(request):
     values = {**dict.fromkeys(("command", "cmd"), SUBMIT if is_done else SED), "is_background": False}
     arguments = {key: values[key] for key in values if key in functions[name]["parameters"]["properties"]}
     return quote(f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>")
+
+
+def choose_number(request):
+    """Returns what the model writes: a call of the environment's tool, until the episode is over."""
+    names = [tool["function"]["name"] for tool in request.tools or ()]
+    name = next((name for name in names if "environment" in name and name.endswith("act")), None)
+    if name is None or OVER in str(request.messages[-1:]):
+        return "done"
+    return rf'<tool_call>\{{"name": "{name}", "arguments": \{{"text": "(six|one)"\}}\}}</tool_call>'
 
 
 @dataclass
@@ -75,11 +87,33 @@ class CodingTraining(Training):
         self.num_tokens = len(prompts.pop())
 
 
+@dataclass
+class PlayingTraining(CodingTraining):
+    """A run of one epoch of a coding agent in an environment, which it reaches as an MCP server."""
+
+    def _build_settings(self, model):
+        settings = super()._build_settings(model)
+        settings["environment"] = {"_type": "python", "source": "tests.environments.games:Dice"}
+        settings["workflow"] = {"_type": "command", "preset": self.preset}
+        for row in settings["eval"]["general"]["dataset"]["rows"]:
+            row |= {"kind": "plain", "question": f"{row['id']}: play dice"}
+        return settings
+
+    def check(self):
+        super().check()
+        for (data,) in read_rows(self.folder / "runs" / "r", "SELECT data FROM episodes"):
+            episode = json.loads(data)
+            assert episode["reward"] == str([call["reply"] for call in episode["calls"]]).count("six"), "of three rolls"
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            training = CodingTraining(Path(folder), {}, choose=choose_edit, max_model_len=65536, preset=name)
-            training.run()
-        text = f"{name} is trained: {training.num_tokens} tokens before its first reply"
-        sys.stdout.write(f"  ok: {text} ({time.monotonic() - started:.0f} s)\n")
+        kinds = [(CodingTraining, choose_edit, "is trained")]
+        kinds += [(PlayingTraining, choose_number, "plays")] if "environment" in PRESETS[name] else []
+        for kind, choose, done in kinds:
+            started = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                training = kind(Path(folder), {}, choose=choose, max_model_len=65536, preset=name)
+                training.run()
+            text = f"{name} {done}: {training.num_tokens} tokens before its first reply"
+            sys.stdout.write(f"  ok: {text} ({time.monotonic() - started:.0f} s)\n")

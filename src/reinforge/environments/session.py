@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
 from reinforge.bounded import decode_json
 from reinforge.environments.host import EnvironmentFailed, EnvironmentHost
+from reinforge.environments.mcp import EnvironmentServer
 from reinforge.errors import ConfigError, PolicyFailure, Problem
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.episode import extract_text
@@ -40,7 +42,9 @@ class EpisodeEnvironment:
         self.rewards: list[float] = []
         self.num_steps, self.done = 0, False
         self.metrics: dict[str, float] = {}
-        self.failure: BaseException | None = None
+        self.observation: Observation | None = None  # the latest
+        self.failure: BaseException | None = None  # why there is no reward, whatever the agent makes of it
+        self.is_served = self._is_waiting = False  # is_served: a program plays it through the gateway
 
     async def reset(self) -> Observation:
         self.rewards.clear()
@@ -50,6 +54,7 @@ class EpisodeEnvironment:
         if result.done:
             self.failure = EnvironmentFailed("the episode was over before the agent's first reply")
             raise self.failure
+        self.observation = result.observation
         return result.observation
 
     async def step(self, reply: Any) -> StepResult:
@@ -57,7 +62,9 @@ class EpisodeEnvironment:
             raise ValueError("context.environment.step: the episode is over; it returned done=True")
         read = read_reply(reply)
         self.num_steps += 1
-        return await self._let_others_play(await self._step(read, None))
+        result = await self._let_others_play(await self._step(read, None))
+        self.observation = result.observation
+        return result
 
     async def _let_others_play(self, result: StepResult) -> StepResult:
         """Returns the result with which the agent goes on: the models of other players have replied until then."""
@@ -90,23 +97,37 @@ class EpisodeEnvironment:
         return result
 
     async def _guard(self, call: Awaitable[Any]) -> Any:
+        self._is_waiting = True  # and stays so if the agent ends meanwhile
         try:
-            return await call
-        except PolicyFailure:
-            raise
+            result = await call
         except Exception as error:
-            self.failure = error
+            self._is_waiting = False
+            if not isinstance(error, PolicyFailure):
+                self.failure = error
             raise
+        self._is_waiting = False
+        return result
 
     def close(self) -> None:
         self._opened.close()
 
-    def report(self) -> None:
-        """Reports the episode's reward, or raises why there is none; the agent may have swallowed an error."""
+    @contextmanager
+    def report(self) -> Iterator[None]:
+        """Reports the reward after the agent, or raises why there is none, whatever the agent made of it."""
+        try:
+            yield
+        except Exception:
+            if self.failure is not None:
+                raise self.failure from None
+            raise
         if self.failure is not None:
             raise self.failure
+        if self._is_waiting:
+            raise EnvironmentFailed("the agent ended before the environment had answered, so the reward is not known")
         if self.rewards:
             self._context.reward(sum(self.rewards), **self.metrics, num_steps=self.num_steps)
+        elif self.is_served and not self.done and self._context.calls:
+            raise PolicyFailure("the agent stopped before the environment's episode was over")
 
 
 class BlockingEnvironment:
@@ -131,20 +152,20 @@ def bind_environment(workflow: BoundWorkflow, host: EnvironmentHost) -> BoundWor
 
     async def play(item: EvalInputItem, llm: Any, context: Any) -> Any:
         context.environment = environment = EpisodeEnvironment(host, item, context)
+        context.answer_environment = EnvironmentServer(environment).answer
         try:
-            output = await agent(item, llm, context)
-            environment.report()
-            return output
+            with environment.report():
+                return await agent(item, llm, context)
         finally:
             environment.close()
 
     def play_blocking(item: EvalInputItem, llm: Any, context: Any) -> Any:
         environment = EpisodeEnvironment(host, item, context)
         context.environment = BlockingEnvironment(environment, host.loop)
+        context.answer_environment = EnvironmentServer(environment).answer
         try:
-            output = agent(item, llm, context)
-            environment.report()
-            return output
+            with environment.report():
+                return agent(item, llm, context)
         finally:
             host.loop.call_soon_threadsafe(environment.close)
 

@@ -7,7 +7,7 @@ that an agent starts itself does not, and `threading.Thread(target=contextvars.c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from reinforge.rollout.gateway import EpisodeGateway
     from reinforge.rollout.http.endpoint import EpisodeEndpoint
+    from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 
 NO_EPISODE = (
     "clients of get_llm and of reinforge.current_..., and Context.get(), work inside an episode only, and this code "
@@ -53,6 +54,8 @@ class EpisodeContext:
     """
 
     __slots__ = ("__dict__", "__weakref__", "_capture", "_models", "epoch", "example_id", "is_training", "seed")
+    answer_environment: Callable[[EndpointRequest], Awaitable[EndpointResponse]] | None = None
+    """Answers a program that plays the episode's environment; None: it has none."""
 
     def __init__(
         self,
@@ -124,7 +127,9 @@ class EpisodeContext:
 
     @cached_property
     def endpoint(self) -> EpisodeEndpoint:
-        return self._models.open_endpoint()
+        endpoint = self._models.open_endpoint()
+        endpoint.answer_environment = self.answer_environment
+        return endpoint
 
     def gateway(self) -> EpisodeGateway:
         """Opens a server on the loopback through which programs of any language reach this episode's models.

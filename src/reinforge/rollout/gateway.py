@@ -6,6 +6,7 @@
 
     /episodes/ID/v1/chat/completions   with the episode's key
     /v1/chat/completions               the key alone says which episode
+    /episodes/ID/mcp, /mcp             the episode's environment as an MCP server, if there is one
 
 Every request carries the key of its episode, so that a program reaches no other episode's models, and a page in a
 browser reaches none. The server reads HTTP; what a request means is `EpisodeEndpoint`'s.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from typing import Any
 
@@ -63,6 +63,7 @@ class EpisodeEndpoint:
 
     Attributes:
         loop: The event loop in which `handle` must be called; `answer` and `answer_blocking` work elsewhere too.
+        answer_environment: What answers `/mcp`, where programs play the episode's environment; None: it has none.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EpisodeEndpoint:
         self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
         self.loop = asyncio.get_running_loop() if loop is None else loop
         self._capture = capture
+        self.answer_environment: Callable[[EndpointRequest], Awaitable[EndpointResponse]] | None = None
         self._responses: dict[str, list[Any]] = {}
         self._routes = routes or LLMRoutes(answers_any=len(self.entries) < 2)
 
@@ -137,6 +139,8 @@ class EpisodeEndpoint:
 
     async def _route(self, request: EndpointRequest) -> EndpointResponse:
         path = request.path.rstrip("/")
+        if path == "/mcp" and self.answer_environment is not None and not self.is_closed:
+            return await self.answer_environment(request)
         called, counted = split_count(path)
         dialect, embeds = find_dialect(called), path.endswith("/embeddings")
         if path.endswith(EMBEDS):

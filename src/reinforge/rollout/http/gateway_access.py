@@ -34,6 +34,7 @@ class GatewayAccess:
         self.episode_id = secrets.token_hex(8)
         self.api_key = KEY_PREFIX + secrets.token_urlsafe(24)
         self.base_url = f"{origin}/episodes/{self.episode_id}/v1"
+        self.environment_url = None if endpoint.answer_environment is None else f"{self.base_url[:-3]}/mcp"
         self.slots = asyncio.Semaphore(get_limits().calls_in_flight)
         self.is_closed = False
         self._replies = SentReplies()
@@ -60,6 +61,7 @@ class GatewayAccess:
             "ANTHROPIC_API_KEY": self.api_key,
             "GOOGLE_GEMINI_BASE_URL": self.base_url.removesuffix("/v1"),
             "GEMINI_API_KEY": self.api_key,
+            **({} if self.environment_url is None else {"REINFORGE_ENVIRONMENT_URL": self.environment_url}),
         }
 
     def accepts(self, key: str) -> bool:

@@ -95,6 +95,11 @@ MAX_ARGUMENT = (128 << 10) - 1
 """Bytes of one argument on Linux, MAX_ARG_STRLEN."""
 MAX_LINES, MAX_CHARS = 10, 2_000
 """How much of the end of a program's standard error a reason holds."""
+PLAY = (
+    "Do this with the tools of the MCP server `environment`, whose `observe` returns what it says, until a result says "
+    "that the episode is over."
+)
+"""What a coding agent is told after its task, if the run has an environment."""
 SCRIPT_ENDINGS = (".py", ".js", ".mjs", ".cjs", ".ts", ".sh", ".rb")
 
 
@@ -135,8 +140,8 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
     )
     home_files: dict[str, str] = Field(
         default_factory=dict,
-        description="Files of the episode's HOME, which only a `workspace` has, by their path; `{model}` and "
-        "`{base_url}` are filled in.",
+        description="Files of the episode's HOME, which only a `workspace` has, by their path; `{model}`, "
+        "`{base_url}`, `{api_key}` and `{environment_url}` are filled in.",
     )
     env: dict[str, str] = Field(
         default_factory=dict,
@@ -168,6 +173,7 @@ class CommandWorkflowConfig(AgentWorkflowConfig, name="command"):
 
         preset = find_preset(data["preset"])
         del preset["install"]
+        preset.pop("environment", None)
         merged = {name: {**preset.get(name, {}), **(data.get(name) or {})} for name in ("env", "home_files")}
         return {**preset, **{name: value for name, value in data.items() if value is not None}, **merged}
 
@@ -227,6 +233,10 @@ class CommandAgent:
     workspaces: Workspaces | None
 
     async def __call__(self, item: EvalInputItem, llm: Any, context: EpisodeContext) -> Any:
+        if self.config.reward is not None:
+            context.answer_environment = None  # the workspace has the reward
+        elif context.answer_environment is not None:  # now, since MCP clients may wait only for some seconds
+            await context.environment.reset()  # type: ignore[attr-defined]
         try:
             async with self.open_place(item) as place:
                 answer = await self._run_agent(item, context, place)
@@ -265,7 +275,10 @@ class CommandAgent:
         task, folder, seen = format_task(item.input_obj), place.folder, place.seen
         async with self.accesses.open(context) as access:
             episode = {"{model}": context.endpoint.default, "{base_url}": access.base_url}
+            episode |= {"{api_key}": access.api_key, "{environment_url}": access.environment_url or ""}
             values = {**episode, "{project}": str(self.project), "{home}": str(place.seen / "home")}
+            if self.config.preset is not None and access.environment_url is not None:
+                task += f"\n\n{PLAY}"
             variables = {"TMPDIR": str(folder)} if self.workspaces is None else place.environment()
             variables |= {name: fill_in(value, values) for name, value in self.config.env.items()}
             variables |= build_variables(describe_episode(item, context), access)
@@ -481,6 +494,10 @@ def find_folder(cwd: Path | None, project_root: Path) -> Path:
 async def command_workflow(config: CommandWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     refuse_windows("a command")
     name = config.preset or shlex.join(config.command)
+    if config.preset is not None and config.reward is None and builder.config.environment is not None:
+        from reinforge.rollout.workflows.presets import add_environment
+
+        config = config.model_copy(update=add_environment(config.preset, vars(config)))
     async with (
         open_access(builder, name) as accesses,
         open_agent(config, accesses, builder.project_root, is_run=accesses.gateway is not None) as agent,
