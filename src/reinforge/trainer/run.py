@@ -43,6 +43,7 @@ from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
 from reinforge.trainer import resume, versions
 from reinforge.trainer.context import END, RunContext
+from reinforge.trainer.explanation import explain
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
@@ -67,7 +68,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("reinforge")
 
 
-def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[EpochMetrics]) -> None:
+def write_run_files(
+    context: RunContext, summary: RunSummary, history: Sequence[EpochMetrics], config: FinetuneConfig
+) -> None:
     """Writes summary, page, report and plot from the results so far, and ends the session in the journal."""
     context.begin_stage(END)
     context.wall_time_s.pop("START", None)
@@ -78,6 +81,7 @@ def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[
     seconds, first = summary.wall_time_s if summary.status == "completed" else {}, context.journal.metrics(before=1)
     summary.predictions = measure_predictions(summary.predictions, summary.baseline, first, seconds)
     summary.guards = list_guard_events(context.journal.stages())
+    summary.explanations = explain(summary, history, context.validations, config, is_relative=context.is_relative)
     write_summary(context.folder / "summary.json", summary)
     _write_page(context, summary)
     write_report(context.folder / "report.md", summary, history, context.validations)
@@ -231,7 +235,9 @@ class _Run:
                 if self._started and self.summary.status == "stopped":
                     await self._commit_pending()
                 if self._started:
-                    write_run_files(self.context, self.summary, getattr(self.trainer, "_reward_history", []))
+                    write_run_files(
+                        self.context, self.summary, getattr(self.trainer, "_reward_history", []), self.config
+                    )
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
                 finish_trackers(self.parts, self.context, self.summary)
