@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from reinforge.cli.exits import Command
-from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, NAMED_FILE, OVERRIDE, GroupedOption, option
+from reinforge.cli.options import (
+    COMPAT,
+    CONFIG_FILE,
+    DATA_PATHS,
+    DATASET,
+    JSON,
+    NAMED_FILE,
+    OVERRIDE,
+    GroupedOption,
+    collect_overrides,
+    option,
+)
 from reinforge.cli.output import say, say_json
 from reinforge.errors import ConfigError
 
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
 @click.command("check", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
 @NAMED_FILE
+@DATASET
 @click.option(
     "--sample",
     "num_samples",
@@ -38,8 +50,8 @@ def command(
     file: Path,
     num_samples: int,
     no_import: bool,
-    overrides: tuple[tuple[str, str], ...],
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Validate configuration, data, components, rewards and output folder of a run, without loading a model.
 
@@ -51,6 +63,7 @@ def command(
     Example:
       reinforge check run.yml
       reinforge check received.yml --no_import
+      reinforge check run.yml --dataset other.jsonl
       reinforge check run.yml --sample 3 -o finetuning.seed 1
     """
     if no_import and num_samples:
@@ -58,7 +71,7 @@ def command(
     from reinforge.config.loader import load_config
     from reinforge.trainer.setup.reach import list_reach
 
-    loaded = load_config(file, overrides=overrides, keep_going=True)
+    loaded = load_config(file, overrides=collect_overrides(options, DATA_PATHS), keep_going=True)
     reach = list_reach(loaded)
     if not as_json:
         for name, text in reach.format_rows():

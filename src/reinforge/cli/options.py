@@ -44,7 +44,12 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any(parameter.name == "file" for parameter in self.params):
             args = [CONFIG_FLAG.sub("", each) for each in args if not CONFIG_FLAG.fullmatch(each)]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if any(parameter.name == "overrides" for parameter in self.params):
+                _suggest_override(error)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups in the order of their first option, general options last."""
@@ -56,6 +61,19 @@ class GroupedCommand(click.Command):
         for title, records in sorted(groups.items(), key=lambda item: item[0] == OPTIONS):
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _suggest_override(error: click.NoSuchOption) -> None:
+    """Adds to the error how to set the setting that an unknown option probably means, if no option is spelled alike."""
+    from reinforge.config.document import Document
+    from reinforge.config.problems import OTHER_NAMES, suggest_setting
+    from reinforge.registry import Registry
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    path = suggest_setting(Document({}), Registry(), ("finetuning", name)) or ""
+    if path and (not error.possibilities or path.endswith(f".{OTHER_NAMES.get(name, name)}")):
+        error.possibilities = []
+        error.message += f" It is a setting of the file: -o {path} VALUE."
 
 
 def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:

@@ -55,7 +55,7 @@ from reinforge.trainer.setup.compatibility import require_policy_llm
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
 from reinforge.trainer.setup.parts import Parts, bind_parts, finish_trackers, start_guards, start_trackers
-from reinforge.trainer.setup.prepare import build_parts, require_enabled, settle_dtype
+from reinforge.trainer.setup.prepare import build_parts, refuse_absent_model, require_enabled, settle_dtype
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
 from reinforge.trainer.shutdown import describe_kept_work, run_interruptible
@@ -149,6 +149,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         parts = await build_parts(builder, None if options.resume or options.overwrite else folder)
         if options.smoke:
             shrink_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
+        refuse_absent_model(loaded.config)
         if options.overwrite and folder.exists():
             remove_run(folder)
         journal = RunJournal.open(folder) if options.resume else RunJournal(folder)

@@ -140,6 +140,35 @@ def test_unsupported_and_invalid_flags_are_rejected_by_name(written, flags, expe
     assert not (written.folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "flag", "path"),
+    [
+        ("finetune", "--epochs", "finetuning.num_epochs"),
+        ("check", "--lr", "finetuning.policy.optimizer.learning_rate"),
+        ("improve", "--temperature", "finetuning.sampling.temperature"),
+    ],
+)
+def test_an_unknown_option_that_is_a_setting_names_how_to_set_it(command, flag, path):
+    result = call(command, "run.yml", flag, "3", code=2)
+    assert f"No such option '{flag}'. It is a setting of the file: -o {path} VALUE." in result.output
+    assert "-o" not in call(command, "run.yml", "--nothing_like_it", code=2).output
+    assert "Did you mean" in call("finetune", "run.yml", "--run_nme", "r", code=2).output
+
+
+def test_check_takes_another_dataset_like_finetune(written):
+    written.write("other.jsonl", '{"id": "1"}\n')
+    assert "is valid" in call("check", "run.yml", code=0).output
+    assert "other.jsonl" in call("check", "run.yml", "--dataset", "other.jsonl", code=2).output
+
+
+def test_a_hub_id_that_cannot_be_fetched_leaves_no_folder(written, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = call("finetune", "run.yml", "--run_name", "r", "--model", "owner/absent", code=4)
+    assert "HF_HUB_OFFLINE is set, and the cache" in result.output
+    assert "does not have owner/absent" in result.output
+    assert not (written.folder / "runs").exists()
+
+
 def test_with_a_validation_dataset_the_whole_dataset_is_trained_on(written):
     rows = [{"id": str(i), "question": f"hear {i}", "answer": "a"} for i in range(16)]
     written.write("validation.json", json.dumps(rows))

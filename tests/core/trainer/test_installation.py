@@ -6,8 +6,7 @@ from reinforge.config.loader import build_config
 from reinforge.engine import devices
 from reinforge.engine.machine import measure_machine
 from reinforge.registry import REGISTRY, TypedConfig
-from reinforge.trainer.setup import installation
-from reinforge.trainer.setup import components
+from reinforge.trainer.setup import components, installation
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.installation import (
     check_components,
