@@ -47,9 +47,10 @@ class GroupedCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if any(parameter.name == "overrides" for parameter in self.params):
-                _suggest_override(error)
-            raise
+            path = _find_setting(error) if any(each.name == "overrides" for each in self.params) else None
+            if path is None:
+                raise
+            ctx.fail(f"No such option {error.option_name!r}. It is a setting of the file: -o {path} VALUE.")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups in the order of their first option, general options last."""
@@ -63,17 +64,16 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _suggest_override(error: click.NoSuchOption) -> None:
-    """Adds to the error how to set the setting that an unknown option probably means, if no option is spelled alike."""
+def _find_setting(error: click.NoSuchOption) -> str | None:
+    """Returns the setting that an unknown option probably means; None: there is none, or an option is spelled alike."""
     from reinforge.config.document import Document
     from reinforge.config.problems import OTHER_NAMES, suggest_setting
     from reinforge.registry import Registry
 
     name = error.option_name.lstrip("-").replace("-", "_")
     path = suggest_setting(Document({}), Registry(), ("finetuning", name)) or ""
-    if path and (not error.possibilities or path.endswith(f".{OTHER_NAMES.get(name, name)}")):
-        error.possibilities = []
-        error.message += f" It is a setting of the file: -o {path} VALUE."
+    is_exact = path.endswith(f".{OTHER_NAMES.get(name, name)}")
+    return path if is_exact or (path and not error.possibilities) else None
 
 
 def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:

@@ -291,15 +291,6 @@ def choose_best_validation(validations: Sequence[ValidationRow], metric: str | N
     return min(scored, key=lambda pair: (-pair[0], pair[1].epoch))[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a run was not promoted, in figures of this run, and what to change."""
-
-    reason: str  # such as `no signal`
-    evidence: str
-    fix: str
-
-
 GUARD = "GUARD"
 """The stage under which the journal keeps them."""
 

@@ -20,15 +20,7 @@ from reinforge.files import read_json_file, read_regular_file, replace_file, sto
 from reinforge.runs.checkpoints import list_adapters
 from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.predictions import Prediction
-from reinforge.runs.rows import (
-    BASELINE,
-    MISSING,
-    Explanation,
-    GuardEvent,
-    PolicyVersion,
-    ValidationRow,
-    choose_best_validation,
-)
+from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.safe_text import to_printable
 from reinforge.types.evaluation import MetricSummary, count_examples
 
@@ -36,6 +28,15 @@ RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
 STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 """Stages whose name on the terminal differs from the one in the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a run was not promoted, in figures of this run, and what to change."""
+
+    reason: str  # such as `no signal`
+    evidence: str
+    fix: str
 
 
 @dataclass
