@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -51,12 +52,16 @@ def run_and_exit(
     if as_json:
         say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
     else:
-        for line in summary.closing_lines(color=sys.stdout is not None and sys.stdout.isatty()):
+        for line in summary.closing_lines(color=can_color()):
             say_as_is(line)
         for line in added:
             say(line)
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)
+
+
+def can_color() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager

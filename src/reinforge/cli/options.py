@@ -114,7 +114,7 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
         load_named("reinforge.compat.nat:load_plugins")()
 
 
-CONFIG_FILE = click.argument("file", callback=parse_existing_file)
+CONFIG_FILE = click.argument("file", type=click.Path(), callback=parse_existing_file)
 NAMED_FILE = option("config_file", metavar="FILE", expose_value=False, group=DATA, help="Another way to pass FILE.")
 """For the help page: `GroupedCommand` takes its value as the argument."""
 DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")

@@ -138,7 +138,7 @@ def _find_short_way(records: _Records) -> Explanation | None:
     if not (is_small or is_rising or (steps is not None and steps < FEW_STEPS)):
         return None
     parts = [] if steps is None else [f"{steps} optimizer steps in {done} epochs"]
-    parts += [f"together they moved log-probs by {sum(gains):+.2g} nats a token towards the reward"] if gains else []
+    parts += [f"together they moved log-probs by {sum(gains):+.2g} nats a token toward the reward"] if gains else []
     parts += [f"the last validation is the best ({records.score(rows[-1]):.3f})"] if is_rising else []
     if is_small and not is_rising:
         rate = max(row.job.get("lr") or 0.0 for row in records.epochs)

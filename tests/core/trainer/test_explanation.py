@@ -116,7 +116,7 @@ def test_a_reward_that_rises_without_the_metric_was_satisfied_otherwise():
 def test_few_steps_are_named_with_the_epochs_that_make_them_enough():
     found = first(finished(steps=5), epochs(), FLAT)
     assert found.reason == "too few steps"
-    moved = "together they moved log-probs by +0.5 nats a token towards the reward"
+    moved = "together they moved log-probs by +0.5 nats a token toward the reward"
     assert found.evidence == f"5 optimizer steps in 10 epochs; {moved}"
     assert found.fix == "train on: reinforge finetune --resume runs/r --more 30"  # 40 epochs of half a step: 20 steps
     assert first(finished(steps=5), epochs(), FLAT, config(num_epochs=20)).fix.endswith("--resume runs/r")
