@@ -17,6 +17,7 @@ from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import read_json_file, read_regular_file, replace_file, storage_boundary
+from reinforge.registry import load_named
 from reinforge.runs.checkpoints import list_adapters
 from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.predictions import Prediction
@@ -222,6 +223,10 @@ class RunSummary:
             style = {"fg": "yellow", "bold": True} if name == "warning" else {"dim": True}
             lines.append((click.style(label, **style) if color else label) + to_printable(text))
         return lines
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: verdict, curve, and episodes before and after."""
+        return str(load_named("reinforge.runs.notebook:format_summary")(self))
 
     def _format_reward(self) -> str:
         before: MetricSummary | None

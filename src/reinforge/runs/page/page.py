@@ -36,6 +36,8 @@ from reinforge.version import __version__
 PAGE = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load or run: its own style sheet, and nothing else."""
+NUM_CHANGED = 5
+"""Examples before and after training in a notebook."""
 NUM_CHARTS = 3
 """Sections before the first one with chats."""
 COLORS = {
@@ -83,6 +85,18 @@ def build_page(content: PageContent) -> Element:
         ),
         build("main", sections),
     )
+    return _build_document(title, body)
+
+
+def build_excerpt(content: PageContent) -> Element:
+    """Returns the verdict, the curve and the examples that changed most, as a document of its own."""
+    changed = sorted(content.examples, key=lambda example: -abs(example.change))[:NUM_CHANGED]
+    changes = _build_changes(content, "Changed most", [example for example in changed if example.change])
+    body = build("body", build("main", build_verdict(content), build_rewards(content), changes))
+    return _build_document(f"Run {content.summary.run_id}", body)
+
+
+def _build_document(title: str, body: Element) -> Element:
     head = build(
         "head",
         build("meta", charset="utf-8"),
