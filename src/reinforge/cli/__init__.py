@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import re
@@ -23,47 +24,33 @@ from reinforge.limits import get_limits
 from reinforge.safe_text import CleanFormatter, to_printable
 from reinforge.version import __version__
 
-GROUPS = {
-    "Start": {
-        "demo": ("cli.demo", "demo", "Train the bundled agent on the CPU of this machine, in minutes."),
-        "init": ("tasks.projects.command", "init my_agent", "Write a project that trains as it stands."),
-        "data": ("cli.data", "data import chats.jsonl", "Import logs as rows; validate and clean rows."),
-        "check": ("cli.check", "check run.yml --sample 3", "Validate a run without starting it."),
-        "preflight": ("cli.preflight", "preflight run.yml", "Predict if training can help, and how long it takes."),
-    },
-    "Run": {
-        "finetune": ("cli.finetune", "finetune run.yml", "Train the model behind an agent, and judge it."),
-        "train": ("cli.finetune", "train run.yml", "Alias of finetune."),
-        "improve": ("improvement.command", "improve run.yml --hours 8", "Search for what makes an agent better."),
-        "redteam": ("redteam.command", "redteam train attack.yml", "Train an attacker against a target."),
-        "environments": ("environments.command", "environments list", "List environments to train in; play one."),
-    },
-    "Look": {
-        "view": ("view.command", "view", "Show all runs in the browser: live curves, every episode."),
-        "watch": ("cli.watch", "watch last", "Follow a run in the terminal until it ends."),
-        "runs": ("cli.runs", "runs show last", "List, show, compare, verify and remove runs."),
-        "report": ("cli.report", "report last", "Write the HTML report of a run."),
-    },
-    "Judge": {
-        "eval": ("cli.eval", "eval run.yml --model last", "Evaluate an agent, with its own model or a run's."),
-        "reward": ("cli.reward", "reward test run.yml", "Attack evaluators with answers worth nothing."),
-    },
-    "Serve": {
-        "chat": ("cli.chat", "chat last", "Chat with the model of a run or of a folder."),
-        "serve": ("serving.command", "serve last", "Serve models over OpenAI's and Anthropic's APIs."),
-        "export": ("exports.command", "export last", "Write a model for transformers, vLLM, llama.cpp, Ollama."),
-    },
-    "Maintain": {
-        "doctor": ("cli.doctor", "doctor", "Check the installation; a tiny model has to learn."),
-        "env": ("cli.env", "env", "Print versions and machine for a bug report."),
-        "config": ("cli.config", "config show run.yml", "Show a resolved configuration, or the JSON schema."),
-        "components": ("cli.components", "components group", "List every `_type`, or the settings of one."),
-    },
+COMMANDS = {
+    "demo": ("Start", "cli.demo", "demo", "Train the bundled agent on the CPU of this machine, in minutes."),
+    "init": ("Start", "tasks.projects.command", "init my_agent", "Write a project that trains as it stands."),
+    "data": ("Start", "cli.data", "data validate rows.jsonl", "Import logs as rows; validate and clean rows."),
+    "check": ("Start", "cli.check", "check run.yml --sample 3", "Validate a run without starting it."),
+    "preflight": ("Start", "cli.preflight", "preflight run.yml", "Predict whether training can help, and how long."),
+    "finetune": ("Run", "cli.finetune", "finetune run.yml", "Train the model behind an agent, and judge it."),
+    "train": ("Run", "cli.finetune", "train run.yml", "Alias of finetune."),
+    "improve": ("Run", "improvement.command", "improve run.yml --hours 8", "Search for what makes an agent better."),
+    "redteam": ("Run", "redteam.command", "redteam train attack.yml", "Train an attacker against a target."),
+    "environments": ("Run", "environments.command", "environments list", "List environments to train in; play one."),
+    "view": ("Look", "view.command", "view", "Show all runs in the browser: live curves, every episode."),
+    "watch": ("Look", "cli.watch", "watch last", "Follow a run in the terminal until it ends."),
+    "runs": ("Look", "cli.runs", "runs show last", "List, show, compare, verify and remove runs."),
+    "report": ("Look", "cli.report", "report last", "Write the HTML report of a run."),
+    "eval": ("Judge", "cli.eval", "eval run.yml --model last", "Evaluate an agent, with its own model or a run's."),
+    "reward": ("Judge", "cli.reward", "reward test run.yml", "Attack evaluators with answers worth nothing."),
+    "chat": ("Serve", "cli.chat", "chat last", "Chat with the model of a run or of a folder."),
+    "serve": ("Serve", "serving.command", "serve last", "Serve models over OpenAI's and Anthropic's APIs."),
+    "export": ("Serve", "exports.command", "export last", "Write a model for transformers, vLLM, llama.cpp, Ollama."),
+    "doctor": ("Maintain", "cli.doctor", "doctor", "Check the installation; a tiny model has to learn."),
+    "env": ("Maintain", "cli.env", "env", "Print versions and machine for a bug report."),
+    "config": ("Maintain", "cli.config", "config show run.yml", "Show a resolved configuration, or the JSON schema."),
+    "components": ("Maintain", "cli.components", "components group", "List every `_type`, or the settings of one."),
 }
-"""What one wants -> commands for it: module in `reinforge`, example, and what it does."""
-COMMANDS = {name: entry for commands in GROUPS.values() for name, entry in commands.items()}
-NEXT_STEPS = ("check", "preflight", "finetune", "improve")
-AFTER_A_RUN = ("runs", "view", "chat")
+"""Name -> what one wants with it (neighbors are listed together), module in `reinforge`, example, what it does."""
+NEXT_STEPS = ["check", "preflight", "finetune", "improve"]
 
 
 KEEP_RESULTS = {"finetune", "train", "demo"}
@@ -108,7 +95,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(f"reinforge.{COMMANDS[cmd_name][0]}").command
+        return importlib.import_module(f"reinforge.{COMMANDS[cmd_name][1]}").command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; Ctrl-C exits with the code of a signal at any time, also before a run handles signals."""
@@ -122,9 +109,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes an example of each command, by what one wants, without importing them."""
-        for title, commands in GROUPS.items():
+        for title, commands in itertools.groupby(COMMANDS.values(), key=lambda entry: entry[0]):
             with formatter.section(title):
-                formatter.write_dl([(example, text) for _, example, text in commands.values()])
+                formatter.write_dl([(example, text) for _, _, example, text in commands])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Finds a command; the error for a misspelled one suggests the nearest."""
@@ -142,17 +129,16 @@ def format_next_steps(folder: Path) -> str:
     files = [name for name, text in texts.items() if re.search("^finetuning:", text, re.MULTILINE)]
     if not files or (len(files) > 1 and "run.yml" not in files):
         return ""
-    file, runs = "run.yml" if "run.yml" in files else files[0], list_runs(folder / ".reinforge" / "runs")
-    formatter, names, rows = click.HelpFormatter(), list(NEXT_STEPS), list[tuple[str, str]]()
+    file, runs = shlex.quote("run.yml" if "run.yml" in files else files[0]), list_runs(folder / ".reinforge" / "runs")
+    formatter, names, rows = click.HelpFormatter(), NEXT_STEPS, list[tuple[str, str]]()
     if runs:
-        last, names = read_overview_of_any(runs[-1]), [*AFTER_A_RUN, *NEXT_STEPS]
+        last, names = read_overview_of_any(runs[-1]), ["runs", "view", "chat", *NEXT_STEPS]
         ended = last.status if last.summary is None else last.summary.headline()
         advice = f". Try: {last.summary.explanations[0].fix}" if last.summary and last.summary.explanations else ""
         formatter.write_text(f"The last run here, {last.folder.name}: {ended}{advice}.")
         rows = [(last.resume_command, "Resume it.")] if last.resume_command is not None else []
-    rows += [
-        (f"reinforge {COMMANDS[name][1]}".replace("run.yml", shlex.quote(file)), COMMANDS[name][2]) for name in names
-    ]
+    chosen = [COMMANDS[name] for name in names]
+    rows += [(f"reinforge {example.replace('run.yml', file)}", text) for _, _, example, text in chosen]
     with formatter.section("Next"):
         formatter.write_dl(rows)
     return f"{formatter.getvalue()}\nAll commands: reinforge --help"

@@ -17,7 +17,6 @@ from reinforge.cli.options import (
     JSON,
     NAMED_FILE,
     OVERRIDE,
-    GroupedOption,
     collect_overrides,
     option,
 )
@@ -33,22 +32,14 @@ if TYPE_CHECKING:
 @CONFIG_FILE
 @NAMED_FILE
 @DATASET
-@click.option(
-    "--sample",
-    "num_samples",
-    cls=GroupedOption,
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Test the rewards on N training examples.",
-)
+@option("sample", metavar="N", type=click.IntRange(min=0), default=0, help="Test the rewards on N training examples.")
 @option("no_import", is_flag=True, help="Only list what the file would import and reach, and import none of it.")
 @OVERRIDE
 @COMPAT
 @JSON
 def command(
     file: Path,
-    num_samples: int,
+    sample: int,
     no_import: bool,
     as_json: bool,
     **options: Any,
@@ -66,7 +57,7 @@ def command(
       reinforge check run.yml --dataset other.jsonl
       reinforge check run.yml --sample 3 -o finetuning.seed 1
     """
-    if no_import and num_samples:
+    if no_import and sample:
         raise click.UsageError("--no_import and --sample cannot be combined: evaluators are imported")
     from reinforge.config.loader import load_config
     from reinforge.trainer.setup.reach import list_reach
@@ -77,7 +68,7 @@ def command(
         for name, text in reach.format_rows():
             say(f"  {name:<10} {text}")
     if not no_import:
-        _validate(file, loaded, reach, num_samples, as_json=as_json)
+        _validate(file, loaded, reach, sample, as_json=as_json)
     elif loaded.problems:
         raise ConfigError(loaded.problems)
     elif as_json:

@@ -52,16 +52,13 @@ def run_and_exit(
     if as_json:
         say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
     else:
-        for line in summary.closing_lines(color=can_color()):
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        for line in summary.closing_lines(color=is_terminal and not os.environ.get("NO_COLOR")):
             say_as_is(line)
         for line in added:
             say(line)
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)
-
-
-def can_color() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager

@@ -101,11 +101,9 @@ def _show_nothing(bundle: dict[str, str], *, raw: bool, display_id: str, update:
 def format_summary(summary: RunSummary) -> str:
     """Returns how a run ended as HTML, in a frame, so that the notebook's styles and those of the page stay apart."""
     try:
-        from reinforge.runs.page.content import read_content  # for a summary that is shown
-        from reinforge.runs.page.elements import to_html
-        from reinforge.runs.page.page import build_excerpt
+        from reinforge.runs.page.page import format_excerpt  # for a summary that is shown
 
-        page = html.escape(to_html(build_excerpt(read_content(summary.folder, summary))))
+        page = html.escape(format_excerpt(summary))
     except Exception:  # noqa: BLE001  the run folder was moved or is damaged: the summary itself is known
         return _format_block("\n".join(summary.closing_lines(color=False)))
     return f'<iframe sandbox srcdoc="{page}" title="run" style="width: 100%; height: 40rem; border: 0"></iframe>'

@@ -1,15 +1,7 @@
 """Why a run was not promoted and what to change: the first reasons that its own records support, at most three.
 
-    a guard metric held it back   the improvement itself is shown
-    replies were cut off          they never reach the answer, and earn less
-    no signal                     most groups have equal rewards, so nothing is learned from them
-    rewarded otherwise            the reward rose, the metric of the verdict did not
-    too few / too small steps     the model hardly moved, or was still rising at the end
-    over-fitted                   training rose and select did not, or select fell after an early peak
-    better on select only         the best of several noisy validations
-    too few confirm examples      the effect is there, but the interval is too wide to show it
-
-A cause stands before what follows from it: without signal there are few steps, and few steps move little.
+A cause stands before what follows from it: replies that are cut off cost signal, without signal there are few steps,
+few steps move little, and a small effect takes many examples to show.
 """
 
 from __future__ import annotations
@@ -42,57 +34,56 @@ IMPROVE = "`reinforge improve FILE` tries several learning rates, adapters and g
 
 
 @dataclass(frozen=True)
-class _Records:
+class RunFigures:
+    """What a run recorded."""
+
     summary: RunSummary
     epochs: Sequence[EpochMetrics]
-    validations: Sequence[ValidationRow]  # with a score of the gate's metric, the baseline first
+    validations: Sequence[ValidationRow]  # the baseline first
     config: FinetuneConfig
-    is_relative: bool  # the reward compares siblings, so its mean says nothing
+    is_relative: bool = False  # the reward compares siblings, so its mean says nothing
 
-    def score(self, row: ValidationRow) -> float:
-        value = row.metrics.get(self.config.gate.metric or "", row.avg_reward)
-        assert value is not None  # `explain` has left out the others
-        return value
+    @property
+    def scored(self) -> list[ValidationRow]:
+        """The validations with a score of the gate's metric."""
+        return [row for row in self.validations if row.metrics.get(self.metric, row.avg_reward) is not None]
 
-    def low(self, row: ValidationRow) -> float:
-        """Returns the lower end of the score's interval; the score if it is unknown."""
-        summary = row.summaries.get(self.config.gate.metric or "")
-        low = row.ci_low if summary is None else summary.ci_low
-        return self.score(row) if low is None else low
+    @property
+    def metric(self) -> str:
+        return self.config.gate.metric or ""
 
     @property
     def best(self) -> ValidationRow | None:
-        return choose_best_validation(self.validations, self.config.gate.metric)
+        return choose_best_validation(self.scored, self.config.gate.metric)
+
+    def score(self, row: ValidationRow) -> float:
+        return row.metrics.get(self.metric, row.avg_reward) or 0.0
+
+    def low(self, row: ValidationRow) -> float:
+        """Returns the lower end of the score's interval; the score if it is unknown."""
+        low = getattr(row.summaries.get(self.metric, row), "ci_low", None)
+        return self.score(row) if low is None else low
 
 
-def explain(
-    summary: RunSummary,
-    epochs: Sequence[EpochMetrics],
-    validations: Sequence[ValidationRow],
-    config: FinetuneConfig,
-    *,
-    is_relative: bool = False,
-) -> list[Explanation]:
+def explain(run: RunFigures) -> list[Explanation]:
     """Returns why the run was not promoted, the most likely reason first; empty: it was, or it has no verdict yet."""
+    summary, gate, change = run.summary, run.config.gate, run.summary.improvement
     if summary.promoted or summary.smoke or (summary.promoted is None and summary.is_incomplete):
         return []
-    gate, change = config.gate, summary.improvement
     is_shown = change is not None and change.p_value <= MAX_P_VALUE and (change.ci_low or 0.0) > gate.margin
     if is_shown and gate.guard_metrics:
         fix = f"make {' and '.join(gate.guard_metrics)} part of the reward (`_type: weighted`), or add confirm examples"
         return [Explanation("a guard metric held it back", summary.reason, fix)]
-    scored = [row for row in validations if row.metrics.get(gate.metric or "", row.avg_reward) is not None]
-    records = _Records(summary, epochs, scored, config, is_relative)
-    rules = (_find_cut, _find_no_signal, _find_other_goal, _find_short_way, _find_overfit, _find_luck, _find_few)
-    found = [explanation for rule in rules if (explanation := rule(records)) is not None]
+    rules = (_find_cut, _find_no_signal, _find_other_goal, _find_short_way, _find_overfit, _find_unconfirmed)
+    found = [explanation for rule in rules if (explanation := rule(run)) is not None]
     nothing = Explanation("no single cause", "nothing that this run recorded points to one", IMPROVE)
     return found[:MAX_REASONS] or [nothing]
 
 
-def _find_cut(records: _Records) -> Explanation | None:
-    cut = [row for row in records.epochs if row.clipped_share]
-    share, earned = _mean(row.clipped_share for row in records.epochs), _mean(row.clipped_avg_reward for row in cut)
-    usual, ends = _mean(row.avg_reward for row in cut), records.summary.episodes
+def _find_cut(run: RunFigures) -> Explanation | None:
+    cut = [row for row in run.epochs if row.clipped_share]
+    share, earned = _mean(row.clipped_share for row in run.epochs), _mean(row.clipped_avg_reward for row in cut)
+    usual, ends = _mean(row.avg_reward for row in cut), run.summary.episodes
     too_long = (ends.get("overlong", 0) + ends.get("context_overflow", 0)) / max(1, sum(ends.values()))
     if share > MAX_CUT and earned < usual:
         evidence = f"{share:.0%} of the training episodes reach max_tokens; they earn {earned:.2f}, all {usual:.2f}"
@@ -104,25 +95,25 @@ def _find_cut(records: _Records) -> Explanation | None:
     return Explanation("replies were cut off", evidence, fix)
 
 
-def _find_no_signal(records: _Records) -> Explanation | None:
-    share = _mean(row.share_without_signal for row in records.epochs)
+def _find_no_signal(run: RunFigures) -> Explanation | None:
+    share = _mean(row.share_without_signal for row in run.epochs)
     if not share > 1 - SOME_SIGNAL:
         return None
-    expected = next((each.value for each in records.summary.predictions if each.name == SIGNAL), None)
+    expected = next((each.value for each in run.summary.predictions if each.name == SIGNAL), None)
     before = "" if expected is None else f"; preflight expected {1 - expected:.0%}"
     evidence = f"{share:.0%} of the groups have equal rewards, so nothing is learned from them{before}"
-    return Explanation("no signal", evidence, advise_no_signal(_mean(row.avg_reward for row in records.epochs)))
+    return Explanation("no signal", evidence, advise_no_signal(_mean(row.avg_reward for row in run.epochs)))
 
 
-def _find_other_goal(records: _Records) -> Explanation | None:
-    metric, function = records.config.gate.metric, records.config.reward_function
+def _find_other_goal(run: RunFigures) -> Explanation | None:
+    metric, function = run.config.gate.metric, run.config.reward_function
     reward = function.name if function is not None else "reward"
-    if metric in (None, reward) or records.is_relative or not records.validations:
+    if metric in (None, reward) or run.is_relative or not run.scored:
         return None
-    base, last = records.validations[0], records.validations[-1]
-    before, after = records.score(base), records.score(last)
+    base, last = run.scored[0], run.scored[-1]
+    before, after = run.score(base), run.score(last)
     has_risen = base.avg_reward is not None and last.ci_low is not None and last.ci_low > base.avg_reward
-    if not has_risen or records.low(last) > before:
+    if not has_risen or run.low(last) > before:
         return None
     rise = f"on select the reward {reward} went from {base.avg_reward:.3f} to {last.avg_reward:.3f}"
     evidence = f"{rise}, but {metric} from {before:.3f} to {after:.3f}"
@@ -130,60 +121,55 @@ def _find_other_goal(records: _Records) -> Explanation | None:
     return Explanation("rewarded otherwise", evidence, fix)
 
 
-def _find_short_way(records: _Records) -> Explanation | None:
-    steps, done, rows = records.summary.num_updates, len(records.epochs), records.validations
-    gains = [gain for row in records.epochs if isinstance(gain := row.job.get("direction"), float)]
-    is_small = 0 < done == len(gains) and sum(gains) < SMALL_GAIN
-    is_rising = len(rows) >= MIN_VALIDATIONS and records.best is rows[-1]
+def _find_short_way(run: RunFigures) -> Explanation | None:
+    steps, done, rows = run.summary.num_updates, len(run.epochs), run.scored
+    gains = [gain for row in run.epochs if isinstance(gain := row.job.get("direction"), float)]
+    is_small = 0 < done == len(gains) and sum(gains) * max(1.0, FEW_STEPS / (steps or FEW_STEPS)) < SMALL_GAIN
+    is_rising = len(rows) >= MIN_VALIDATIONS and run.best is rows[-1]
     if not (is_small or is_rising or (steps is not None and steps < FEW_STEPS)):
         return None
-    parts = [] if steps is None else [f"{steps} optimizer steps in {done} epochs"]
+    parts = [] if steps is None else [f"{steps} optimizer step{'s' * (steps != 1)} in {done} epoch{'s' * (done != 1)}"]
     parts += [f"together they moved log-probs by {sum(gains):+.2g} nats a token toward the reward"] if gains else []
-    parts += [f"the last validation is the best ({records.score(rows[-1]):.3f})"] if is_rising else []
+    parts += [f"the last validation is the best ({run.score(rows[-1]):.3f})"] if is_rising else []
     if is_small and not is_rising:
-        rate = max(row.job.get("lr") or 0.0 for row in records.epochs)
+        rate = max(row.job.get("lr") or 0.0 for row in run.epochs)
         fix = f"raise {LEARNING_RATE} three to ten times{f' (it was {rate:.2g})' if rate else ''}; {IMPROVE}"
         return Explanation("too small steps", "; ".join(parts), fix)
     more = max(1, done, math.ceil(done * (FEW_STEPS / steps - 1)) if steps else 0)
-    more = 0 if records.config.num_epochs > done else more  # the epochs that a limit left are the first to train
-    return Explanation("too few steps", "; ".join(parts), f"train on: {describe_resume(records.summary.folder, more)}")
+    more = 0 if run.config.num_epochs > done else more  # the epochs that a limit left are the first to train
+    return Explanation("too few steps", "; ".join(parts), f"train on: {describe_resume(run.summary.folder, more)}")
 
 
-def _find_overfit(records: _Records) -> Explanation | None:
-    limit, rows, best = records.config.guards.train_select_gap.limit, records.validations, records.best
-    if records.epochs and limit is not None:
-        measured = measure_train_select_gap(History(records.epochs, rows, is_relative=records.is_relative), limit)
+def _find_overfit(run: RunFigures) -> Explanation | None:
+    limit, rows, best = run.config.guards.train_select_gap.limit, run.scored, run.best
+    if run.epochs and limit is not None:
+        measured = measure_train_select_gap(History(run.epochs, rows, is_relative=run.is_relative), limit)
         if measured is not None and measured.is_beyond:
             evidence, _, fix = measured.text.partition(": ")
             return Explanation("over-fitted", evidence, fix)
-    is_early = best is not None and BASELINE < best.epoch < len(records.epochs) / 2
-    if best is None or not is_early or records.score(rows[-1]) >= records.low(best):
+    is_early = best is not None and BASELINE < best.epoch < len(run.epochs) / 2
+    if best is None or not is_early or run.score(rows[-1]) >= run.low(best):
         return None
-    peak, end = records.score(best), records.score(rows[-1])
+    peak, end = run.score(best), run.score(rows[-1])
     evidence = f"the score on select peaked at {peak:.3f} after epoch {best.epoch}, and ended at {end:.3f}"
     fix = f"use more training examples or fewer epochs, lower {LEARNING_RATE}, or set the algorithm's kl_coef"
     return Explanation("over-fitted", evidence, fix)
 
 
-def _find_luck(records: _Records) -> Explanation | None:
-    change, rows, best = records.summary.improvement, records.validations, records.best
-    gain = 0.0 if best is None else records.score(best) - records.score(rows[0])
-    if change is None or change.ci_high is None or gain <= max(0.0, change.ci_high):
+def _find_unconfirmed(run: RunFigures) -> Explanation | None:
+    change, rows, best = run.summary.improvement, run.scored, run.best
+    if change is None or change.ci_high is None or best is None:
         return None
-    told = f"the best of {len(rows) - 1} validations is {gain:+.3f} above the base model"
-    evidence = f"{told}, but on confirm it is {change}"
-    fix = "use more select examples (finetuning.splits.select), so that noise chooses less, or fewer validations"
-    return Explanation("better on select only", evidence, fix)
-
-
-def _find_few(records: _Records) -> Explanation | None:
-    change = records.summary.improvement
-    needed = None if change is None else count_needed_pairs(change, records.config.gate.margin)
-    if change is None or needed is None or not 1 < needed / change.num_pairs <= MAX_MORE_EXAMPLES:
+    if (gain := run.score(best) - run.score(rows[0])) > max(0.0, change.ci_high):
+        told = f"the best of {len(rows) - 1} validations is {gain:+.3f} above the base model"
+        fix = "use more select examples (finetuning.splits.select), so that noise chooses less, or fewer validations"
+        return Explanation("better on select only", f"{told}, but on confirm it is {change}", fix)
+    needed = count_needed_pairs(change, run.config.gate.margin)
+    if needed is None or not 1 < needed / change.num_pairs <= MAX_MORE_EXAMPLES:
         return None
     told = f"the improvement is {change} on {change.num_pairs:,} confirm examples"
-    evidence = f"{told}; to show one of this size in 9 of 10 runs takes about {needed:,}"
     fix = f"start a run with finetuning.splits.confirm: {needed} and more rows, or a larger finetuning.gate.num_samples"
+    evidence = f"{told}; to show one of this size in 9 of 10 runs takes about {needed:,}"
     return Explanation("too few confirm examples", evidence, fix)
 
 

@@ -43,7 +43,7 @@ from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
 from reinforge.trainer import resume, versions
 from reinforge.trainer.context import END, RunContext
-from reinforge.trainer.explanation import explain
+from reinforge.trainer.explanation import RunFigures, explain
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
@@ -81,7 +81,7 @@ def write_run_files(
     seconds, first = summary.wall_time_s if summary.status == "completed" else {}, context.journal.metrics(before=1)
     summary.predictions = measure_predictions(summary.predictions, summary.baseline, first, seconds)
     summary.guards = list_guard_events(context.journal.stages())
-    summary.explanations = explain(summary, history, context.validations, config, is_relative=context.is_relative)
+    summary.explanations = explain(RunFigures(summary, history, context.validations, config, context.is_relative))
     write_summary(context.folder / "summary.json", summary)
     _write_page(context, summary)
     write_report(context.folder / "report.md", summary, history, context.validations)

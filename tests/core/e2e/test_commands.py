@@ -11,11 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from reinforge.cli import COMMANDS as GROUPED
-from reinforge.cli import GROUPS, main
-from reinforge.cli.exits import can_color
+from reinforge.cli import COMMANDS as LISTED
+from reinforge.cli import main
+from reinforge.cli.exits import run_and_exit
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
+from reinforge.runs.summary import RunSummary
 from reinforge.trainer.setup.check import check_config
 from reinforge.version import __version__
 from tests.journal_rows import read_rows
@@ -344,9 +345,10 @@ def test_help_groups_options():
 
 def test_commands_are_listed_by_what_one_wants_each_with_an_example():
     text = call("--help", code=0).output
-    assert re.findall(r"^(\w+):$", text, re.MULTILINE)[1:] == list(GROUPS)
-    examples = [example for commands in GROUPS.values() for _, example, _ in commands.values()]
-    assert [example.split()[0] for example in examples] == list(GROUPED)
+    titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert titles == ["Options", "Start", "Run", "Look", "Judge", "Serve", "Maintain"], "each once"
+    examples = [example for _, _, example, _ in LISTED.values()]
+    assert [example.split()[0] for example in examples] == list(LISTED)
     assert all(f"\n  {example} " in text for example in examples)
     for example in examples:
         name, *rest = example.split()
@@ -393,12 +395,13 @@ def test_shells_complete_commands_options_and_files(shell, words, index, found):
     assert result.stdout.startswith(found), result.stdout
 
 
-def test_color_needs_a_terminal_that_has_not_refused_it(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", TTY())
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert can_color()
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not can_color()
+@pytest.mark.parametrize(("no_color", "is_colored"), [("", True), ("1", False)])
+def test_color_needs_a_terminal_that_has_not_refused_it(monkeypatch, no_color, is_colored):
+    monkeypatch.setattr(sys, "stdout", terminal := TTY())
+    monkeypatch.setenv("NO_COLOR", no_color)
+    run_and_exit(lambda: RunSummary("r", "completed", Path("r"), promoted=True))
+    assert ("\x1b[" in terminal.getvalue()) == is_colored
+    assert "improved the agent" in terminal.getvalue()
 
 
 class TTY(io.StringIO):

@@ -145,7 +145,9 @@ def test_an_error_is_shown_alone(run, given, kind):
     assert text.count("Traceback") == 1, text
 
 
-async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_curve_another(run, monkeypatch, capsys):
+async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_curve_another(
+    run, pages, monkeypatch, capsys
+):
     """The double keeps outputs by their display id, as Jupyter does."""
     outputs = {}
 

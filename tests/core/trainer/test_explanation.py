@@ -10,7 +10,7 @@ from reinforge.evaluation.statistics import Improvement, count_needed_pairs
 from reinforge.runs.predictions import SIGNAL, Prediction
 from reinforge.runs.rows import EpochMetrics, PolicyVersion, ValidationRow
 from reinforge.runs.summary import RunSummary
-from reinforge.trainer.explanation import explain
+from reinforge.trainer.explanation import RunFigures, explain
 from reinforge.types.evaluation import MetricSummary
 
 EPOCHS = 10
@@ -62,16 +62,20 @@ def finished(change=(-0.01, 0.06), steps=100, **changes):
     return RunSummary("r", folder=Path("runs/r"), **({"status": "completed"} | known | changes))
 
 
-def first(summary, rows, scores, settings=None, **more):
-    return explain(summary, rows, scores, settings or config(), **more)[0]
+def list_reasons(*records):
+    return explain(RunFigures(*records))
+
+
+def first(summary, rows, scores, settings=None):
+    return list_reasons(summary, rows, scores, settings or config())[0]
 
 
 def test_a_promoted_run_a_smoke_run_and_one_without_verdict_are_not_explained():
     args = epochs(num_groups_zero_variance=20), FLAT, config()
-    assert explain(finished(promoted=True), *args) == []
-    assert explain(finished(smoke=True), *args) == []
-    assert explain(finished(promoted=None, status="failed"), *args) == []
-    assert explain(finished(), *args) != []
+    assert list_reasons(finished(promoted=True), *args) == []
+    assert list_reasons(finished(smoke=True), *args) == []
+    assert list_reasons(finished(promoted=None, status="failed"), *args) == []
+    assert list_reasons(finished(), *args) != []
 
 
 def test_no_signal_compares_with_what_preflight_expected():
@@ -86,14 +90,14 @@ def test_no_signal_compares_with_what_preflight_expected():
 
 def test_cut_replies_stand_before_the_signal_that_they_cost():
     rows = epochs(clipped_share=0.5, clipped_avg_reward=0.1, num_groups_zero_variance=18)
-    found = explain(finished(), rows, FLAT, config())
+    found = list_reasons(finished(), rows, FLAT, config())
     assert [each.reason for each in found][:2] == ["replies were cut off", "no signal"]
     assert found[0].evidence == "50% of the training episodes reach max_tokens; they earn 0.10, all 0.40"
 
 
 def test_replies_of_one_token_are_not_called_cut_off():
     rows = epochs(clipped_share=1.0, clipped_avg_reward=0.4)
-    assert "cut off" not in str(explain(finished(), rows, FLAT, config()))
+    assert "cut off" not in str(list_reasons(finished(), rows, FLAT, config()))
 
 
 def test_episodes_that_were_too_long_are_cut_off_too():
@@ -135,6 +139,8 @@ def test_steps_that_move_nothing_are_too_small():
     assert "by +0.004 nats a token" in found.evidence
     assert "finetuning.policy.optimizer.learning_rate three to ten times (it was 1e-07)" in found.fix
     assert "reinforge improve FILE" in found.fix
+    begun = epochs(job={"direction": 0.0004, "lr": 1e-4})  # 0.004 in one step: 0.08 in 20
+    assert first(finished(steps=1), begun, FLAT).reason == "too few steps"
 
 
 def test_a_training_reward_that_rises_alone_is_over_fitted():
@@ -165,7 +171,7 @@ def test_a_gain_on_select_that_confirm_excludes_was_luck():
 
 
 def test_too_few_examples_are_named_with_how_many_it_takes():
-    found = explain(finished((0.05, 0.06)), epochs(), FLAT, config())
+    found = list_reasons(finished((0.05, 0.06)), epochs(), FLAT, config())
     assert [each.reason for each in found] == ["too few confirm examples"]
     # standard error 0.06 / 1.984 = 0.0302; 100 * (3.2415 * 0.0302 / 0.05)^2 = 384.4
     assert found[0].evidence.endswith(
@@ -189,7 +195,7 @@ def test_the_number_of_examples_that_an_effect_takes(change, margin, needed):
 
 def test_a_guard_metric_that_held_it_back_is_the_only_reason():
     summary = finished(improvement=Improvement(0.2, 0.15, 0.25, 0.001, 100, ""), reason="format may have dropped")
-    [found] = explain(
+    [found] = list_reasons(
         summary, epochs(num_groups_zero_variance=20), FLAT, config(gate={"guard_metrics": {"format": 0.05}})
     )
     assert (found.reason, found.evidence) == ("a guard metric held it back", "format may have dropped")
@@ -199,16 +205,17 @@ def test_a_guard_metric_that_held_it_back_is_the_only_reason():
 def test_at_most_three_reasons_and_a_way_on_where_none_is_found():
     rows = epochs(clipped_share=0.5, clipped_avg_reward=0.1, num_groups_zero_variance=18)
     assert (
-        len(explain(finished((-0.02, 0.01), steps=3), rows, validations(0.4, 0.6, 0.4, 0.4, 0.4, 0.4), config())) == 3
+        len(list_reasons(finished((-0.02, 0.01), steps=3), rows, validations(0.4, 0.6, 0.4, 0.4, 0.4, 0.4), config()))
+        == 3
     )
-    [found] = explain(finished((-0.01, 0.06)), epochs(), FLAT, config())
+    [found] = list_reasons(finished((-0.01, 0.06)), epochs(), FLAT, config())
     assert found.reason == "no single cause"
     assert "reinforge improve FILE" in found.fix
 
 
 def test_the_closing_lines_and_the_summary_have_them(tmp_path):
     summary = finished(steps=5)
-    summary.explanations = explain(summary, epochs(), FLAT, config())
+    summary.explanations = list_reasons(summary, epochs(), FLAT, config())
     lines = summary.closing_lines(color=False)
     [why] = [number for number, line in enumerate(lines) if line.startswith("  why ")]
     assert lines[why].startswith("  why         too few steps: 5 optimizer steps in 10 epochs;")

@@ -88,12 +88,13 @@ def build_page(content: PageContent) -> Element:
     return _build_document(title, body)
 
 
-def build_excerpt(content: PageContent) -> Element:
+def format_excerpt(summary: RunSummary) -> str:
     """Returns the verdict, the curve and the examples that changed most, as a document of its own."""
+    content = read_content(summary.folder, summary)
     changed = sorted(content.examples, key=lambda example: -abs(example.change))[:NUM_CHANGED]
     changes = _build_changes(content, "Changed most", [example for example in changed if example.change])
     body = build("body", build("main", build_verdict(content), build_rewards(content), changes))
-    return _build_document(f"Run {content.summary.run_id}", body)
+    return to_html(_build_document(f"Run {summary.run_id}", body))
 
 
 def _build_document(title: str, body: Element) -> Element:
