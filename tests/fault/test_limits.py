@@ -154,8 +154,7 @@ def test_a_run_is_extended_to_what_a_longer_run_is(make_toy, whole, is_stopped):
     toy = make_toy({"finetuning.num_epochs": 2})
     first = toy.start("--max_tokens", "150") if is_stopped else toy.start()
     assert first.wait() == (5 if is_stopped else 0)
-    more = ["-o", "finetuning.num_epochs", "4"]
-    child = toy.resume(*more, *(["--max_tokens", "100000"] if is_stopped else []))
+    child = toy.resume("--more", "2", *(["--max_tokens", "100000"] if is_stopped else []))
     assert child.wait() == 0, child.said
     assert "2 more epochs than before" in child.said
     assert differences(toy.run, whole.run) == []

@@ -135,7 +135,7 @@ def test_the_rules_of_the_logs_are_those_that_the_thumbs_follow(tmp_path):
         assert 3 - len(reward.list_broken_rules(question, reply)) == grammar.count_kept_rules(question, reply)
 
 
-def test_nothing_is_overwritten_and_every_collision_is_named(written):
+def test_nothing_is_overwritten_and_collisions_are_told_once(written):
     template, folder = written
     (folder / "README.md").write_text("mine")
     (folder / "run.yml").unlink()
@@ -143,8 +143,14 @@ def test_nothing_is_overwritten_and_every_collision_is_named(written):
     with pytest.raises(ConfigError) as refused:
         write_project(template, folder)
     assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
-    assert len(refused.value.problems) == len(before)
-    assert f"{folder / 'README.md'}: exists, and init overwrites nothing" in str(refused.value)
+    [problem] = refused.value.problems
+    assert problem.path.endswith(f" (and {len(before) - 1} other files of the project)")
+    assert problem.message == "exists, and init overwrites nothing"
+    for path in before:
+        path.unlink(missing_ok=path.name != "README.md")
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(ConfigError, match=rf"^{folder / 'README.md'}: exists, and init overwrites nothing"):
+        write_project(template, folder)
 
 
 def test_a_file_that_appears_in_the_meantime_is_kept_and_nothing_else_is_left(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_doctor_exits_with_4_and_a_fix_if_nothing_is_learned(tmp_path, monkeypat
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_doctor_works_where_reinforge_itself_cannot_be_imported(tmp_path, monkeypatch, as_json):
-    monkeypatch.setitem(sys.modules, "reinforge.trainer.installation", None)
+    monkeypatch.setitem(sys.modules, "reinforge.trainer.setup.installation", None)
     result = invoke("--output_dir", str(tmp_path), *(["--json"] if as_json else []))
     assert result.exit_code == 4
     assert "reinforge cannot be imported" in result.output

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from reinforge.adapters.launchers import LAUNCHERS, find_launcher
+from reinforge.cli.output import say
 from reinforge.cli.process import run_process
 from reinforge.errors import ConfigError, did_you_mean
 from reinforge.limits import get_limits
@@ -20,33 +25,32 @@ from reinforge.safe_text import CleanFormatter, to_printable
 from reinforge.version import __version__
 
 COMMANDS = {
-    "finetune": ("reinforge.cli.finetune", "Train the model behind an agent, as configured in a YAML file."),
-    "train": ("reinforge.cli.finetune", "Alias of finetune."),
-    "improve": ("reinforge.improvement.command", "Search, within a budget, for what makes an agent better."),
-    "init": ("reinforge.tasks.projects.command", "Write a project that trains: agent, data, reward, run.yml, tests."),
-    "data": ("reinforge.cli.data", "Import traces and chat logs as rows; validate, describe and clean rows."),
-    "check": ("reinforge.cli.check", "Validate configuration, data and rewards without running."),
-    "preflight": (
-        "reinforge.cli.preflight",
-        "Sample a little, and predict whether training can help and how long it takes.",
-    ),
-    "components": ("reinforge.cli.components", "List every `_type` that a configuration can use."),
-    "config": ("reinforge.cli.config", "Show a resolved configuration, or the JSON schema of the file."),
-    "eval": ("reinforge.cli.eval", "Evaluate an agent, with its own model or with that of a run."),
-    "reward": ("reinforge.cli.reward", "Attack the evaluators of a file with answers that deserve no reward."),
-    "chat": ("reinforge.cli.chat", "Chat with the model of a run or of a folder."),
-    "serve": ("reinforge.serving.command", "Serve models over OpenAI's and Anthropic's APIs, and to a chat page."),
-    "environments": ("reinforge.environments.command", "List environments to train in, or play an episode of one."),
-    "export": ("reinforge.exports.command", "Write the model of a run for transformers, vLLM, llama.cpp and Ollama."),
-    "runs": ("reinforge.cli.runs", "List runs, show what happened to one, compare two, verify or remove one."),
-    "view": ("reinforge.view.command", "Show all runs in the browser: live curves, every episode, comparisons."),
-    "watch": ("reinforge.cli.watch", "Follow a run in the terminal until it ends."),
-    "report": ("reinforge.cli.report", "Write the HTML report of a run: curves, verdict, episodes, settings."),
-    "redteam": ("reinforge.redteam.command", "Train an attacker against a target, and report how the target fails."),
-    "env": ("reinforge.cli.env", "Print versions and machine for a bug report."),
-    "doctor": ("reinforge.cli.doctor", "Check the installation, and that a tiny model learns on this machine."),
-    "demo": ("reinforge.cli.demo", "Train the bundled agent on the CPU of this machine, in minutes."),
+    "demo": ("Start", "cli.demo", "demo", "Train the bundled agent on the CPU of this machine, in minutes."),
+    "init": ("Start", "tasks.projects.command", "init my_agent", "Write a project that trains as it stands."),
+    "data": ("Start", "cli.data", "data validate rows.jsonl", "Import logs as rows; validate and clean rows."),
+    "check": ("Start", "cli.check", "check run.yml --sample 3", "Validate a run without starting it."),
+    "preflight": ("Start", "cli.preflight", "preflight run.yml", "Predict whether training can help, and how long."),
+    "finetune": ("Run", "cli.finetune", "finetune run.yml", "Train the model behind an agent, and judge it."),
+    "train": ("Run", "cli.finetune", "train run.yml", "Alias of finetune."),
+    "improve": ("Run", "improvement.command", "improve run.yml --hours 8", "Search for what makes an agent better."),
+    "redteam": ("Run", "redteam.command", "redteam train attack.yml", "Train an attacker against a target."),
+    "environments": ("Run", "environments.command", "environments list", "List environments to train in; play one."),
+    "view": ("Look", "view.command", "view", "Show all runs in the browser: live curves, every episode."),
+    "watch": ("Look", "cli.watch", "watch last", "Follow a run in the terminal until it ends."),
+    "runs": ("Look", "cli.runs", "runs show last", "List, show, compare, verify and remove runs."),
+    "report": ("Look", "cli.report", "report last", "Write the HTML report of a run."),
+    "eval": ("Judge", "cli.eval", "eval run.yml --model last", "Evaluate an agent, with its own model or a run's."),
+    "reward": ("Judge", "cli.reward", "reward test run.yml", "Attack evaluators with answers worth nothing."),
+    "chat": ("Serve", "cli.chat", "chat last", "Chat with the model of a run or of a folder."),
+    "serve": ("Serve", "serving.command", "serve last", "Serve models over OpenAI's and Anthropic's APIs."),
+    "export": ("Serve", "exports.command", "export last", "Write a model for transformers, vLLM, llama.cpp, Ollama."),
+    "doctor": ("Maintain", "cli.doctor", "doctor", "Check the installation; a tiny model has to learn."),
+    "env": ("Maintain", "cli.env", "env", "Print versions and machine for a bug report."),
+    "config": ("Maintain", "cli.config", "config show run.yml", "Show a resolved configuration, or the JSON schema."),
+    "components": ("Maintain", "cli.components", "components group", "List every `_type`, or the settings of one."),
 }
+"""Name -> what one wants with it (neighbors are listed together), module in `reinforge`, example, what it does."""
+NEXT_STEPS = ["check", "preflight", "finetune", "improve"]
 
 
 KEEP_RESULTS = {"finetune", "train", "demo"}
@@ -91,7 +95,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return importlib.import_module(COMMANDS[cmd_name][0]).command
+        return importlib.import_module(f"reinforge.{COMMANDS[cmd_name][1]}").command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; Ctrl-C exits with the code of a signal at any time, also before a run handles signals."""
@@ -104,21 +108,46 @@ class LazyGroup(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """Writes an example of each command, by what one wants, without importing them."""
+        for title, commands in itertools.groupby(COMMANDS.values(), key=lambda entry: entry[0]):
+            with formatter.section(title):
+                formatter.write_dl([(example, text) for _, _, example, text in commands])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Finds a command; the error for a misspelled one suggests the nearest."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             hint = did_you_mean(args[0], COMMANDS) or ";"
             ctx.fail(f'unknown command "{args[0]}"{hint} allowed: {", ".join(COMMANDS)}')
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def format_next_steps(folder: Path) -> str:
+    """Returns what can be done next in a folder with `run.yml` or a single configuration; empty: there is none."""
+    from reinforge.runs.run_folder import list_runs, read_overview_of_any
+
+    texts = {path.name: path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.y*ml")) if path.is_file()}
+    files = [name for name, text in texts.items() if re.search("^finetuning:", text, re.MULTILINE)]
+    if not files or (len(files) > 1 and "run.yml" not in files):
+        return ""
+    file, runs = shlex.quote("run.yml" if "run.yml" in files else files[0]), list_runs(folder / ".reinforge" / "runs")
+    formatter, names, rows = click.HelpFormatter(), NEXT_STEPS, list[tuple[str, str]]()
+    if runs:
+        last, names = read_overview_of_any(runs[-1]), ["runs", "view", "chat", *NEXT_STEPS]
+        ended = last.status if last.summary is None else last.summary.headline()
+        advice = f". Try: {last.summary.explanations[0].fix}" if last.summary and last.summary.explanations else ""
+        formatter.write_text(f"The last run here, {last.folder.name}: {ended}{advice}.")
+        rows = [(last.resume_command, "Resume it.")] if last.resume_command is not None else []
+    chosen = [COMMANDS[name] for name in names]
+    rows += [(f"reinforge {example.replace('run.yml', file)}", text) for _, _, example, text in chosen]
+    with formatter.section("Next"):
+        formatter.write_dl(rows)
+    return f"{formatter.getvalue()}\nAll commands: reinforge --help"
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="reinforge")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Improve the model behind an LLM agent from the agent's own runs, and measure the improvement.
 
     \b
@@ -134,3 +163,5 @@ def main() -> None:
     logging.getLogger("stamina").setLevel(logging.ERROR)
     if logging.lastResort is not None:  # writes warnings to standard error
         logging.lastResort.setFormatter(CleanFormatter())
+    if context.invoked_subcommand is None:
+        say(format_next_steps(Path.cwd()) or context.get_help())

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from reinforge.cli.exits import Command
-from reinforge.cli.options import COMPAT, CONFIG_FILE, JSON, NAMED_FILE, OVERRIDE, GroupedOption, option
+from reinforge.cli.options import (
+    COMPAT,
+    CONFIG_FILE,
+    DATA_PATHS,
+    DATASET,
+    JSON,
+    NAMED_FILE,
+    OVERRIDE,
+    collect_overrides,
+    option,
+)
 from reinforge.cli.output import say, say_json
 from reinforge.errors import ConfigError
 
@@ -21,25 +31,18 @@ if TYPE_CHECKING:
 @click.command("check", cls=Command, context_settings={"show_default": True})
 @CONFIG_FILE
 @NAMED_FILE
-@click.option(
-    "--sample",
-    "num_samples",
-    cls=GroupedOption,
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Test the rewards on N training examples.",
-)
+@DATASET
+@option("sample", metavar="N", type=click.IntRange(min=0), default=0, help="Test the rewards on N training examples.")
 @option("no_import", is_flag=True, help="Only list what the file would import and reach, and import none of it.")
 @OVERRIDE
 @COMPAT
 @JSON
 def command(
     file: Path,
-    num_samples: int,
+    sample: int,
     no_import: bool,
-    overrides: tuple[tuple[str, str], ...],
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Validate configuration, data, components, rewards and output folder of a run, without loading a model.
 
@@ -51,20 +54,21 @@ def command(
     Example:
       reinforge check run.yml
       reinforge check received.yml --no_import
+      reinforge check run.yml --dataset other.jsonl
       reinforge check run.yml --sample 3 -o finetuning.seed 1
     """
-    if no_import and num_samples:
+    if no_import and sample:
         raise click.UsageError("--no_import and --sample cannot be combined: evaluators are imported")
     from reinforge.config.loader import load_config
     from reinforge.trainer.setup.reach import list_reach
 
-    loaded = load_config(file, overrides=overrides, keep_going=True)
+    loaded = load_config(file, overrides=collect_overrides(options, DATA_PATHS), keep_going=True)
     reach = list_reach(loaded)
     if not as_json:
         for name, text in reach.format_rows():
             say(f"  {name:<10} {text}")
     if not no_import:
-        _validate(file, loaded, reach, num_samples, as_json=as_json)
+        _validate(file, loaded, reach, sample, as_json=as_json)
     elif loaded.problems:
         raise ConfigError(loaded.problems)
     elif as_json:

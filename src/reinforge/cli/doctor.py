@@ -14,7 +14,7 @@ from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, optio
 from reinforge.cli.output import say, say_json, without_secrets
 
 if TYPE_CHECKING:
-    from reinforge.trainer.installation import InstallationCheck
+    from reinforge.trainer.setup.installation import InstallationCheck
 
 BROKEN = 4
 """The exit code of an environment that does not work."""
@@ -46,7 +46,7 @@ def command(output_dir: str, device: str, no_training: bool, as_json: bool, debu
     """
     with exit_on_error(as_json=as_json, debug=debug):
         try:
-            from reinforge.trainer.installation import check_installation
+            from reinforge.trainer.setup.installation import check_installation
         except ImportError as error:  # a package that every command needs
             _exit_without_packages(error, as_json=as_json)
         checks = check_installation(Path(output_dir))
@@ -90,7 +90,7 @@ def _try_learning(device: str, *, debug: bool) -> InstallationCheck:
     from reinforge.errors import Interrupted, describe_error
     from reinforge.registry import load_named
     from reinforge.runs.summary import format_duration
-    from reinforge.trainer.installation import InstallationCheck
+    from reinforge.trainer.setup.installation import InstallationCheck
 
     try:
         with tempfile.TemporaryDirectory(prefix="reinforge-doctor-", ignore_cleanup_errors=True) as folder:

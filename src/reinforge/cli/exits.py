@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -51,7 +52,8 @@ def run_and_exit(
     if as_json:
         say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
     else:
-        for line in summary.closing_lines(color=sys.stdout is not None and sys.stdout.isatty()):
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        for line in summary.closing_lines(color=is_terminal and not os.environ.get("NO_COLOR")):
             say_as_is(line)
         for line in added:
             say(line)

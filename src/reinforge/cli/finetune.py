@@ -46,7 +46,7 @@ FLAG_PATHS = {
 
 
 @click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
-@click.argument("file", required=False, callback=parse_existing_file)
+@click.argument("file", required=False, type=click.Path(), callback=parse_existing_file)
 @NAMED_FILE
 @ENVIRONMENT
 @option("model", metavar="MODEL", group=DATA, help="Model to train: folder, hub id, pip:PACKAGE or bundled:NAME.")
@@ -59,6 +59,7 @@ FLAG_PATHS = {
 @RESULT_JSON_PATH
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
 @option("resume", metavar="RUN|last", group=RUN, help="Resume a stopped run; FILE is optional then.")
+@option("more", metavar="N", type=click.IntRange(min=1), group=RUN, help="With --resume: train N more epochs.")
 @option("allow_config_change", is_flag=True, group=RUN, help="Resume even if the configuration has changed.")
 @option(
     "project_root",
@@ -85,6 +86,7 @@ def command(file: Path | None, **options: Any) -> None:
       reinforge finetune run.yml --dry_run
       reinforge finetune run.yml --smoke
       reinforge finetune --resume last
+      reinforge finetune --resume last --more 10
       reinforge finetune run.yml -o finetuning.num_epochs 20 --run_name twenty
 
     \b
@@ -117,6 +119,8 @@ def train(
         raise click.UsageError("pass one configuration file, reinforge finetune FILE, or --environment and --model")
     if resume is not None and (smoke or dry_run or run_name is not None):
         raise click.UsageError("--resume cannot be combined with --smoke, --dry_run or --run_name")
+    if (more := options.pop("more", None)) is not None and (resume is None or is_new):
+        raise click.UsageError("--more requires --resume without FILE: it adds to the epochs of the run")
     if resume is None and allow_config_change:
         raise click.UsageError("--allow_config_change requires --resume")
     if project_root is not None and (resume is None or file is not None):
@@ -139,7 +143,7 @@ def train(
         keep_going = resume is None  # all problems are reported together, before the run starts
         loaded = load_config(file, overrides=overrides, keep_going=keep_going) if is_new else None
         if resume is not None:
-            options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root)
+            options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root, more or 0)
         assert loaded is not None
         return run_config(loaded, options)
 
@@ -147,18 +151,19 @@ def train(
 
 
 def find_run_to_resume(
-    resume: str, loaded: Any, overrides: list[tuple[str, str]], project_root: str | None = None
+    resume: str, loaded: Any, overrides: list[tuple[str, str]], project_root: str | None = None, num_more: int = 0
 ) -> tuple[Path, Any]:
-    """Returns the folder of a stopped run, and its configuration: `loaded`, or else the run's own."""
+    """Returns the folder of a run, and its configuration: `loaded`, or else the run's own with `num_more` epochs."""
     from reinforge.config.schema import FinetuneConfig
     from reinforge.runs.run_folder import find_run
-    from reinforge.trainer.resume import load_run_config
+    from reinforge.trainer.resume import add_epochs, load_run_config
 
     output_dirs = [value for path, value in overrides if path == "finetuning.output_dir"]
     default = loaded.config.finetuning.output_dir if loaded is not None else FinetuneConfig().output_dir
     folder = find_run(resume, Path(output_dirs[-1]) if output_dirs else Path(default))
     if loaded is not None:
         return folder, loaded
+    overrides = [*overrides, *add_epochs(folder, num_more)]
     return folder, load_run_config(folder, overrides, project_root=Path(project_root) if project_root else None)
 
 

@@ -44,7 +44,13 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any(parameter.name == "file" for parameter in self.params):
             args = [CONFIG_FLAG.sub("", each) for each in args if not CONFIG_FLAG.fullmatch(each)]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            path = _find_setting(error) if any(each.name == "overrides" for each in self.params) else None
+            if path is None:
+                raise
+            ctx.fail(f"No such option {error.option_name!r}. It is a setting of the file: -o {path} VALUE.")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups in the order of their first option, general options last."""
@@ -56,6 +62,18 @@ class GroupedCommand(click.Command):
         for title, records in sorted(groups.items(), key=lambda item: item[0] == OPTIONS):
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _find_setting(error: click.NoSuchOption) -> str | None:
+    """Returns the setting that an unknown option probably means; None: there is none, or an option is spelled alike."""
+    from reinforge.config.document import Document
+    from reinforge.config.problems import OTHER_NAMES, suggest_setting
+    from reinforge.registry import Registry
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    path = suggest_setting(Document({}), Registry(), ("finetuning", name)) or ""
+    is_exact = path.endswith(f".{OTHER_NAMES.get(name, name)}")
+    return path if is_exact or (path and not error.possibilities) else None
 
 
 def option(name: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:
@@ -96,7 +114,7 @@ def install_compat(context: click.Context, parameter: click.Parameter, value: st
         load_named("reinforge.compat.nat:load_plugins")()
 
 
-CONFIG_FILE = click.argument("file", callback=parse_existing_file)
+CONFIG_FILE = click.argument("file", type=click.Path(), callback=parse_existing_file)
 NAMED_FILE = option("config_file", metavar="FILE", expose_value=False, group=DATA, help="Another way to pass FILE.")
 """For the help page: `GroupedCommand` takes its value as the argument."""
 DATASET = option("dataset", metavar="FILE", group=DATA, help="Dataset to use instead of the one in the YAML file.")

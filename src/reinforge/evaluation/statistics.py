@@ -4,6 +4,7 @@
     compute_paired_difference   scores of two models   -> mean per-example difference, interval and p-value
     compute_unpaired_difference scores of two models   -> difference of the means, on different examples
     compute_detectable_effect   number of examples     -> the smallest improvement that the comparison can find
+    count_needed_pairs          an improvement         -> the number of examples that can show one of its size
     compute_half_width          number of examples     -> half the width of the interval of an improvement
 
 The unit is the example: several samples of one example are averaged before they get here, so they never count as
@@ -264,6 +265,20 @@ def compute_detectable_effect(num_pairs: float, spread: float) -> float:
     """
     normal = NormalDist()
     return (normal.inv_cdf((1 + 0.95) / 2) + normal.inv_cdf(0.9)) * spread / math.sqrt(num_pairs)
+
+
+def count_needed_pairs(change: Improvement, margin: float = 0.0) -> int | None:
+    """Returns the number of examples with which an improvement of this size is above the margin, as
+    `compute_detectable_effect` counts; None: it is not above the margin, or its interval is unknown.
+
+    Example: 100 examples, +0.1 with an interval of half width 0.198 (standard error 0.1) -> 100 * 3.24^2 = 1051.
+    """
+    effect, num_clusters = change.mean_difference - margin, change.num_clusters or change.num_pairs
+    if effect <= 0 or change.ci_high is None:
+        return None
+    error = (change.ci_high - change.mean_difference) / t_quantile(max(1.0, num_clusters - 1), 0.95)
+    spread = error * math.sqrt(change.num_pairs)
+    return math.ceil(change.num_pairs * (compute_detectable_effect(change.num_pairs, spread) / effect) ** 2)
 
 
 def compute_half_width(num_pairs: float, num_samples: int = 1) -> float:

@@ -27,7 +27,7 @@ from reinforge.cli.output import say, say_json
 
 
 @click.command("improve", cls=Command, context_settings={"show_default": True})
-@click.argument("file", required=False, callback=parse_existing_file)
+@click.argument("file", required=False, type=click.Path(), callback=parse_existing_file)
 @NAMED_FILE
 @ENVIRONMENT
 @option("model", metavar="MODEL", group=DATA, help="Model to train: folder, hub id, pip:PACKAGE or bundled:NAME.")

@@ -7,6 +7,7 @@ a run without confirm episodes        -> the last validation of both (select), w
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +28,7 @@ from reinforge.files import read_regular_file
 from reinforge.runs.episodes import ComparedExample
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, MISSING, EpisodeHead
-from reinforge.runs.run_folder import RunOverview, read_config, read_overview
+from reinforge.runs.run_folder import RunOverview, list_runs, read_config, read_overview
 from reinforge.types.evaluation import MetricSummary, count_examples
 
 CONFIRM, SELECT = "confirm", "select"
@@ -167,7 +168,9 @@ def compare_runs(first: Path, second: Path, rescored: Rescored | None = None) ->
         StorageError: A journal cannot be read.
     """
     if first.resolve() == second.resolve():
-        raise ConfigError(Problem("", f"{first.name} would be compared with itself", "name two runs"))
+        newest = [shlex.quote(run.name) for run in list_runs(first.parent)[-2:]]
+        fix = f"; the two newest: reinforge runs compare {' '.join(newest)}" if len(newest) > 1 else ""
+        raise ConfigError(Problem("", f"{first.name} would be compared with itself", f"name two runs{fix}"))
     found = RunComparison(read_overview(first), read_overview(second))
     found.split, arms = read_arms(first, second)
     again = _count_changed_scores(arms, rescored) if rescored is not None else []

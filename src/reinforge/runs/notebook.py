@@ -1,4 +1,4 @@
-"""Progress in a notebook: one output that is updated in place, then one with the verdict and the plot.
+"""Progress in a notebook: one output that is updated in place, then one with the verdict, the curve and episodes.
 
 A notebook keeps every line that is written, so the plain lines of a long run would fill it. IPython instead replaces
 an output that has a display id.
@@ -6,7 +6,6 @@ an output that has a display id.
 
 from __future__ import annotations
 
-import base64
 import html
 import importlib
 import io
@@ -21,8 +20,6 @@ from reinforge.runs.summary import RunSummary
 
 MAX_LINES = 20
 """Lines of epochs and validations that are shown; the earlier ones are in `training_metrics.jsonl`."""
-
-PLOT = "reward_plot.png"
 
 
 class Display(Protocol):
@@ -65,12 +62,7 @@ class NotebookProgress(PlainProgress):
 
     def show_summary(self, summary: RunSummary) -> None:
         text = "\n".join(summary.closing_lines(color=False))
-        plot = summary.folder / PLOT
-        content = _format_block(text)
-        if plot.is_file():
-            data = base64.b64encode(plot.read_bytes()).decode("ascii")
-            content += f'<img alt="Mean reward over the epochs" src="data:image/png;base64,{data}">'
-        self._show(f"reinforge-{summary.run_id}-{id(self)}-summary", content, text, update=False)
+        self._show(f"reinforge-{summary.run_id}-{id(self)}-summary", format_summary(summary), text, update=False)
 
     def _write(self, lines: Sequence[str]) -> None:
         self._lines, self._num_lines = [*self._lines, *lines][-MAX_LINES:], self._num_lines + len(lines)
@@ -104,6 +96,17 @@ class NotebookProgress(PlainProgress):
 
 
 def _show_nothing(bundle: dict[str, str], *, raw: bool, display_id: str, update: bool) -> None: ...
+
+
+def format_summary(summary: RunSummary) -> str:
+    """Returns how a run ended as HTML, in a frame, so that the notebook's styles and those of the page stay apart."""
+    try:
+        from reinforge.runs.page.page import format_excerpt  # for a summary that is shown
+
+        page = html.escape(format_excerpt(summary))
+    except Exception:  # noqa: BLE001  the run folder was moved or is damaged: the summary itself is known
+        return _format_block("\n".join(summary.closing_lines(color=False)))
+    return f'<iframe sandbox srcdoc="{page}" title="run" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
 
 def _format_block(text: str) -> str:

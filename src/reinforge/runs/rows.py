@@ -184,6 +184,7 @@ class EpochMetrics(ReadsLikeADict):
     reward_std: float | None = None  # standard deviation of the rewards of all scored episodes; None: unknown
     completion_tokens: float | None = None  # mean number of sampled tokens of a scored episode; None: unknown
     clipped_share: float | None = None  # of the scored episodes, with a reply that `max_tokens` cut off; None: unknown
+    clipped_avg_reward: float | None = None  # mean reward of those; None: there are none, or unknown
     scores: dict[str, float] = field(default_factory=dict)
     """Evaluator -> mean score of the training episodes that have one."""
     stage: str | None = None  # the stage of the pipeline that the epoch belongs to; None: the run has no pipeline

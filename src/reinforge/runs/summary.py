@@ -17,6 +17,7 @@ from reinforge.errors import StorageError, boundary
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import read_json_file, read_regular_file, replace_file, storage_boundary
+from reinforge.registry import load_named
 from reinforge.runs.checkpoints import list_adapters
 from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.predictions import Prediction
@@ -28,6 +29,15 @@ RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
 STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 """Stages whose name on the terminal differs from the one in the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a run was not promoted, in figures of this run, and what to change."""
+
+    reason: str  # such as `no signal`
+    evidence: str
+    fix: str
 
 
 @dataclass
@@ -64,6 +74,7 @@ class RunSummary:
     predictions: list[Prediction] = field(default_factory=list)  # of a preflight, and what the run measured
     ignored: list[str] = field(default_factory=list)  # fields of the agent's requests that nothing used
     transfer: dict[str, Improvement] = field(default_factory=dict)  # by task that was not trained, on the gate's metric
+    explanations: list[Explanation] = field(default_factory=list)  # why it was not promoted, the likeliest reason first
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -75,6 +86,7 @@ class RunSummary:
             "policy_versions": versions,
             **{name: [each.as_dict() for each in rows] for name, rows in lists.items()},
             "predictions": list(map(asdict, self.predictions)),
+            "explanations": list(map(asdict, self.explanations)),
             "transfer": {task: change.as_dict() for task, change in self.transfer.items()},
         }
 
@@ -170,6 +182,8 @@ class RunSummary:
         pairs += [("ignored", ", ".join(self.ignored))] if self.ignored else []
         undecided = self.is_incomplete and self.promoted is None
         pairs.append(("reason", reason) if undecided else ("promoted", f"{verdict}: {reason}"))
+        for each in self.explanations:
+            pairs += [("why", f"{each.reason}: {each.evidence}"), ("try", each.fix)]
         pairs.append(("best", self.describe_best()))
         if self.stages:
             pairs.append(("stages", ", ".join(f"{name} ({count} epochs)" for name, count in self.stages.items())))
@@ -209,6 +223,10 @@ class RunSummary:
             style = {"fg": "yellow", "bold": True} if name == "warning" else {"dim": True}
             lines.append((click.style(label, **style) if color else label) + to_printable(text))
         return lines
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: verdict, curve, and episodes before and after."""
+        return str(load_named("reinforge.runs.notebook:format_summary")(self))
 
     def _format_reward(self) -> str:
         before: MetricSummary | None
@@ -264,6 +282,7 @@ def load_summary(folder: Path) -> RunSummary:
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
         values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
         values["guards"] = [GuardEvent(**row) for row in values.get("guards", [])]
+        values["explanations"] = [Explanation(**row) for row in values.get("explanations", [])]
         values["predictions"] = [Prediction(**row) for row in values.get("predictions", [])]
         values["policy_versions"] = [PolicyVersion.from_dict(row) for row in values["policy_versions"]]
         return RunSummary(folder=folder, **values)
@@ -341,15 +360,16 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def describe_resume(folder: Path) -> str:
-    """Returns what resumes a run: a command, or the argument for the Python code that started the run.
+def describe_resume(folder: Path, num_more: int = 0) -> str:
+    """Returns what resumes a run, or adds epochs to it: a command, or the argument of the Python code that started it.
 
     Example: `reinforge finetune --resume runs/r`, or `reinforge.finetune(..., resume='runs/r')` where the agent is a
     function that only Python code can pass.
     """
     if is_from_python(folder):
-        return f"reinforge.finetune(..., resume={str(folder)!r}) with the same agent, dataset and reward"
-    return f"reinforge finetune --resume {shlex.quote(str(folder))}"
+        more = f", and epochs={num_more} more than before" if num_more else ""
+        return f"reinforge.finetune(..., resume={str(folder)!r}) with the same agent, dataset and reward{more}"
+    return f"reinforge finetune --resume {shlex.quote(str(folder))}{f' --more {num_more}' if num_more else ''}"
 
 
 def is_from_python(folder: Path) -> bool:

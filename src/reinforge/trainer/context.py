@@ -65,7 +65,7 @@ class EpisodeTally:
     failures: ReasonCounts = field(default_factory=ReasonCounts)
     rewards: list[float] = field(default_factory=list)
     num_completion_tokens: int = 0
-    num_clipped: int = 0  # those of them with a reply that was cut off at `max_tokens`
+    clipped_rewards: list[float] = field(default_factory=list)  # those with a reply that `max_tokens` cut off
     scores: dict[str, list[float]] = field(default_factory=dict)
     _first: EpisodeRecord | None = None
 
@@ -86,7 +86,8 @@ class EpisodeTally:
     def _measure(self, record: EpisodeRecord, reward: float) -> None:
         self.rewards.append(reward)
         self.num_completion_tokens += record.num_completion_tokens
-        self.num_clipped += any(reply.finish_reason == "length" for call in record.calls for reply in call.choices)
+        if any(reply.finish_reason == "length" for call in record.calls for reply in call.choices):
+            self.clipped_rewards.append(reward)
         for name, item in record.scores.items():
             score = item.as_reward()
             if score is not None:
@@ -101,11 +102,12 @@ class EpisodeTally:
         if not self.rewards:
             return {}
         count = len(self.rewards)
-        mean = math.fsum(self.rewards) / count
+        mean, clipped = math.fsum(self.rewards) / count, self.clipped_rewards
         return {
             "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in self.rewards) / count),
             "completion_tokens": self.num_completion_tokens / count,
-            "clipped_share": self.num_clipped / count,
+            "clipped_share": len(clipped) / count,
+            "clipped_avg_reward": math.fsum(clipped) / len(clipped) if clipped else None,
             "scores": {name: math.fsum(values) / len(values) for name, values in sorted(self.scores.items())},
         }
 

@@ -264,14 +264,17 @@ def measure_no_signal(history: History, limit: float) -> Measurement | None:
     if share is None or row.num_groups is None or row.avg_reward is None:
         return None
     num_without = round(share * row.num_groups)
-    head = f"{num_without} of {row.num_groups} groups have equal rewards, so nothing is learned from them: "
-    text = head + (
-        f"with a mean reward of {row.avg_reward:.2f} the examples are nearly solved. Stop here, or use harder ones"
-        if row.avg_reward >= SOLVED
-        else "use easier or more varied examples, larger groups (num_generations), a higher "
+    head = f"{num_without} of {row.num_groups} groups have equal rewards, so nothing is learned from them"
+    return Measurement(share, share > limit, f"{head}: {advise_no_signal(row.avg_reward)}")
+
+
+def advise_no_signal(mean_reward: float) -> str:
+    if mean_reward >= SOLVED:
+        return f"with a mean reward of {mean_reward:.2f} the examples are nearly solved. Stop here, or use harder ones"
+    return (
+        "use easier or more varied examples, larger groups (num_generations), a higher "
         "finetuning.sampling.temperature, or a reward that counts partial success"
     )
-    return Measurement(share, share > limit, text)
 
 
 def measure_entropy(history: History, limit: float) -> Measurement | None:

@@ -293,6 +293,14 @@ def count_added_epochs(folder: Path, num_epochs: int) -> int:
     return max(0, num_epochs - known) if isinstance(known, int) else 0
 
 
+def add_epochs(folder: Path, num_more: int) -> list[tuple[str, str]]:
+    """Returns the overrides that add epochs to the run in a folder, or to the last stage of its pipeline."""
+    finetuning = read_config(folder).get("finetuning", {})
+    name, stage = next(reversed((finetuning.get("pipeline") or {}).items()), (None, finetuning))
+    path = NUM_EPOCHS if name is None else f"finetuning.pipeline.{name}.num_epochs"
+    return [(path, str(stage.get("num_epochs", 1) + num_more))] if num_more else []
+
+
 def _descend(data: Any, keys: list[str]) -> dict[str, Any] | None:
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None

@@ -43,6 +43,7 @@ from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
 from reinforge.trainer import resume, versions
 from reinforge.trainer.context import END, RunContext
+from reinforge.trainer.explanation import RunFigures, explain
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
@@ -54,7 +55,7 @@ from reinforge.trainer.setup.compatibility import require_policy_llm
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
 from reinforge.trainer.setup.parts import Parts, bind_parts, finish_trackers, start_guards, start_trackers
-from reinforge.trainer.setup.prepare import build_parts, require_enabled, settle_dtype
+from reinforge.trainer.setup.prepare import build_parts, refuse_absent_model, require_enabled, settle_dtype
 from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
 from reinforge.trainer.shutdown import describe_kept_work, run_interruptible
@@ -67,7 +68,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("reinforge")
 
 
-def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[EpochMetrics]) -> None:
+def write_run_files(
+    context: RunContext, summary: RunSummary, history: Sequence[EpochMetrics], config: FinetuneConfig
+) -> None:
     """Writes summary, page, report and plot from the results so far, and ends the session in the journal."""
     context.begin_stage(END)
     context.wall_time_s.pop("START", None)
@@ -78,6 +81,7 @@ def write_run_files(context: RunContext, summary: RunSummary, history: Sequence[
     seconds, first = summary.wall_time_s if summary.status == "completed" else {}, context.journal.metrics(before=1)
     summary.predictions = measure_predictions(summary.predictions, summary.baseline, first, seconds)
     summary.guards = list_guard_events(context.journal.stages())
+    summary.explanations = explain(RunFigures(summary, history, context.validations, config, context.is_relative))
     write_summary(context.folder / "summary.json", summary)
     _write_page(context, summary)
     write_report(context.folder / "report.md", summary, history, context.validations)
@@ -145,6 +149,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         parts = await build_parts(builder, None if options.resume or options.overwrite else folder)
         if options.smoke:
             shrink_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
+        refuse_absent_model(loaded.config)
         if options.overwrite and folder.exists():
             remove_run(folder)
         journal = RunJournal.open(folder) if options.resume else RunJournal(folder)
@@ -231,7 +236,9 @@ class _Run:
                 if self._started and self.summary.status == "stopped":
                     await self._commit_pending()
                 if self._started:
-                    write_run_files(self.context, self.summary, getattr(self.trainer, "_reward_history", []))
+                    write_run_files(
+                        self.context, self.summary, getattr(self.trainer, "_reward_history", []), self.config
+                    )
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
                 finish_trackers(self.parts, self.context, self.summary)

@@ -1,5 +1,6 @@
 """The commands around a run: check, --dry_run, --smoke, components, config show, config schema, help pages."""
 
+import io
 import json
 import re
 import subprocess
@@ -8,9 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from reinforge.cli import COMMANDS as LISTED
+from reinforge.cli import main
+from reinforge.cli.exits import run_and_exit
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
+from reinforge.runs.summary import RunSummary
 from reinforge.trainer.setup.check import check_config
 from reinforge.version import __version__
 from tests.journal_rows import read_rows
@@ -140,6 +146,35 @@ def test_unsupported_and_invalid_flags_are_rejected_by_name(written, flags, expe
     assert not (written.folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "flag", "path"),
+    [
+        ("finetune", "--epochs", "finetuning.num_epochs"),
+        ("check", "--lr", "finetuning.policy.optimizer.learning_rate"),
+        ("improve", "--temperature", "finetuning.sampling.temperature"),
+    ],
+)
+def test_an_unknown_option_that_is_a_setting_names_how_to_set_it(command, flag, path):
+    result = call(command, "run.yml", flag, "3", code=2)
+    assert f"No such option '{flag}'. It is a setting of the file: -o {path} VALUE." in result.output
+    assert "-o" not in call(command, "run.yml", "--nothing_like_it", code=2).output
+    assert "Did you mean" in call("finetune", "run.yml", "--run_nme", "r", code=2).output
+
+
+def test_check_takes_another_dataset_like_finetune(written):
+    written.write("other.jsonl", '{"id": "1"}\n')
+    assert "is valid" in call("check", "run.yml", code=0).output
+    assert "other.jsonl" in call("check", "run.yml", "--dataset", "other.jsonl", code=2).output
+
+
+def test_a_hub_id_that_cannot_be_fetched_leaves_no_folder(written, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = call("finetune", "run.yml", "--run_name", "r", "--model", "owner/absent", code=4)
+    assert "HF_HUB_OFFLINE is set, and the cache" in result.output
+    assert "does not have owner/absent" in result.output
+    assert not (written.folder / "runs").exists()
+
+
 def test_with_a_validation_dataset_the_whole_dataset_is_trained_on(written):
     rows = [{"id": str(i), "question": f"hear {i}", "answer": "a"} for i in range(16)]
     written.write("validation.json", json.dumps(rows))
@@ -261,8 +296,8 @@ def test_components_lists_fields_defaults_and_origin():
 
 def test_an_unknown_command_or_kind_lists_the_known_ones():
     for arguments, expected in (
-        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: finetune, train, improve,'),
-        (["validate"], 'unknown command "validate"; allowed: finetune,'),
+        (["evla"], 'unknown command "evla", did you mean "eval"? allowed: demo, init, data, check,'),
+        (["validate"], 'unknown command "validate"; allowed: demo,'),
         (
             ["components", "evalator"],
             'unknown kind or name "evalator", did you mean "evaluator"? the kinds are algorithm,',
@@ -306,6 +341,72 @@ def test_help_explains_every_option_once(command):
 def test_help_groups_options():
     titles = re.findall(r"^(\w+):$", call("finetune", "--help").output, re.MULTILINE)
     assert titles == ["Data", "Run", "Limits", "Output", "Options"]
+
+
+def test_commands_are_listed_by_what_one_wants_each_with_an_example():
+    text = call("--help", code=0).output
+    titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert titles == ["Options", "Start", "Run", "Look", "Judge", "Serve", "Maintain"], "each once"
+    examples = [example for _, _, example, _ in LISTED.values()]
+    assert [example.split()[0] for example in examples] == list(LISTED)
+    assert all(f"\n  {example} " in text for example in examples)
+    for example in examples:
+        name, *rest = example.split()
+        found = main.get_command(None, name)
+        assert not hasattr(found, "commands") or found.get_command(None, rest[0]) is not None, example
+        options = {each for parameter in found.params for each in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, example
+
+
+def test_alone_in_a_folder_with_a_configuration_it_says_what_can_be_done_next(written, monkeypatch, tmp_path):
+    (written.folder / "run.yml").rename(written.folder / "mine.yml")
+    text = call(code=0).output
+    commands = re.findall(r"^  (reinforge .*?)(?:  .*)?$", text, re.MULTILINE)
+    assert [each.split()[1] for each in commands] == ["check", "preflight", "finetune", "improve"]
+    assert commands[2] == "reinforge finetune mine.yml"
+    (written.folder / "other.yml").write_text((written.folder / "mine.yml").read_text())
+    assert call(code=0).output.startswith("Usage:"), "two files, and none is run.yml"
+    runs = written.folder / ".reinforge" / "runs"
+    call("finetune", "mine.yml", "--smoke", "--run_name", "tried", "-o", "finetuning.output_dir", str(runs), code=0)
+    (written.folder / "other.yml").unlink()
+    text = call(code=0).output
+    assert text.startswith("The last run here, tried-smoke: passed its smoke test")
+    assert "  reinforge runs show last  " in text
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert call(code=0).output.startswith("Usage:")
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "index", "found"),
+    [
+        ("bash", "reinforge fi", "1", "plain,finetune"),
+        ("bash", "reinforge finetune run.", "2", "file,run."),
+        ("bash", "reinforge finetune --max_m", "2", "plain,--max_minutes"),
+        ("bash", "reinforge fintune x", "2", ""),
+        ("zsh", "reinforge runs comp", "2", "plain\ncompare\nCompare two runs"),
+        ("fish", "reinforge runs comp", "comp", "plain,compare\tCompare two runs"),
+    ],
+)
+def test_shells_complete_commands_options_and_files(shell, words, index, found):
+    environment = {"_REINFORGE_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": index}
+    result = CliRunner().invoke(main, env=environment, prog_name="reinforge", complete_var="_REINFORGE_COMPLETE")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.stdout.startswith(found), result.stdout
+
+
+@pytest.mark.parametrize(("no_color", "is_colored"), [("", True), ("1", False)])
+def test_color_needs_a_terminal_that_has_not_refused_it(monkeypatch, no_color, is_colored):
+    monkeypatch.setattr(sys, "stdout", terminal := TTY())
+    monkeypatch.setenv("NO_COLOR", no_color)
+    run_and_exit(lambda: RunSummary("r", "completed", Path("r"), promoted=True))
+    assert ("\x1b[" in terminal.getvalue()) == is_colored
+    assert "improved the agent" in terminal.getvalue()
+
+
+class TTY(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def test_env_prints_versions_and_machine():

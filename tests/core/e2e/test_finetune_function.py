@@ -1,8 +1,10 @@
 """`reinforge.finetune` as a script and as a notebook call it: limits, names that are taken, resuming, errors."""
 
 import asyncio
+import html
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -143,7 +145,9 @@ def test_an_error_is_shown_alone(run, given, kind):
     assert text.count("Traceback") == 1, text
 
 
-async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_plot_another(run, plots, monkeypatch, capsys):
+async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_curve_another(
+    run, pages, monkeypatch, capsys
+):
     """The double keeps outputs by their display id, as Jupyter does."""
     outputs = {}
 
@@ -159,7 +163,15 @@ async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_plot_a
     progress, verdict = outputs.values()
     assert "epoch 0 (1/1): reward " in progress["text/plain"]
     assert f"r {summary.headline()}" in verdict["text/plain"]
-    assert '<img alt="Mean reward over the epochs" src="data:image/png;base64,' in verdict["text/html"]
+    assert verdict["text/html"] == summary._repr_html_(), "as the summary shows itself"
+    frame = r'<iframe sandbox srcdoc="([^"]*)" title="run" style="[^"]*"></iframe>'
+    page = html.unescape(re.fullmatch(frame, verdict["text/html"])[1])
+    assert f"r {summary.headline()}." in page
+    assert "<svg" in page
+    assert "<script" not in page
+    assert page.count(">base model</h4>") == page.count(">trained model</h4>") <= 5
+    shutil.rmtree(summary.folder)
+    assert summary._repr_html_().startswith('<pre style="white-space: pre-wrap">r '), "the folder is gone"
     assert capsys.readouterr().err == "", "no lines beside it"
 
 
@@ -232,6 +244,6 @@ def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     contents = [output.data for output in outputs if "data" in output]
     text = "".join(output.get("text", "") for output in outputs)
     assert "promoted: True" in text
-    plots = [data for data in contents if "image/png" in data or "data:image/png;base64," in data.get("text/html", "")]
-    assert len(plots) == 1, "the plot is shown inline, once"
+    curves = ["image/png" in data or "<iframe sandbox srcdoc=" in data.get("text/html", "") for data in contents]
+    assert sum(curves) == 1, "the curve is shown inline, once"
     assert len(list(tmp_path.rglob("report.html"))) == 1

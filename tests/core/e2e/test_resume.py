@@ -147,6 +147,8 @@ def test_without_the_seal_a_received_run_imports_what_it_names(received, monkeyp
         (["--resume", "last"], 'there is no run "last"'),
         (["run.yml", "--resume", "last", "--smoke"], "cannot be combined with --smoke, --dry_run or --run_name"),
         (["run.yml", "--allow_config_change"], "--allow_config_change requires --resume"),
+        (["--more", "2", "run.yml", "--resume", "r"], "--more requires --resume without FILE"),
+        (["--more", "2", "run.yml"], "--more requires --resume without FILE"),
     ],
 )
 def test_what_cannot_be_resumed_is_refused(project, arguments, said):

@@ -19,6 +19,7 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
+from reinforge.runs.run_folder import list_runs
 from reinforge.trainer.provenance import identify_evaluators
 from reinforge.trainer.rescoring import rescore
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -350,8 +351,9 @@ def test_without_a_verdict_the_last_validations_are_compared(made):
     assert any("it flatters both" in note for note in found.notes)
 
 
-def test_a_run_is_not_compared_with_itself(made):
-    with pytest.raises(ConfigError, match="would be compared with itself"):
+def test_a_run_is_not_compared_with_itself_and_the_two_newest_are_named(made):
+    newest = " ".join(run.name for run in list_runs(made)[-2:])
+    with pytest.raises(ConfigError, match=f"would be compared with itself\n.*: reinforge runs compare {newest}$"):
         compare(made, "short", "short")
 
 

@@ -6,8 +6,9 @@ from reinforge.config.loader import build_config
 from reinforge.engine import devices
 from reinforge.engine.machine import measure_machine
 from reinforge.registry import REGISTRY, TypedConfig
-from reinforge.trainer import installation
-from reinforge.trainer.installation import (
+from reinforge.trainer.setup import components, installation
+from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.installation import (
     check_components,
     check_devices,
     check_engine,
@@ -16,8 +17,6 @@ from reinforge.trainer.installation import (
     check_required,
     fits,
 )
-from reinforge.trainer.setup import components
-from reinforge.trainer.setup.components import ComponentBuilder
 
 VERSIONS = {"click": "8.1.7", "torch": "2.13.0+cpu", "aiohttp": "3.14"}
 REQUIREMENTS = [

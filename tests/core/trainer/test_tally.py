@@ -91,6 +91,7 @@ def test_figures_of_the_scored_episodes_do_not_depend_on_their_order():
         "reward_std": pytest.approx((1 / 6) ** 0.5),
         "completion_tokens": 20.0,
         "clipped_share": pytest.approx(1 / 3),
+        "clipped_avg_reward": 1.0,
         "scores": {"correct": pytest.approx(2 / 3), "style": pytest.approx(0.2)},
     }
     assert EpisodeTally().summarize() == {}

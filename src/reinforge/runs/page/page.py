@@ -38,6 +38,8 @@ from reinforge.version import __version__
 PAGE = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load or run: its own style sheet, and nothing else."""
+NUM_CHANGED = 5
+"""Examples before and after training in a notebook."""
 NUM_CHARTS = 3
 """Sections before the first one with chats."""
 COLORS = {
@@ -99,6 +101,19 @@ def build_document(
         ),
         build("main", parts.values() if sections is None else sections),
     )
+    return _build_document(title, body)
+
+
+def format_excerpt(summary: RunSummary) -> str:
+    """Returns the verdict, the curve and the examples that changed most, as a document of its own."""
+    content = read_content(summary.folder, summary)
+    changed = sorted(content.examples, key=lambda example: -abs(example.change))[:NUM_CHANGED]
+    changes = _build_changes(content, "Changed most", [example for example in changed if example.change])
+    body = build("body", build("main", build_verdict(content), build_rewards(content), changes))
+    return to_html(_build_document(f"Run {summary.run_id}", body))
+
+
+def _build_document(title: str, body: Element) -> Element:
     head = build(
         "head",
         build("meta", charset="utf-8"),

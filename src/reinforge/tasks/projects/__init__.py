@@ -123,11 +123,16 @@ def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
     """Writes a project and returns its files; either all of them are written, or none.
 
     Raises:
-        ConfigError: A file of the project exists; names every one.
+        ConfigError: A file of the project exists.
         StorageError: Writing failed.
     """
     files = {folder / path: text for path, text in template.build_files(folder.resolve().name).items()}
-    problems = [Problem(str(path), *why) for path in files if (why := _find_obstacle(path, folder)) is not None]
+    obstacles = {path: why for path in files if (why := _find_obstacle(path, folder)) is not None}
+    problems = []
+    for message, fix in dict.fromkeys(obstacles.values()):  # once, however many files it is about
+        paths = [path for path, why in obstacles.items() if why == (message, fix)]
+        more = f" (and {len(paths) - 1} other files of the project)" if len(paths) > 1 else ""
+        problems.append(Problem(f"{paths[0]}{more}", message, fix))
     if problems:
         raise ConfigError(problems)
     written, made = list[Path](), list[Path]()
@@ -149,7 +154,7 @@ def write_project(template: ProjectTemplate, folder: Path) -> list[Path]:
 
 def _find_obstacle(path: Path, folder: Path) -> tuple[str, str] | None:
     if path.exists() or path.is_symlink():
-        return "exists, and init overwrites nothing", "choose another NAME, or move the file away"
+        return "exists, and init overwrites nothing", "choose another NAME, or move what is there away"
     for parent in path.parents:
         if parent.is_dir():
             return None

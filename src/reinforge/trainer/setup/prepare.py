@@ -58,6 +58,18 @@ async def build_parts(builder: ComponentBuilder, folder: Path | None) -> Parts:
     return parts
 
 
+def refuse_absent_model(config: Config) -> None:
+    """Raises `BackendUnavailable` for a hub id that neither the cache nor the hub has, before there is a run folder."""
+    policy, adapter = config.finetuning.policy, config.trainer_adapters.get(str(config.finetuning.trainer_adapter))
+    if adapter is None or adapter.static_type != "local" or policy.model is None:
+        return
+    from reinforge.engine.model.hub import is_hub_unreachable
+    from reinforge.engine.model.preflight import looks_like_hub_id
+
+    if looks_like_hub_id(policy.model):
+        is_hub_unreachable(policy.model, policy.revision)
+
+
 async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attempt: Attempts) -> Parts:
     """Returns the components, with None for those that cannot be built; `attempt` then holds the problems.
 
