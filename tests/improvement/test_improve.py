@@ -256,7 +256,8 @@ def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
     [line] = [line for line in output.splitlines() if line.startswith("not tried")]
     assert line == (
         "not tried, as untouched the agent has no groups whose rewards differ (266 episodes have rewards from 0 to 1, "
-        "which differ in 0 of 32 groups): 03-larger-steps, 06-prefer-the-best, 09-smaller-steps"
+        "which differ in 0 of 32 groups): 03-larger-steps, 04-imitate-then-reinforce, "
+        "05-imitate-the-best, 06-prefer-the-best, 09-smaller-steps"
     )
     assert "promoted     no: nothing helped" in output
 

@@ -32,7 +32,6 @@ LORA = (
 STEPS = (f"{FINETUNING}.policy.batch.steps_per_job", "4")
 CLIPPED = json.dumps(small_models.ALGORITHM)
 WITHOUT_REWARDS = ("sft", "distill", "dpo", "kto", "ipo", "orpo", "simpo")
-IMITATE = "{_type: expert_iteration}"
 DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
@@ -107,14 +106,16 @@ def _propose_updates(config: Config) -> list[SearchRecipe]:
 
 
 def _propose_algorithms(config: Config, reflect: str | None) -> list[SearchRecipe]:
-    found = list[SearchRecipe]()
-    if get_type(config.finetuning.algorithm) != "expert_iteration":
+    found, has_groups = list[SearchRecipe](), _find_groups(config) is not None
+    if get_type(config.finetuning.algorithm) not in ("expert_iteration", "rejection_sampling"):
+        imitate, needs = ("rejection_sampling", SIGNAL) if has_groups else ("expert_iteration", GOOD)
+        algorithm = f"{{_type: {imitate}}}"
         if _trains_stages(config):
             why = f"imitates the best replies for {IMITATION_EPOCHS} epochs, then trains as configured"
-            found.append(_add_first_stage("imitate-then-reinforce", why, (("algorithm", IMITATE),), GOOD))
+            found.append(_add_first_stage("imitate-then-reinforce", why, (("algorithm", algorithm),), needs))
         why = "imitates the best replies, where rewards are rare"
-        found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, IMITATE),), needs=GOOD))
-    if _find_groups(config) is not None:
+        found.append(SearchRecipe("imitate-the-best", why, ((ALGORITHM, algorithm),), needs=needs))
+    if has_groups:
         why = "prefers the best reply of each group to the worst (DPO)"
         dpo = (ALGORITHM, "{_type: dpo}")
         found.append(SearchRecipe("prefer-the-best", why, (*_list_steps(config), dpo), needs=SIGNAL))
