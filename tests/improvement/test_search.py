@@ -197,8 +197,10 @@ async def test_a_budget_without_room_for_a_trial_is_refused_with_what_it_takes(t
     await make(tmp_path / "s", total=190.0, unit="s", arm_cost=60.0).run()
 
 
-@pytest.mark.parametrize(("arm_cost", "least", "sizes"), [(0.0, 800, [5, 3, 2, 1]), (200.0, 500, [4, 2, 1])])
-async def test_a_verdict_that_takes_more_than_a_fifth_keeps_its_time(tmp_path, arm_cost, least, sizes):
+@pytest.mark.parametrize(
+    ("arm_cost", "least", "sizes"), [(0.0, 800, [5, 3, 2, 1]), (10.0, 950, [5, 3, 2, 1]), (200.0, 500, [4, 2, 1])]
+)
+async def test_what_the_verdict_is_predicted_to_take_is_kept(tmp_path, arm_cost, least, sizes):
     search = make(tmp_path / "s", {"r1": 0.1}, total=1000.0, unit="s", arm_cost=arm_cost)
     await search.run()
     assert search.record.sizes == sizes  # 500 / 3 / 4 = 42 is enough for two epochs

@@ -57,7 +57,7 @@ def command(
     """Search, within a budget, for what makes an agent better, and judge the best of it once.
 
     Tries several ways to train (learning rates, adapters, group sizes, imitation), stops those that fall behind on the
-    `select` examples, and trains the best ones on. A fifth of the budget is kept for the verdict: the winner against
+    `select` examples, and trains the best ones on. A part of the budget is kept for the verdict: the winner against
     the untouched agent, on the `confirm` examples, which nothing before has seen.
 
     \b

@@ -17,8 +17,9 @@ from reinforge.trainer.context import RESERVED
 SEARCH, RECIPE = "search.json", "recipe.yml"
 MAX_EPOCHS = 1000
 """Epochs that a trial may have; the budget ends it long before."""
-VERDICT_SHARE = 0.2
-"""Share of the budget that is kept for the verdict; more if that is predicted to take more."""
+VERDICT_SHARE, LEAST_SHARE = 0.2, 0.05
+"""Shares of the budget that are kept for the verdict: while what it takes is unknown, and at least, since the last
+trial may overrun its share by half an epoch."""
 MIN_EPISODES = 30
 """With fewer, that all are alike may be chance."""
 
@@ -153,9 +154,13 @@ class SearchRecord:
         return RESERVED * (1 + self.num_seeds) * self.arm_cost
 
     @property
+    def verdict_share(self) -> float:
+        return LEAST_SHARE if self.arm_cost else VERDICT_SHARE
+
+    @property
     def for_trials(self) -> float:
         """What the trials and repeated trainings may use together; the rest is for the verdict."""
-        return self.budget.total - max(VERDICT_SHARE * self.budget.total, self.verdict_cost)
+        return self.budget.total - max(self.verdict_share * self.budget.total, self.verdict_cost)
 
     @property
     def open_trials(self) -> list[Trial]:

@@ -21,7 +21,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
-from reinforge.improvement.record import VERDICT_SHARE, FirstEpoch, SearchRecord, Trial
+from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
@@ -158,7 +158,7 @@ class Search:
         record, shown = self.record, self.record.budget.format
         needed *= record.num_seeds
         if needed > record.for_trials:
-            least = max(needed / (1 - VERDICT_SHARE), needed + record.verdict_cost)
+            least = max(needed / (1 - record.verdict_share), needed + record.verdict_cost)
             times = "a trial" if record.num_seeds == 1 else f"{record.num_seeds} trainings"
             what = f"{times} of {MIN_EPOCHS} epochs ({shown(needed)}) and the verdict ({shown(least - needed)})"
             option = "--budget_tokens" if record.budget.unit == "tokens" else "--minutes"
