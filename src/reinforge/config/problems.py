@@ -103,11 +103,11 @@ def _add_blocks(paths: Iterable[str]) -> list[str]:
 
 
 def _find_place(tail: str, places: Iterable[str], wrong: KeyPath) -> str | None:
-    """Returns the place that ends with `tail`, the one nearest to the wrong place; None: there is none, or too many."""
+    """Returns the place that ends with `tail`, the one nearest to the wrong place; None: none, or too many."""
     found = [place for place in places if f".{place}".endswith(f".{tail}") and place != format_path(wrong)]
     if len(found) > MAX_PLACES:
         return None
-    return max(found, key=lambda place: _count_shared(place.split("."), wrong), default=None)
+    return max(found, key=lambda place: (_count_shared(place.split("."), wrong), -place.count(".")), default=None)
 
 
 def _find_near(key: str, places: Iterable[str]) -> str | None:
