@@ -16,8 +16,14 @@ from reinforge.evaluation.statistics import MAX_P_VALUE, count_needed_pairs
 from reinforge.runs.predictions import SIGNAL
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow, choose_best_validation
 from reinforge.runs.summary import Explanation, RunSummary, describe_resume
-from reinforge.trainer.guards import LEARNING_RATE, History, advise_no_signal, measure_train_select_gap
-from reinforge.trainer.preflight.recommendation import MAX_CUT, SOME_SIGNAL
+from reinforge.trainer.guards import (
+    LEARNING_RATE,
+    MAX_CUT,
+    SOME_SIGNAL,
+    History,
+    advise_no_signal,
+    measure_train_select_gap,
+)
 
 MAX_REASONS = 3
 """If more is changed at once, nothing shows which change helped."""

@@ -20,16 +20,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from reinforge.trainer.guards import MAX_CUT, SOME_SIGNAL
+
 GROUP_SIZES = (4, 8, 16, 32)
 """Group sizes to choose from."""
 ENOUGH_SIGNAL = 0.5
 """A group size suffices if this share of its groups has signal."""
-SOME_SIGNAL = 0.25
-"""With less than this share, even in the largest groups, most of what is sampled is thrown away."""
 MAX_NOISE, SOME_NOISE = 0.5, 0.2
 """Share of the spread within groups that is noise of the evaluator: too much; enough to compare only clear pairs."""
-MAX_FAILURES, MAX_CUT = 0.5, 0.3
-"""Shares of episodes that the policy fails, and of replies that are cut off, above which the prompt comes first."""
+MAX_FAILURES = 0.5
+"""Share of episodes that the policy fails above which the prompt comes first; `MAX_CUT` is that of cut replies."""
 ALREADY = "The file already asks for that"
 TOP = 0.95
 """A mean of scores from 0 to 1 above which there is little left to improve."""
