@@ -6,10 +6,10 @@
 
 Arms: `search` is `reinforge improve` on the task's agent, data and reward, without any setting of training; `defaults`
 one run of the same; `hand` one run of the task's own file, which was tuned by hand; `prompts` the search for
-demonstrations alone, where the agent asks for its prompt. All are judged on the same `confirm` examples, with fresh replies of the
-untouched agent. Each run is a process of its own. Results are kept in `--folder`, which is committed: what is there is
-not run again. The tasks of reasoning-gym are none of the eight that
-`docs/benchmarks.md` trains, and none that its recipe was found on.
+demonstrations alone, where the agent asks for its prompt. All are judged on the same `confirm` examples, with fresh
+replies of the untouched agent. Each run is a process of its own. Results are kept in `--folder`, which is committed:
+what is there is not run again. The tasks of reasoning-gym are none of the eight that `docs/benchmarks.md` trains, and
+none that its recipe was found on.
 """
 
 from __future__ import annotations
