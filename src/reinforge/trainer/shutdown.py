@@ -125,6 +125,8 @@ class ShutdownThread:
     def _beat(self) -> None:
         if self._ended.is_set():  # the loop may run on after the handlers are those of before
             return
+        if threading.current_thread() is not threading.main_thread():  # `close_loop` runs what is left of it elsewhere
+            return
         self._beat_s = time.monotonic()
         self._set_handlers()
         self.loop.call_later(TICK_S, self._beat)

@@ -1,6 +1,7 @@
 """The plain loop with tools: Python functions and MCP servers, and whose failure a failure is."""
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -15,8 +16,8 @@ from reinforge.errors import BackendUnavailable, ConfigError
 from reinforge.limits import Limits
 from reinforge.rollout.workflows.mcp_server import build_http_client, read_end
 from reinforge.rollout.workflows.tools import build_python_tool, parse_docstring
-from reinforge.trainer.options import LiveRun
-from reinforge.trainer.shutdown import TICK_S, ShutdownThread
+from reinforge.trainer.options import LiveRun, RunOptions
+from reinforge.trainer.shutdown import TICK_S, ShutdownThread, run_interruptible
 from reinforge.types.request import ModelReply
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
@@ -225,6 +226,20 @@ async def test_the_loop_that_runs_on_after_a_run_has_its_own_signal_handlers_aga
         assert signal.getsignal(signal.SIGINT) is not before
     await asyncio.sleep(2 * TICK_S)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_loop_that_another_thread_closes_sets_no_signal_handlers(caplog):
+    async def linger():
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async def work():
+        asyncio.get_running_loop().lingering = asyncio.create_task(linger())
+        await asyncio.sleep(2 * TICK_S)
+
+    run_interruptible(work(), RunOptions())
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_fields_that_a_row_lacks_are_told_before_work_starts(loop, tmp_path):
