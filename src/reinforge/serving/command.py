@@ -55,7 +55,7 @@ ACCESS, TRAINING = "Access", "Training"
 @option(
     "max_num_seqs",
     type=click.IntRange(min=1),
-    default=64,
+    default=96,
     group=LIMITS,
     help="Maximum number of replies to sample at the same time.",
 )

@@ -62,7 +62,7 @@ class LoadSettings:
     device: str = "auto"
     dtype: str | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int = 96
     takes_adapters: bool = False
     serves_versions: bool = False
     seed: int = 0

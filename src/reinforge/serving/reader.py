@@ -87,7 +87,7 @@ class BodyReader:
 def main() -> None:
     import_module("reinforge.serving.chat")  # at full speed: a client waits for it
     if hasattr(os, "nice"):
-        os.nice(5)
+        os.nice(10)  # about a tenth of a core that sampling needs as well: its threads wait for the slowest
     source, target = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what is printed is not an answer
     while line := source.readline():

@@ -146,27 +146,32 @@ class RunningBatch:
         return streamed
 
     def record_supports(
-        self, start: int, counts: NDArray[np.int64], tokens: NDArray[np.int32], log_mass: NDArray[np.float32]
+        self,
+        rows: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        tokens: NDArray[np.int32],
+        log_mass: NDArray[np.float32],
     ) -> None:
-        """Records the tokens that the last token of each filtered row from `start` on was sampled from.
+        """Records the tokens that the last token of each filtered one of these rows was sampled from.
 
         Args:
             counts: Number of kept tokens of each row.
             tokens: `[B, K]` tokens of each row, the kept ones first; more than `K` are too many to record.
             log_mass: log of the kept tokens' summed probability.
         """
-        for row in np.flatnonzero(self.is_filtered[start : self.count]).tolist():
-            request, place = self.requests[start + row], self.num_sampled[start + row] - 1
-            token, logprob = self.token_ids[start + row, place], self.logprobs[start + row, place]
-            kept = np.sort(tokens[row, : counts[row]])
+        for number in np.flatnonzero(self.is_filtered[rows]).tolist():
+            row = int(rows[number])
+            request, place = self.requests[row], self.num_sampled[row] - 1
+            token, logprob = self.token_ids[row, place], self.logprobs[row, place]
+            kept = np.sort(tokens[number, : counts[number]])
             if request.constraint is not None:
                 kept = kept[request.constraint.is_allowed(kept)]  # fewer may be left than top_k or min_p would keep
             # rounding may sample the token next to the last kept one
-            is_complete = counts[row] <= tokens.shape[1] and token in kept
+            is_complete = counts[number] <= tokens.shape[1] and token in kept
             if request.constraint is None or not request.constraint.changes_logits:
                 request.supports.append(kept if is_complete else kept[:0])
             if request.constraint is None:
-                request.processed_logprobs.append(float(logprob - log_mass[row]))
+                request.processed_logprobs.append(float(logprob - log_mass[number]))
 
     def record_top_logprobs(self, rows: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray) -> None:
         """Records the most likely tokens in place of the last token of some rows, `[R, K]`, and their log-probs."""

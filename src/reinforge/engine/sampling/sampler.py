@@ -31,7 +31,7 @@ from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.text_part import iterate_expert_parameters
-from reinforge.engine.sampling.constrained_sampling import RowConstraints, sample_constrained
+from reinforge.engine.sampling.constrained_sampling import ConstrainedTokens, RowConstraints, sample_constrained
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
@@ -441,25 +441,27 @@ class ReplySampler:
         batch, rows = self._batch, slice(start, self._batch.count)
         temperatures = self._to_device(batch.temperatures[rows])
         uniforms = self._to_device(draw_uniforms(batch.seeds[rows], batch.num_sampled[rows]))
-        filters = self._build_filters(rows) if batch.is_filtered[rows].any() else None
-        processed = None
-        if batch.is_constrained[rows].any():
-            constraints = self._collect_constraints(start)
-            sampled = sample_constrained(logits_BV, temperatures, uniforms, filters, constraints)
-            tokens, logprobs, kept = sampled.tokens_B, sampled.logprobs_B, sampled.kept
-            processed = sampled.processed_R
-        else:
+        # rows with filters or constraints apart: they take several times as long, and no other reply may wait for them
+        special = np.flatnonzero(batch.is_filtered[rows] | batch.is_constrained[rows])
+        sampled = None
+        if len(special) < batch.count - start:
             torchscript = self.model.fast_paths.torchscript
-            tokens, logprobs, kept = sample_tokens(logits_BV, temperatures, uniforms, filters, torchscript=torchscript)
+            tokens, logprobs, _ = sample_tokens(logits_BV, temperatures, uniforms, torchscript=torchscript)
+        else:
+            tokens, logprobs = torch.empty_like(temperatures, dtype=torch.long), torch.empty_like(temperatures)
+        if len(special):
+            own = self._to_device(special)
+            sampled = self._sample_special(special + start, logits_BV[own], temperatures[own], uniforms[own])
+            tokens[own], logprobs[own] = sampled.tokens_B, sampled.logprobs_B
         both = torch.stack((tokens.int(), logprobs.view(torch.int32))).cpu().numpy()
         token_ids, logprobs_B = both[0].astype(np.int64), both[1].view(np.float32)
         if not np.isfinite(logprobs_B).all():
             raise EngineError("the model's logits are not finite")
         batch.record(start, token_ids, logprobs_B)
-        if kept is not None:
-            self._record_supports(kept, start)
-        if processed is not None:
-            batch.record_constrained(start, processed.cpu().numpy())
+        if sampled is not None:
+            if sampled.kept is not None:
+                self._record_supports(sampled.kept, special + start)
+            batch.record_constrained(start, sampled.processed_R.cpu().numpy())
         if batch.num_top_logprobs[rows].any():
             self._record_top_logprobs(logits_BV, temperatures, start)
         if self._report is not None and batch.is_streamed[rows].any():
@@ -475,23 +477,34 @@ class ReplySampler:
         tokens, logprobs = rank_logprobs(logits_BV[rows], temperatures_B[rows], count)
         batch.record_top_logprobs(asked + start, tokens.cpu().numpy(), logprobs.cpu().numpy())
 
-    def _build_filters(self, rows: slice) -> SamplingFilters:
-        batch, top_k = self._batch, self._batch.top_k[rows].copy()
-        for row, constraint in batch.list_constrained(rows.start):
-            if batch.is_filtered[row]:
-                top_k[row - rows.start] = min(top_k[row - rows.start], constraint.count_allowed())
+    def _sample_special(
+        self, rows: NDArray[np.int64], logits_BV: Tensor, temperatures_B: Tensor, uniforms_B: Tensor
+    ) -> ConstrainedTokens:
+        """Samples a token for each of these rows, which have filters or constraints."""
+        batch = self._batch
+        filters = self._build_filters(rows) if batch.is_filtered[rows].any() else None
+        found = [(place, batch.requests[row].constraint) for place, row in enumerate(rows.tolist())]
+        constrained = {place: constraint for place, constraint in found if constraint is not None}
+        if constrained:
+            constraints = RowConstraints.collect(list(constrained), list(constrained.values()), self.model.device)
+            return sample_constrained(logits_BV, temperatures_B, uniforms_B, filters, constraints)
+        tokens_B, logprobs_B, kept = sample_tokens(logits_BV, temperatures_B, uniforms_B, filters)
+        return ConstrainedTokens(tokens_B, logprobs_B, logprobs_B[:0], kept)
+
+    def _build_filters(self, rows: NDArray[np.int64]) -> SamplingFilters:
+        batch, top_k = self._batch, self._batch.top_k[rows]
+        for place, row in enumerate(rows.tolist()):
+            constraint = batch.requests[row].constraint
+            if constraint is not None and batch.is_filtered[row]:
+                top_k[place] = min(top_k[place], constraint.count_allowed())
         settings = (batch.top_p[rows], top_k, batch.min_p[rows])
         return SamplingFilters(*(self._to_device(array) for array in settings))
 
-    def _collect_constraints(self, start: int) -> RowConstraints:
-        rows, constraints = zip(*self._batch.list_constrained(start), strict=True)
-        return RowConstraints.collect([row - start for row in rows], constraints, self.model.device)
-
-    def _record_supports(self, kept: KeptTokens, start: int) -> None:
+    def _record_supports(self, kept: KeptTokens, rows: NDArray[np.int64]) -> None:
         batch, counts = self._batch, kept.counts_B.cpu().numpy()
-        width = min(int(counts[batch.is_filtered[start : batch.count]].max()), MAX_SUPPORT)
+        width = min(int(counts[batch.is_filtered[rows]].max()), MAX_SUPPORT)
         tokens = kept.tokens_BK[:, :width].int().cpu().numpy()
-        batch.record_supports(start, counts, tokens, kept.log_mass_B.cpu().numpy())
+        batch.record_supports(rows, counts, tokens, kept.log_mass_B.cpu().numpy())
 
     def _remove_finished(self, start: int) -> None:
         batch = self._batch
