@@ -19,7 +19,7 @@ PARALLEL = --dist loadfile --no-loadscope-reorder
 # where PYTHONDONTWRITEBYTECODE is set, each of some hundred processes would compile the package anew
 COMPILE = $(BIN)/python -m compileall -q src
 
-.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz mutants check fix install bench benchmark-tasks clients vllm audit docs clean
+.PHONY: demo demo-long demo-pretrained test test-slow fault fuzz mutants check fix install bench benchmark-tasks clients vllm audit docs pictures clean
 
 install: $(STAMP)
 
@@ -122,6 +122,11 @@ audit: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# a picture of each page of `reinforge view` over the runs in .reinforge/runs; Chromium must be installed
+pictures: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright axe-playwright-python
+	$(BIN)/python -m tests.view.pictures
 
 fix: $(STAMP)
 	$(BIN)/ruff format .
