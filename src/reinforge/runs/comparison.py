@@ -34,6 +34,8 @@ from reinforge.types.evaluation import MetricSummary, count_examples
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
 """Settings that decide what a score means, besides the models that evaluators ask."""
+NUM_DIGITS = 8
+"""Digits of a hash that are shown."""
 EVALUATORS = "evaluators"
 """The fact of a run that holds evaluator -> hash of what decides its scores."""
 CLUSTERS = "clusters"
@@ -205,6 +207,40 @@ def compare_runs(first: Path, second: Path, rescored: Rescored | None = None) ->
         what = "Its code, its settings or its judge" if len(changed) == 1 else "Their code, settings or judges"
         notes.insert(0, f"{', '.join(changed)} cannot be compared. {what} changed between the runs.")
     found.notes = [*notes, *found.notes]
+    return found
+
+
+def find_obstacles(runs: Sequence[RunOverview]) -> dict[str, list[str]]:
+    """Returns what makes scores of runs incomparable: what differs -> what it is in each run; empty: not recorded.
+
+    Example: `{"base model": ["small", "large"]}`. Data and evaluators are told apart by the first digits of their hash.
+    """
+    facts = [run.record.facts if run.record is not None else {} for run in runs]
+    configs = [read_config(run.folder) for run in runs]
+    blocks = [each if isinstance(each := known.get(EVALUATORS), dict) else {} for known in facts]
+    found = {
+        "base model": [str(_get_block(config, "finetuning", "policy").get("model") or "") for config in configs],
+        "reward": [str(_get_block(config, "finetuning", "reward_function").get("name") or "") for config in configs],
+        "data": [str(known.get("data_sha256") or "")[:NUM_DIGITS] for known in facts],
+    }
+    for name in dict.fromkeys(name for block in blocks for name in block):
+        found[f"evaluator {name}"] = [str(block.get(name) or "")[:NUM_DIGITS] for block in blocks]
+    return {what: values for what, values in found.items() if len({value for value in values if value}) > 1}
+
+
+def list_settings(runs: Sequence[RunOverview]) -> dict[str, list[Any]]:
+    """Returns the settings that differ: path -> its value in each run, `ABSENT` where it has none.
+
+    Raises:
+        OSError: A configuration cannot be read.
+        ValueError: Or is not UTF-8.
+        ReinforgeError: Or is not valid.
+    """
+    first, *others = (read_regular_file(run.folder / "config.yml").decode() for run in runs)
+    found: dict[str, list[Any]] = {}
+    for number, other in enumerate(others, 1):
+        for change in compare_configs(first, other):
+            found.setdefault(change.path, [change.old] * len(runs))[number] = change.new
     return found
 
 

@@ -9,8 +9,11 @@ from reinforge.runs.page.content import read_figures
 from reinforge.runs.page.elements import Content, build, build_section, build_table
 from reinforge.runs.page.page import (
     PAGE,
+    build_facts,
     build_measures,
+    build_pairs,
     build_rewards,
+    build_scores,
     build_settings,
     build_verdict,
 )
@@ -28,10 +31,13 @@ def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, li
         _build_activity(overview, activity),
         build_verdict(content),
         build_rewards(content),
+        build_pairs(content),
+        build_scores(content),
         build_measures(content),
         _build_outcomes(name, table),
         _build_times(overview),
         _build_timeline(overview),
+        build_facts(content),
         build_settings(content),
     ]
     return build_document(f"Run {name}", parts, trail=build_trail(name, "overview"), live=live)
@@ -78,6 +84,7 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
         build("p", f"{len(table):,} episodes: ", links[:-1]),
         build_table(("outcome", "in training", "episodes"), rows, "Episodes by outcome") if rows else None,
         id="outcomes",
+        class_="half",
     )
 
 
@@ -94,7 +101,8 @@ def _build_times(overview: RunOverview) -> Element | None:
         )
         for stage, seconds in sorted(times.items(), key=lambda item: -item[1])
     ]
-    return build_section("Time", build_table(("stage", "time", "share"), rows, "Time by stage"), id="time")
+    table = build_table(("stage", "time", "share"), rows, "Time by stage")
+    return build_section("Time", table, id="time", class_="half")
 
 
 def _build_timeline(overview: RunOverview) -> Element | None:
