@@ -18,6 +18,7 @@ from reinforge.view import server as server_module
 from reinforge.view.documents import build_run_path
 from reinforge.view.server import choose_port
 from tests.doubles import examples
+from tests.project import call
 from tests.view.view_browser import Browser
 
 LINKS = {"href", "src", "action", "data-rows", "data-episode", "data-live"}
@@ -79,6 +80,29 @@ async def test_the_list_is_sorted_by_a_column_and_what_is_unknown_comes_last(mad
         assert ("href", f"/?search=&sort={other}") in page.attributes, "the other way round"
         assert ("1.5" in page.text, "121" in page.text) == (True, True)
         assert ("aria-sort", "descending") in (await browser.page("/?sort=nothing")).attributes, "the newest first"
+
+
+async def test_tags_and_notes_are_shown_searched_and_no_damage(made, tmp_path):
+    for name in ("plain", "hostile"):
+        shutil.copytree(made / name, tmp_path / name)
+    place = ("--output_dir", str(tmp_path))
+    assert call("runs", "tag", "plain", *place).output == "plain: no tags\n"
+    call("runs", "tag", "plain", "lr-sweep", "<b>", *place)
+    async with Browser(tmp_path) as browser:
+        version = await browser.ask("/version")
+        done = call("runs", "tag", "plain", "--note", "diverged late", *place)
+        assert done.output == "plain: lr-sweep, <b>; diverged late\n"
+        assert await browser.ask("/version") != version, "a page that is open shows it"
+        for word in ("SWEEP", "diverged"):
+            text = (await browser.page(f"/?search={word}")).text
+            assert ("diverged late" in text, "hostile" in text) == (True, False)
+        assert "lr-sweep <b> diverged late" in (await browser.page("/runs/plain")).text
+    call("runs", "verify", "plain", *place, code=0)
+    assert json.loads(call("runs", "list", "--json", *place).output)["runs"][0]["tags"] == ["lr-sweep", "<b>"]
+    assert call("runs", "tag", "plain", "-", "--note", "", *place).output == "plain: no tags\n"
+    (tmp_path / "plain" / ".labels.json").write_text('{"tags": 5, "note": [1]}')
+    assert json.loads(call("runs", "tag", "plain", "--json", *place).output) == {"tags": [], "note": ""}
+    call("runs", "rm", "plain", "--yes", *place, code=0)
 
 
 async def test_an_empty_folder_says_what_to_do(tmp_path):

@@ -219,8 +219,8 @@ def find_obstacles(runs: Sequence[RunOverview]) -> dict[str, list[str]]:
     configs = [read_config(run.folder) for run in runs]
     blocks = [each if isinstance(each := known.get(EVALUATORS), dict) else {} for known in facts]
     found = {
-        "base model": [str(_get_block(config, "finetuning", "policy").get("model") or "") for config in configs],
-        "reward": [str(_get_block(config, "finetuning", "reward_function").get("name") or "") for config in configs],
+        "base model": [str(get_block(config, "finetuning", "policy").get("model") or "") for config in configs],
+        "reward": [str(get_block(config, "finetuning", "reward_function").get("name") or "") for config in configs],
         "data": [str(known.get("data_sha256") or "")[:NUM_DIGITS] for known in facts],
     }
     for name in dict.fromkeys(name for block in blocks for name in block):
@@ -231,10 +231,7 @@ def find_obstacles(runs: Sequence[RunOverview]) -> dict[str, list[str]]:
 def list_settings(runs: Sequence[RunOverview]) -> dict[str, list[Any]]:
     """Returns the settings that differ: path -> its value in each run, `ABSENT` where it has none.
 
-    Raises:
-        OSError: A configuration cannot be read.
-        ValueError: Or is not UTF-8.
-        ReinforgeError: Or is not valid.
+    Raises an `OSError`, a `ValueError` or a `ReinforgeError` if a configuration cannot be read.
     """
     first, *others = (read_regular_file(run.folder / "config.yml").decode() for run in runs)
     found: dict[str, list[Any]] = {}
@@ -318,11 +315,11 @@ def _list_metrics(found: RunComparison, arms: Sequence[Arm]) -> list[str]:
 
 def _find_verdict_metric(run: RunOverview) -> str | None:
     config = read_config(run.folder)
-    gate, reward = (_get_block(config, "finetuning", name) for name in ("gate", "reward_function"))
+    gate, reward = (get_block(config, "finetuning", name) for name in ("gate", "reward_function"))
     return gate.get("metric") or reward.get("name")
 
 
-def _get_block(config: Any, *path: str) -> dict[str, Any]:
+def get_block(config: Any, *path: str) -> dict[str, Any]:
     """Returns a block of a configuration that may have been edited; empty: it has none."""
     for name in path:
         config = config.get(name) if isinstance(config, dict) else None
@@ -418,8 +415,8 @@ def _find_scoring_changes(found: RunComparison) -> list[str]:
     paths = set(SCORING)
     for run in (found.first, found.second):
         config = read_config(run.folder)
-        texts = _list_texts(_get_block(config, "eval", "evaluators"))
-        paths |= {f"llms.{name}" for name in _get_block(config, "llms") if name in texts}
+        texts = _list_texts(get_block(config, "eval", "evaluators"))
+        paths |= {f"llms.{name}" for name in get_block(config, "llms") if name in texts}
     return [
         change.path
         for change in found.changes

@@ -9,17 +9,16 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from reinforge.errors import describe_error
+from reinforge.runs.comparison import get_block
 from reinforge.runs.page.elements import Content, build, build_table, draw_interval, find_bounds
-from reinforge.runs.run_folder import RunOverview, format_local_time, format_size
+from reinforge.runs.run_folder import RunOverview, format_local_time
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path
 
-WIDTH, HEIGHT = 72, 20
+WIDTH, HEIGHT = 56, 18
 """Size of the line of rewards."""
-COLUMNS = {
-    **dict.fromkeys(("run", "status", "task", "model", "algorithm"), False),
-    **dict.fromkeys(("before → after", "improvement", "epochs", "minutes", "started", "size"), True),
-}
-"""Columns that can be sorted by, beside the boxes that select runs; True: the largest comes first."""
+WORDS = ("run", "status", "task", "model", "algorithm")
+NUMBERS = ("before → after", "improvement", "epochs", "minutes", "started")
+"""Columns that can be sorted by, beside the boxes that select runs; of numbers, the largest comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +26,21 @@ class RunQuery:
     """Which runs to list, and how; the same in the address of the page."""
 
     search: str = ""
-    sort: str = "-started"  # a column of `COLUMNS`; `-` before it: the largest first
+    sort: str = "-started"  # a column; `-` before it: the largest first
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> RunQuery:
         """Returns the query of an address; a column that does not exist stands for the default."""
         sort = given.get("sort", "")
-        return cls(given.get("search", "").strip(), sort if sort.removeprefix("-") in COLUMNS else cls().sort)
+        is_known = sort.removeprefix("-") in (*WORDS, *NUMBERS)
+        return cls(given.get("search", "").strip(), sort if is_known else cls().sort)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     run: RunOverview
-    texts: Mapping[str, str]  # column -> what a search looks at
-    sizes: Mapping[str, float | None]  # column -> number to sort by; None: unknown
-
-    def rank(self, sort: str) -> tuple[bool, Any]:
-        """Returns the key to sort by; what is unknown comes last."""
-        column = sort.removeprefix("-")
-        if column not in self.sizes:
-            return False, self.texts[column].lower()
-        size = self.sizes[column]
-        return size is None, (-1 if sort.startswith("-") else 1) * (size or 0.0)
+    texts: Mapping[str, str]  # what a search looks at, with the columns of words
+    numbers: Mapping[str, float | None]  # None: unknown
 
 
 def build_run_list(
@@ -57,8 +49,6 @@ def build_run_list(
     """Returns the list of the runs of a folder with their configurations, of which a search shows some."""
     rows = [_read_row_of_any(run, config) for run, config in runs]
     found = [row for row in rows if query.search.lower() in " ".join(row.texts.values()).lower()]
-    is_reversed = query.sort.startswith("-") and not COLUMNS[query.sort.removeprefix("-")]
-    found.sort(key=lambda row: row.rank(query.sort), reverse=is_reversed)
     if not runs:
         exists = output_dir.is_dir()
         why = "There are no runs in this folder yet." if exists else "This folder does not exist."
@@ -69,10 +59,20 @@ def build_run_list(
         nothing = None if found else build("p", f'No run contains "{query.search}".')
         button = build("button", "Compare the selected runs", type="submit", class_="main")
         bar = build("p", button, " Select two to six.", class_="note")
-        table = _build_table(found, query, f"{len(found):,} of {len(rows):,} runs in {output_dir}")
+        table = _build_table(_sort(found, query), query, f"{len(found):,} of {len(rows):,} runs in {output_dir}")
         form = build("form", table, nothing, bar, action="/compare", method="get", id="runs", class_="card")
         content = [_build_search(query), form]
     return build_document("Runs", content, trail=[("Runs", None)], live=live)
+
+
+def _sort(rows: Sequence[_Row], query: RunQuery) -> list[_Row]:
+    """Returns the rows in order; those whose number is unknown come last."""
+    column, is_down = query.sort.removeprefix("-"), query.sort.startswith("-")
+    if column in WORDS:
+        return sorted(rows, key=lambda row: row.texts[column].lower(), reverse=is_down)
+    unknown = [row for row in rows if row.numbers[column] is None]
+    known = [row for row in rows if row.numbers[column] is not None]
+    return sorted(known, key=lambda row: row.numbers[column] or 0.0, reverse=is_down) + unknown
 
 
 def _build_search(query: RunQuery) -> Element:
@@ -91,27 +91,15 @@ def _build_search(query: RunQuery) -> Element:
 def _build_table(rows: Sequence[_Row], query: RunQuery, caption: str) -> Element:
     column, is_down = query.sort.removeprefix("-"), query.sort.startswith("-")
     heads: list[Content] = [build("span", "compare", class_="hidden")]
-    for name, largest_first in COLUMNS.items():
-        other = not is_down if name == column else largest_first
-        heads.append(build_anchor(name, build_link("/", search=query.search, sort=("-" if other else "") + name)))
+    for name in (*WORDS, *NUMBERS):
+        goes_down = not is_down if name == column else name in NUMBERS
+        heads.append(build_anchor(name, build_link("/", search=query.search, sort="-" * goes_down + name)))
     bounds = find_bounds(row.run.summary.improvement for row in rows if row.run.summary is not None)
     table = build_table(heads, [_build_cells(row, bounds) for row in rows], caption)
     for head in table.iter("th"):
         if head[0].text == column:
             head.set("aria-sort", "descending" if is_down else "ascending")
     return table
-
-
-def _describe_config(config: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Returns task, model and algorithm of a configuration that may come from anywhere; empty: not known."""
-    finetuning = config.get("finetuning") or {}
-    dataset = ((config.get("eval") or {}).get("general") or {}).get("dataset")
-    blocks = [each if isinstance(each, dict) else {} for each in (dataset, finetuning.get("policy"))]
-    algorithm = finetuning.get("algorithm")
-    file, model = blocks[0].get("file_path"), str(blocks[1].get("model") or "")
-    task = Path(str(file)).stem if file else str(blocks[0].get("_type") or "")
-    name = algorithm.get("_type") if isinstance(algorithm, dict) else None
-    return task, model.rstrip("/").rpartition("/")[2], str(name or "")
 
 
 def _read_row_of_any(run: RunOverview, config: Mapping[str, Any]) -> _Row:
@@ -125,26 +113,26 @@ def _read_row_of_any(run: RunOverview, config: Mapping[str, Any]) -> _Row:
 
 
 def _read_row(run: RunOverview, config: Mapping[str, Any]) -> _Row:
-    task, model, algorithm = _describe_config(config)
-    resumed = max(0, len(run.record.sessions) - 1) if run.record is not None else 0
+    dataset, policy = get_block(config, "eval", "general", "dataset"), get_block(config, "finetuning", "policy")
+    file, resumed = dataset.get("file_path"), len(run.record.sessions) - 1 if run.record is not None else 0
     texts = {
         "run": run.folder.name,
-        "status": run.status + (f", resumed {resumed}×" if resumed else ""),
-        "task": task,
-        "model": model,
-        "algorithm": algorithm,
+        "status": run.status + (f", resumed {resumed}×" if resumed > 0 else ""),
+        "task": Path(str(file)).stem if file else str(dataset.get("_type") or ""),
+        "model": str(policy.get("model") or "").rstrip("/").rpartition("/")[2],
+        "algorithm": str(get_block(config, "finetuning", "algorithm").get("_type") or ""),
         "verdict": run.summary.headline() if run.summary is not None else run.reason,
+        "labels": " ".join([*run.tags, run.note]),
     }
     change = run.summary.improvement if run.summary is not None else None
-    sizes: dict[str, float | None] = {
+    numbers = {
         "before → after": _read_means(run)[1],
         "improvement": change.mean_difference if change is not None else None,
         "epochs": run.epochs_done,
         "minutes": _measure_minutes(run),
         "started": run.started_s,
-        "size": run.num_bytes,
     }
-    return _Row(run, texts, sizes)
+    return _Row(run, texts, numbers)
 
 
 def _read_means(run: RunOverview) -> tuple[float | None, float | None]:
@@ -164,40 +152,46 @@ def _measure_minutes(run: RunOverview) -> float | None:
 
 
 def _build_cells(row: _Row, bounds: tuple[float, float]) -> list[Content]:
-    run, texts, minutes = row.run, row.texts, row.sizes["minutes"]
-    box = build("input", type="checkbox", name="run", aria_label=f"Compare {run.folder.name}")
-    box.set("value", run.folder.name)  # as it is: a name may look like a secret, which a page does not show
-    status = build("span", texts["status"], class_=f"badge {run.status}")
-    means = " → ".join("?" if mean is None else f"{mean:.3f}" for mean in _read_means(run))
+    run, name, texts, minutes = row.run, row.run.folder.name, row.texts, row.numbers["minutes"]
+    box = build("input", type="checkbox", name="run", aria_label=f"Compare {name}")
+    box.set("value", name)  # as it is: a name may look like a secret, which a page does not show
     return [
         box,
-        build_anchor(run.folder.name, build_run_path(run.folder.name), class_="name"),
-        build("div", status, build("span", texts["verdict"], class_="note")),
+        build(
+            "div",
+            build_anchor(name, build_run_path(name), class_="name"),
+            build("div", texts["verdict"], class_="note"),
+            build_labels(run),
+        ),
+        build("span", texts["status"], class_=f"badge {run.status}"),
         texts["task"],
         texts["model"],
         texts["algorithm"],
-        build("span", draw_spark(run), build("span", means), class_="reward") if means != "? → ?" else None,
+        _build_means(run),
         draw_interval(run.summary.improvement, bounds) if run.summary is not None else None,
         run.epochs if run.record is not None else "",
         "" if minutes is None else f"{minutes:.1f}" if minutes < 10 else f"{minutes:,.0f}",
         build("span", format_local_time(run.started_s)[:16], class_="value"),
-        format_size(run.num_bytes),
     ]
 
 
-def draw_spark(run: RunOverview) -> Element | None:
-    """Returns a run's validation rewards as a small line; None: it has fewer than two."""
+def build_labels(run: RunOverview) -> Element | None:
+    tags: list[Content] = [part for tag in run.tags for part in (build("span", tag, class_="tag"), " ")]
+    return build("div", tags, run.note) if run.tags or run.note else None
+
+
+def _build_means(run: RunOverview) -> Element | None:
+    """Returns the score before and after training beside a small line of the validation rewards; None: unknown."""
+    means = " → ".join("?" if mean is None else f"{mean:.3f}" for mean in _read_means(run))
     rows = run.record.validations if run.record is not None else []
     values = [row.avg_reward for row in rows if row.avg_reward is not None]
-    if len(values) < 2:
-        return None
-    low, high = min(values), max(values)
-    span = high - low or 1.0
+    low, high = min(values, default=0.0), max(values, default=0.0)
     step = (WIDTH - 6) / max(1, len(values) - 1)
     places = [
-        f"{3 + number * step:.1f},{HEIGHT - 3 - (value - low) / span * (HEIGHT - 6):.1f}"
+        f"{3 + number * step:.1f},{HEIGHT - 3 - (value - low) / (high - low or 1.0) * (HEIGHT - 6):.1f}"
         for number, value in enumerate(values)
     ]
     line = build("polyline", points=" ".join(places), class_="line")
     size = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "width": WIDTH, "height": HEIGHT}
-    return build("svg", line, **size, aria_hidden="true", class_="spark")
+    drawing = build("svg", line, **size, aria_hidden="true", class_="spark") if len(values) > 1 else None
+    return build("span", drawing, build("span", means), class_="reward") if means != "? → ?" else None

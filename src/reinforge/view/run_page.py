@@ -22,6 +22,7 @@ from reinforge.runs.run_folder import RunOverview, format_local_time
 from reinforge.runs.summary import STAGE_NAMES, format_duration
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
 from reinforge.view.episode_table import EpisodeTable
+from reinforge.view.run_list import build_labels
 
 
 def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, live: Live) -> Element:
@@ -44,10 +45,9 @@ def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, li
 
 
 def _build_activity(overview: RunOverview, activity: str) -> Element:
-    links: list[Content] = [build_anchor("All episodes", build_run_path(overview.folder.name, "episodes"))]
+    report = None
     if (overview.folder / PAGE).is_file():
-        report = build_anchor("Report to share", build_run_path(overview.folder.name, PAGE))
-        links += [" · ", report]
+        report = build("p", build_anchor("Report to share", build_run_path(overview.folder.name, PAGE)))
     if activity:
         text = f"Now: {activity}"
     elif overview.resume_command:
@@ -57,7 +57,8 @@ def _build_activity(overview: RunOverview, activity: str) -> Element:
     command = build("code", overview.resume_command) if not activity and overview.resume_command else None
     events = list_guard_events(overview.record.stages) if activity and overview.record is not None else []
     warnings = build("ul", (build("li", str(event)) for event in events), class_="warnings") if events else None
-    return build("section", build("p", text, command) if text else None, warnings, build("p", links), id="now")
+    parts = [build("p", text, command) if text else None, warnings, build_labels(overview), report]
+    return build("section", parts, id="now")
 
 
 def _build_outcomes(name: str, table: EpisodeTable) -> Element:

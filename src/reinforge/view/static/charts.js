@@ -140,7 +140,8 @@
     if (zoom) {
       zoomTo(plot, ...zoom);
     }
-    const items = lines.map((line, number) => make("li", {}, buildSwitch(plot, line, number, state), outputs[number]));
+    const names = lines.map((line, number) => (lines.length > 1 ? buildSwitch(plot, line, number, state) : ""));
+    const items = lines.map((line, number) => make("li", {}, names[number], outputs[number]));
     figure.append(make("ul", { className: "legend" }, ...items, make("li", {}, place, reset)));
     box.addEventListener("keydown", (event) => steer(event, plot));
     const resize = () => figure.clientWidth && plot.setSize({ width: figure.clientWidth, height: plot.height });
