@@ -15,6 +15,7 @@ from reinforge.runs.page.elements import (
     Line,
     Point,
     build,
+    build_details,
     build_section,
     build_table,
     draw_chart,
@@ -29,6 +30,8 @@ from reinforge.view.episode_pages import build_episode_link
 
 MAX_EXAMPLES = 25
 """Examples of each direction that are listed."""
+MAX_SETTINGS = 12
+"""More settings that differ are folded."""
 MAX_RUNS = 6
 VALIDATION, TRAINING = "validation reward", "training reward"
 Curves = dict[str, dict[str, list[Point]]]
@@ -59,7 +62,7 @@ def _build_obstacles(runs: Sequence[RunOverview], names: Sequence[str]) -> Eleme
         return None
     title = "These runs cannot simply be compared"
     text = f"They differ in {', '.join(found)}, which alone may explain a difference between their scores."
-    table = build_table(("differs", *names), [(what, *values) for what, values in found.items()], title)
+    table = build_table(("differs", *names), [(what, *values) for what, values in found.items()], "In each run")
     return build_section(title, build("p", text), table, id="obstacles", class_="callout bad")
 
 
@@ -76,9 +79,10 @@ def _build_settings(runs: Sequence[RunOverview], names: Sequence[str]) -> Elemen
     except (OSError, ValueError, ReinforgeError) as error:
         return build_section(title, build("p", f"The configurations cannot be compared: {error}"), id="settings")
     rows = [(path, *map(format_setting, values)) for path, values in found.items()]
-    return build_section(
-        title, build_table(("setting", *names), rows, title) if rows else build("p", "None."), id="settings"
-    )
+    table = build_table(("setting", *names), rows, title) if rows else build("p", "None.")
+    if len(rows) > MAX_SETTINGS:
+        table = build_details(f"{len(rows)} settings", table)
+    return build_section(title, table, id="settings")
 
 
 def _build_improvements(runs: Sequence[RunOverview]) -> Element:

@@ -37,7 +37,7 @@ class RunQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ListedRun:
     run: RunOverview
     texts: Mapping[str, str]  # what a search looks at, with the columns of words
     numbers: Mapping[str, float | None]  # None: unknown
@@ -65,7 +65,7 @@ def build_run_list(
     return build_document("Runs", content, trail=[("Runs", None)], live=live)
 
 
-def _sort(rows: Sequence[_Row], query: RunQuery) -> list[_Row]:
+def _sort(rows: Sequence[_ListedRun], query: RunQuery) -> list[_ListedRun]:
     """Returns the rows in order; those whose number is unknown come last."""
     column, is_down = query.sort.removeprefix("-"), query.sort.startswith("-")
     if column in WORDS:
@@ -88,7 +88,7 @@ def _build_search(query: RunQuery) -> Element:
     )
 
 
-def _build_table(rows: Sequence[_Row], query: RunQuery, caption: str) -> Element:
+def _build_table(rows: Sequence[_ListedRun], query: RunQuery, caption: str) -> Element:
     column, is_down = query.sort.removeprefix("-"), query.sort.startswith("-")
     heads: list[Content] = [build("span", "compare", class_="hidden")]
     for name in (*WORDS, *NUMBERS):
@@ -102,7 +102,7 @@ def _build_table(rows: Sequence[_Row], query: RunQuery, caption: str) -> Element
     return table
 
 
-def _read_row_of_any(run: RunOverview, config: Mapping[str, Any]) -> _Row:
+def _read_row_of_any(run: RunOverview, config: Mapping[str, Any]) -> _ListedRun:
     """Returns a run's row; one that cannot be shown is `damaged`."""
     try:
         row = _read_row(run, config)
@@ -112,14 +112,14 @@ def _read_row_of_any(run: RunOverview, config: Mapping[str, Any]) -> _Row:
         return _read_row(RunOverview(run.folder, reason=f"it cannot be shown: {describe_error(error)}"), {})
 
 
-def _read_row(run: RunOverview, config: Mapping[str, Any]) -> _Row:
+def _read_row(run: RunOverview, config: Mapping[str, Any]) -> _ListedRun:
     dataset, policy = get_block(config, "eval", "general", "dataset"), get_block(config, "finetuning", "policy")
     file, resumed = dataset.get("file_path"), len(run.record.sessions) - 1 if run.record is not None else 0
     texts = {
         "run": run.folder.name,
         "status": run.status + (f", resumed {resumed}×" if resumed > 0 else ""),
         "task": Path(str(file)).stem if file else str(dataset.get("_type") or ""),
-        "model": str(policy.get("model") or "").rstrip("/").rpartition("/")[2],
+        "model": str(policy.get("model") or "").rstrip("/").rpartition("/")[2].rpartition(":")[2],
         "algorithm": str(get_block(config, "finetuning", "algorithm").get("_type") or ""),
         "verdict": run.summary.headline() if run.summary is not None else run.reason,
         "labels": " ".join([*run.tags, run.note]),
@@ -132,7 +132,7 @@ def _read_row(run: RunOverview, config: Mapping[str, Any]) -> _Row:
         "minutes": _measure_minutes(run),
         "started": run.started_s,
     }
-    return _Row(run, texts, numbers)
+    return _ListedRun(run, texts, numbers)
 
 
 def _read_means(run: RunOverview) -> tuple[float | None, float | None]:
@@ -151,16 +151,17 @@ def _measure_minutes(run: RunOverview) -> float | None:
     return (stages[-1].at_s - run.started_s) / 60 if stages and run.started_s is not None else None
 
 
-def _build_cells(row: _Row, bounds: tuple[float, float]) -> list[Content]:
+def _build_cells(row: _ListedRun, bounds: tuple[float, float]) -> list[Content]:
     run, name, texts, minutes = row.run, row.run.folder.name, row.texts, row.numbers["minutes"]
     box = build("input", type="checkbox", name="run", aria_label=f"Compare {name}")
     box.set("value", name)  # as it is: a name may look like a secret, which a page does not show
+    started = format_local_time(run.started_s)
     return [
         box,
         build(
             "div",
             build_anchor(name, build_run_path(name), class_="name"),
-            build("div", texts["verdict"], class_="note"),
+            build("div", texts["verdict"], class_="note clip", title=texts["verdict"]),
             build_labels(run),
         ),
         build("span", texts["status"], class_=f"badge {run.status}"),
@@ -168,10 +169,10 @@ def _build_cells(row: _Row, bounds: tuple[float, float]) -> list[Content]:
         texts["model"],
         texts["algorithm"],
         _build_means(run),
-        draw_interval(run.summary.improvement, bounds) if run.summary is not None else None,
+        draw_interval(run.summary.improvement, bounds, width=110) if run.summary is not None else None,
         run.epochs if run.record is not None else "",
         "" if minutes is None else f"{minutes:.1f}" if minutes < 10 else f"{minutes:,.0f}",
-        build("span", format_local_time(run.started_s)[:16], class_="value"),
+        build("span", started[5:16], class_="value", title=started),
     ]
 
 

@@ -110,7 +110,7 @@ def _build_timeline(overview: RunOverview) -> Element | None:
     if overview.record is None:
         return None
     events = build_timeline(overview.record, is_running=overview.owner is not None)
-    rows = [(format_local_time(at_s), text) for at_s, text in reversed(events)]
+    rows = [(build("span", format_local_time(at_s), class_="value"), text) for at_s, text in reversed(events)]
     if not rows:
         return None
     table = build_table(("time", "what happened"), rows, "What happened, the newest first")

@@ -220,7 +220,7 @@ async def test_every_run_writes_its_page(tmp_path):
     change = summary.improvement
     means = f"from {summary.confirm_base.mean:.3f} to {summary.confirm_tuned.mean:.3f}"
     assert f"r improved the agent: reward {means}, {change} on 10 confirm examples." in page.text
-    pairs = page.text.partition("changed most, in both directions.")[2].partition("Every evaluator before")[0]
+    pairs = page.text.partition("changes of reward, up and down.")[2].partition("Every evaluator before")[0]
     assert (pairs.count("Example "), pairs.count("before 0"), pairs.count("form 0"), pairs.count("form 2")) == (
         3,
         3,

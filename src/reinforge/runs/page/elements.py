@@ -20,7 +20,7 @@ from reinforge.safe_text import to_printable
 Content = Element | str | None
 """What an element holds: another element, text, or nothing."""
 NUMBER = re.compile(
-    r"[-+<]?[\d?][\d,.]*(e[-+]?\d+)?( → [\d?.]+)?"
+    r"(p [=<] )?[-+<]?[\d?][\d,.]*(e[-+]?\d+)?( → [\d?.]+)?"
     r"( [\[(].*[\])])?( ?(%|[A-Za-z]+)( [\d?]+( [a-z]+)?)?)?|unknown|missing|"
 )
 """A cell in a column of numbers: `0.48 [0.40, 0.56]`, `12 %`, `3 of 20`, and what stands for a missing one."""

@@ -212,7 +212,7 @@ def build_pairs(content: PageContent) -> Element | None:
     found = [pair for example in content.pairs if (pair := _build_pair(content, example)) is not None]
     if not found:
         return None
-    note = f"The answers whose score in {content.metric} changed most, in both directions."
+    note = f"The largest changes of {content.metric}, up and down."
     return build_section(
         "Before and after",
         build("p", note, class_="note"),

@@ -93,7 +93,7 @@
       width: figure.clientWidth,
       height: figure.clientWidth < 480 ? 190 : 280,
       legend: { show: false },
-      cursor: { sync: { key: "epochs" }, points: { size: (plot, number) => (number % 3 === 1 ? 9 : 0) } },
+      cursor: { sync: { key: "epochs" }, points: { show: false }, y: false },
       scales: { x: { time: false } },
       axes: [
         { ...axis, size: 30, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], values: (plot, at) => at.map(name) },
@@ -116,7 +116,7 @@
     states.set(title, state);
     const help = "Arrow keys read values, plus and minus zoom, Escape shows all epochs.";
     const box = make("div", { className: "plot", tabIndex: 0, role: "img", ariaLabel: `${title}. ${help}` });
-    const reset = make("button", { type: "button", hidden: true, onclick: () => zoomTo(plot, -Infinity, Infinity) }, "Show all epochs");
+    const reset = make("button", { type: "button", className: "reset", hidden: true }, "Show all epochs");
     const outputs = lines.map(() => make("output", {}));
     const place = make("output", {});
     svg.replaceWith(box);
@@ -142,8 +142,10 @@
     }
     const names = lines.map((line, number) => (lines.length > 1 ? buildSwitch(plot, line, number, state) : ""));
     const items = lines.map((line, number) => make("li", {}, names[number], outputs[number]));
-    figure.append(make("ul", { className: "legend" }, ...items, make("li", {}, place, reset)));
+    figure.append(make("ul", { className: "legend" }, ...items, make("li", {}, place), make("li", {}, reset)));
+    reset.addEventListener("click", () => zoomTo(plot, -Infinity, Infinity));
     box.addEventListener("keydown", (event) => steer(event, plot));
+    box.addEventListener("mousedown", (event) => event.preventDefault()); // a part with the focus is not updated
     const resize = () => figure.clientWidth && plot.setSize({ width: figure.clientWidth, height: plot.height });
     new ResizeObserver(resize).observe(figure);
     plots.push({ figure, plot, lines });
@@ -157,7 +159,10 @@
   function buildSwitch(plot, { name, style }, number, state) {
     const button = make("button", { type: "button" }, make("span", { className: `key ${style}` }), name);
     button.ariaPressed = String(!state.hidden.has(name));
-    button.addEventListener("click", () => {
+    button.addEventListener("click", (event) => {
+      if (event.detail) {
+        button.blur(); // it was a mouse
+      }
       const show = state.hidden.delete(name) || !state.hidden.add(name);
       button.ariaPressed = String(show);
       [1, 2, 3].forEach((place) => plot.setSeries(3 * number + place, { show }));
@@ -179,13 +184,14 @@
   function steer(event, plot) {
     const [epochs] = plot.data;
     const { min, max } = plot.scales.x;
-    const place = plot.cursor.idx ?? -1;
+    const [first, last] = [epochs.findIndex((each) => each >= min), epochs.findLastIndex((each) => each <= max)];
+    const place = plot.cursor.idx ?? first - 1;
     const move = (to) => {
-      const epoch = epochs[Math.max(0, Math.min(epochs.length - 1, to))];
-      plot.setCursor({ left: plot.valToPos(epoch, "x"), top: plot.over.clientHeight / 2 });
+      const epoch = epochs[Math.max(first, Math.min(last, to))];
+      plot.setCursor({ left: plot.valToPos(epoch, "x"), top: 1 });
     };
     const zoom = (factor) => {
-      const [middle, half] = [epochs[place] ?? (min + max) / 2, Math.max(0.5, ((max - min) * factor) / 2)];
+      const [middle, half] = [epochs[plot.cursor.idx] ?? (min + max) / 2, Math.max(0.5, ((max - min) * factor) / 2)];
       zoomTo(plot, middle - half, middle + half);
     };
     const actions = {
