@@ -91,7 +91,7 @@
     });
     return {
       width: figure.clientWidth,
-      height: figure.clientWidth < 480 ? 190 : 280,
+      height: figure.clientWidth < 480 ? 190 : 310,
       legend: { show: false },
       cursor: { sync: { key: "epochs" }, points: { show: false }, y: false },
       scales: { x: { time: false } },
