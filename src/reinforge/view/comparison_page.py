@@ -32,6 +32,8 @@ MAX_EXAMPLES = 25
 """Examples of each direction that are listed."""
 MAX_SETTINGS = 12
 """More settings that differ are folded."""
+MAX_VALUE = 200
+"""Characters of a value, which may be a whole dataset."""
 MAX_RUNS = 6
 VALIDATION, TRAINING = "validation reward", "training reward"
 Curves = dict[str, dict[str, list[Point]]]
@@ -78,11 +80,16 @@ def _build_settings(runs: Sequence[RunOverview], names: Sequence[str]) -> Elemen
         found = list_settings(runs)
     except (OSError, ValueError, ReinforgeError) as error:
         return build_section(title, build("p", f"The configurations cannot be compared: {error}"), id="settings")
-    rows = [(path, *map(format_setting, values)) for path, values in found.items()]
+    rows = [(path, *map(_format_value, values)) for path, values in found.items()]
     table = build_table(("setting", *names), rows, title) if rows else build("p", "None.")
     if len(rows) > MAX_SETTINGS:
         table = build_details(f"{len(rows)} settings", table)
     return build_section(title, table, id="settings")
+
+
+def _format_value(value: object) -> str:
+    text = format_setting(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]} …"
 
 
 def _build_improvements(runs: Sequence[RunOverview]) -> Element:
