@@ -11,12 +11,14 @@ import pytest
 from reinforge.errors import ConfigError
 from reinforge.rollout.http.access import POLICY
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.run_folder import read_runs
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.view import server as server_module
 from reinforge.view.documents import build_run_path
 from reinforge.view.server import choose_port
 from tests.doubles import examples
+from tests.project import call
 from tests.view.view_browser import Browser
 
 LINKS = {"href", "src", "action", "data-rows", "data-episode", "data-live"}
@@ -35,7 +37,8 @@ async def test_every_link_of_every_page_leads_to_a_page(made):
             found = [value for name, value in page.attributes if name in LINKS and value and value[0] == "/"]
             waiting += [link for link in found if link not in ("/compare", "/")]
         kinds = {path.partition("?")[0] for path in seen}
-        assert {"/", "/version", "/static/view.js", "/static/page.css", "/runs/plain", "/runs/plain/episodes"} <= kinds
+        statics = {f"/static/{name}" for name in server_module.STATIC} | {"/static/page.css"}
+        assert {"/", "/version", *statics, "/runs/plain", "/runs/plain/episodes"} <= kinds
         assert {
             "/runs/plain/episode",
             "/runs/plain/episode.json",
@@ -52,6 +55,54 @@ async def test_the_list_shows_each_run_and_can_be_searched(made):
         assert ("hostile" in text, "plain" in text) == (True, True)
         text = (await browser.page("/?search=plain")).text
         assert ("hostile" in text, "plain" in text) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("sort", "names"),
+    [
+        ("run", ["hostile", "plain", "unfinished"]),
+        ("-run", ["unfinished", "plain", "hostile"]),
+        ("-minutes", ["plain", "hostile", "unfinished"]),
+        ("minutes", ["hostile", "plain", "unfinished"]),
+    ],
+)
+async def test_the_list_is_sorted_by_a_column_and_what_is_unknown_comes_last(made, tmp_path, sort, names):
+    for name, seconds in (("plain", 7260.0), ("hostile", 90.0)):
+        shutil.copytree(made / name, tmp_path / name)
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary | {"wall_time_s": {"COLLECT": seconds}}))
+    RunJournal(tmp_path / "unfinished").close()
+    async with Browser(tmp_path) as browser:
+        page = await browser.page(f"/?sort={sort}")
+        assert [value for name, value in page.attributes if name == "value" and value in names] == names
+        assert ("aria-sort", "descending" if sort[0] == "-" else "ascending") in page.attributes
+        other = sort.removeprefix("-") if sort[0] == "-" else f"-{sort}"
+        assert ("href", f"/?search=&sort={other}") in page.attributes, "the other way round"
+        assert ("1.5" in page.text, "121" in page.text) == (True, True)
+        assert ("aria-sort", "descending") in (await browser.page("/?sort=nothing")).attributes, "the newest first"
+
+
+async def test_tags_and_notes_are_shown_searched_and_no_damage(made, tmp_path):
+    for name in ("plain", "hostile"):
+        shutil.copytree(made / name, tmp_path / name)
+    place = ("--output_dir", str(tmp_path))
+    assert call("runs", "tag", "plain", *place).output == "plain: no tags\n"
+    call("runs", "tag", "plain", "lr-sweep", "<b>", *place)
+    async with Browser(tmp_path) as browser:
+        version = await browser.ask("/version")
+        done = call("runs", "tag", "plain", "--note", "diverged late", *place)
+        assert done.output == "plain: lr-sweep, <b>; diverged late\n"
+        assert await browser.ask("/version") != version, "a page that is open shows it"
+        for word in ("SWEEP", "diverged"):
+            text = (await browser.page(f"/?search={word}")).text
+            assert ("diverged late" in text, "hostile" in text) == (True, False)
+        assert "lr-sweep <b> diverged late" in (await browser.page("/runs/plain")).text
+    call("runs", "verify", "plain", *place, code=0)
+    assert json.loads(call("runs", "list", "--json", *place).output)["runs"][0]["tags"] == ["lr-sweep", "<b>"]
+    assert call("runs", "tag", "plain", "-", "--note", "", *place).output == "plain: no tags\n"
+    (tmp_path / "plain" / ".labels.json").write_text('{"tags": 5, "note": [1]}')
+    assert json.loads(call("runs", "tag", "plain", "--json", *place).output) == {"tags": [], "note": ""}
+    call("runs", "rm", "plain", "--yes", *place, code=0)
 
 
 async def test_an_empty_folder_says_what_to_do(tmp_path):
@@ -85,8 +136,37 @@ async def test_two_runs_are_compared_the_newer_minus_the_older(made):
         page = await browser.page("/compare?run=hostile&run=plain")
         assert "Compared example by example" in page.text
         assert "plain and hostile" in page.text
-        assert "Go back and choose two." in (await browser.page("/compare?run=plain", 400)).text
+        assert "0 are selected. Go back" in (await browser.page("/compare", 400)).text
+        assert "1 are selected. Go back" in (await browser.page("/compare?run=plain", 400)).text
+        seven = "&".join(f"run=r{number}" for number in range(7))
+        assert "7 are selected. Go back" in (await browser.page(f"/compare?{seven}", 400)).text
         assert "with itself" in (await browser.page("/compare?run=plain&run=plain", 404)).text
+
+
+async def test_three_runs_are_compared_and_what_makes_them_incomparable_comes_first(made, tmp_path):
+    for name, source in (("first", "plain"), ("second", "plain"), ("third", "hostile")):
+        shutil.copytree(made / source, tmp_path / name)
+    path = "/compare?run=first&run=second&run=third&run=first"
+    async with Browser(tmp_path) as browser:
+        page = await browser.page(path)
+        assert "3 runs" in page.text
+        assert "cannot simply be compared" not in page.text
+        charts = [json.loads(value) for name, value in page.attributes if name == "data-chart"]
+        assert [[line["name"] for line in chart] for chart in charts] == [["first", "second", "third"]]
+        rows = JournalReader(tmp_path / "first").validations()
+        assert charts[0][0]["points"][0] == [-1, rows[0].avg_reward, rows[0].ci_low, rows[0].ci_high]
+        config = (tmp_path / "third" / "config.yml").read_text()
+        (tmp_path / "third" / "config.yml").write_text(config.replace("num_epochs: 2", "num_epochs: 9"))
+        journal = RunJournal.open(tmp_path / "third")
+        journal.set_facts(data_sha256="0123456789")
+        journal.close()
+        page = await browser.page(f"{path}&metric=training+reward")
+        assert "They differ in data" in page.text
+        assert "01234567" in page.text
+        assert ("aria-label", "training reward by epoch") in page.attributes
+        ids = [value for name, value in page.attributes if name == "id" and value != "main"]
+        assert ids == ["obstacles", "settings", "improvements", "curves"]
+        assert "finetuning.num_epochs229" in page.text
 
 
 async def test_text_of_the_model_is_shown_and_never_markup(made):
@@ -96,6 +176,8 @@ async def test_text_of_the_model_is_shown_and_never_markup(made):
         assert "<script>alert(1)</script><img src=x onerror=alert(1)>\\x1b[31m\\u202e 5" in page.text
         assert not page.tags & {"img", "iframe", "object", "embed", "style"}
         assert [value for name, value in page.attributes if name == "src"] == ["/static/view.js"]
+        scripts = [value for name, value in (await browser.page("/runs/hostile")).attributes if name == "src"]
+        assert scripts == ["/static/view.js", "/static/vendor/uPlot.iife.min.js", "/static/charts.js"]
         assert not [name for name, _ in page.attributes if name.startswith("on") or name == "style"]
         for path in ("/", "/runs/hostile", "/runs/hostile/episodes", f"/runs/hostile/episode?key={row[0]}", "/nothing"):
             async with browser.session.get(browser.base + path) as answer:

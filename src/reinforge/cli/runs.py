@@ -319,6 +319,35 @@ def _print_findings(found: Verification) -> None:
         say(f"resume with: {run.resume_command}")
 
 
+@command.command("tag", cls=Command, short_help="Set the tags and the note of a run.")
+@click.argument("run", metavar="RUN|last")
+@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@click.option("--note", cls=GroupedOption, help="A sentence about the run; an empty one removes the note.")
+@OUTPUT_DIR
+@JSON
+def tag_command(run: str, tags: tuple[str, ...], note: str | None, output_dir: str, as_json: bool) -> None:
+    """Set the tags and the note of a run, or print them. `reinforge view` shows them and searches in them.
+
+    Tags replace the run's tags, a note replaces its note; `-` alone removes all tags.
+
+    \b
+    Example:
+      reinforge runs tag last baseline lr-sweep
+      reinforge runs tag last --note "diverged after epoch 4"
+      reinforge runs tag last -
+    """
+    folder = find_run(run, Path(output_dir))
+    if tags or note is not None:
+        old_tags, old_note = run_folder.read_labels(folder)
+        words = [] if tags == ("-",) else tags or old_tags
+        run_folder.write_labels(folder, words, old_note if note is None else note)
+    shown, text = run_folder.read_labels(folder)
+    if as_json:
+        _print_json({"tags": shown, "note": text})
+    else:
+        say(f"{folder.name}: {', '.join(shown) or 'no tags'}{f'; {text}' if text else ''}")
+
+
 @command.command("rm", cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--yes", cls=GroupedOption, is_flag=True, help="Do not ask for confirmation.")

@@ -34,6 +34,8 @@ from reinforge.types.evaluation import MetricSummary, count_examples
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
 """Settings that decide what a score means, besides the models that evaluators ask."""
+NUM_DIGITS = 8
+"""Digits of a hash that are shown."""
 EVALUATORS = "evaluators"
 """The fact of a run that holds evaluator -> hash of what decides its scores."""
 CLUSTERS = "clusters"
@@ -208,6 +210,37 @@ def compare_runs(first: Path, second: Path, rescored: Rescored | None = None) ->
     return found
 
 
+def find_obstacles(runs: Sequence[RunOverview]) -> dict[str, list[str]]:
+    """Returns what makes scores of runs incomparable: what differs -> what it is in each run; empty: not recorded.
+
+    Example: `{"base model": ["small", "large"]}`. Data and evaluators are told apart by the first digits of their hash.
+    """
+    facts = [run.record.facts if run.record is not None else {} for run in runs]
+    configs = [read_config(run.folder) for run in runs]
+    blocks = [each if isinstance(each := known.get(EVALUATORS), dict) else {} for known in facts]
+    found = {
+        "base model": [str(get_block(config, "finetuning", "policy").get("model") or "") for config in configs],
+        "reward": [str(get_block(config, "finetuning", "reward_function").get("name") or "") for config in configs],
+        "data": [str(known.get("data_sha256") or "")[:NUM_DIGITS] for known in facts],
+    }
+    for name in dict.fromkeys(name for block in blocks for name in block):
+        found[f"evaluator {name}"] = [str(block.get(name) or "")[:NUM_DIGITS] for block in blocks]
+    return {what: values for what, values in found.items() if len({value for value in values if value}) > 1}
+
+
+def list_settings(runs: Sequence[RunOverview]) -> dict[str, list[Any]]:
+    """Returns the settings that differ: path -> its value in each run, `ABSENT` where it has none.
+
+    Raises an `OSError`, a `ValueError` or a `ReinforgeError` if a configuration cannot be read.
+    """
+    first, *others = (read_regular_file(run.folder / "config.yml").decode() for run in runs)
+    found: dict[str, list[Any]] = {}
+    for number, other in enumerate(others, 1):
+        for change in compare_configs(first, other):
+            found.setdefault(change.path, [change.old] * len(runs))[number] = change.new
+    return found
+
+
 def read_arms(first: Path, second: Path) -> tuple[str, list[Arm]]:
     """Returns the split on which two runs are compared, and the episodes of each."""
     arms = [_read_arm(folder) for folder in (first, second)]
@@ -282,11 +315,11 @@ def _list_metrics(found: RunComparison, arms: Sequence[Arm]) -> list[str]:
 
 def _find_verdict_metric(run: RunOverview) -> str | None:
     config = read_config(run.folder)
-    gate, reward = (_get_block(config, "finetuning", name) for name in ("gate", "reward_function"))
+    gate, reward = (get_block(config, "finetuning", name) for name in ("gate", "reward_function"))
     return gate.get("metric") or reward.get("name")
 
 
-def _get_block(config: Any, *path: str) -> dict[str, Any]:
+def get_block(config: Any, *path: str) -> dict[str, Any]:
     """Returns a block of a configuration that may have been edited; empty: it has none."""
     for name in path:
         config = config.get(name) if isinstance(config, dict) else None
@@ -382,8 +415,8 @@ def _find_scoring_changes(found: RunComparison) -> list[str]:
     paths = set(SCORING)
     for run in (found.first, found.second):
         config = read_config(run.folder)
-        texts = _list_texts(_get_block(config, "eval", "evaluators"))
-        paths |= {f"llms.{name}" for name in _get_block(config, "llms") if name in texts}
+        texts = _list_texts(get_block(config, "eval", "evaluators"))
+        paths |= {f"llms.{name}" for name in get_block(config, "llms") if name in texts}
     return [
         change.path
         for change in found.changes

@@ -22,7 +22,7 @@ OWN_FILES = re.compile(
     r"|report\.(html|md)|reward_plot\.png|training_metrics\.jsonl|(reward|validation)_history\.json|curriculum_state\.json"
     r"|episodes|episodes/epoch-\d+\.jsonl\.zst|transcripts|transcripts/[a-z_]+(-\d+)?\.(yml|json)|manifest\.json"
     r"|checkpoints|checkpoints/(unused-)?step-\d+(/.*)?|model|model/.*|(tensorboard|wandb)(/.*)?"
-    r"|\.lock|\.owner\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
+    r"|\.lock|\.(owner|labels)\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
     re.DOTALL,
 )
 """What a run writes, relative to its folder."""

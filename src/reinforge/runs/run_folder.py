@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ import filelock
 
 from reinforge.config.document import parse_yaml
 from reinforge.errors import ConfigError, Problem, ReinforgeError, StorageError, describe_error, did_you_mean
-from reinforge.files import STAGED, TRASH, read_regular_file
+from reinforge.files import STAGED, TRASH, find_json, read_regular_file, write_json
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.journal import LOCK, describe_owner
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
@@ -28,6 +28,10 @@ from reinforge.runs.rows import BASELINE, JobRow, PolicyVersion, Session, Snapsh
 from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
+LABELS = ".labels.json"
+"""The file of a run folder with the tags and the note that a user gave it; not in the manifest, since it may change."""
+MAX_TAGS, MAX_LABEL = 20, 500
+"""Tags of a run, and characters of a tag or a note."""
 NOT_STARTED = "the run stopped during startup"
 PARTIAL_FILE = re.compile(r"\..+\.tmp-\d+")
 KILLED = "the process was killed, or the machine went down"
@@ -98,6 +102,8 @@ class RunOverview:
     num_bytes: int = 0
     summary: RunSummary | None = None  # how the run ended; None: it has not ended, or the summary cannot be read
     record: RunRecord | None = None  # the journal; None: it cannot be read
+    tags: list[str] = field(default_factory=list)  # words that a user gave it
+    note: str = ""
 
     @property
     def rewards(self) -> tuple[float | None, float | None]:
@@ -140,6 +146,8 @@ class RunOverview:
             "started": format_utc(self.started_s),
             "ended": format_utc(self.ended_s),
             "num_bytes": self.num_bytes,
+            "tags": self.tags,
+            "note": self.note,
             "resume": self.resume_command,
         }
 
@@ -149,6 +157,7 @@ def read_overview(folder: Path) -> RunOverview:
     planned = read_config(folder).get("finetuning", {}).get("num_epochs")
     num_epochs = planned if isinstance(planned, int) else None
     overview = RunOverview(folder, num_bytes=measure_size(folder), num_epochs=num_epochs)
+    overview.tags, overview.note = read_labels(folder)
     overview.owner = describe_owner(folder) if is_in_use(folder) else None
     try:
         overview.record = read_record(folder)
@@ -175,6 +184,19 @@ def read_overview(folder: Path) -> RunOverview:
     if sessions:
         overview.started_s, overview.ended_s = _to_seconds(sessions[0].started_s), _to_seconds(sessions[-1].ended_s)
     return overview
+
+
+def read_labels(folder: Path) -> tuple[list[str], str]:
+    """Returns the tags and the note of a run; empty where it has none, or none that can be read."""
+    found = find_json(folder / LABELS)
+    labels = found if isinstance(found, dict) else {}
+    tags, note = labels.get("tags"), labels.get("note")
+    words = [str(tag)[:MAX_LABEL] for tag in tags[:MAX_TAGS]] if isinstance(tags, list) else []
+    return words, note[:MAX_LABEL] if isinstance(note, str) else ""
+
+
+def write_labels(folder: Path, tags: Sequence[str], note: str) -> None:
+    write_json(folder / LABELS, {"tags": list(dict.fromkeys(tags))[:MAX_TAGS], "note": note[:MAX_LABEL]})
 
 
 def _to_seconds(value: Any) -> float | None:

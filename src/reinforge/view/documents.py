@@ -39,32 +39,35 @@ def build_run_path(name: str, page: str = "") -> str:
     return f"/runs/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
 
 
+RUN_PAGES = {"episodes": "Episodes"}
+"""The pages of a run beside its overview: address and name, in the order of the navigation."""
+
+
 def build_trail(name: str, page: str) -> Trail:
-    return [
-        ("Runs", "/"),
-        (name, build_run_path(name) if page != "overview" else None),
-        ("Episodes", build_run_path(name, "episodes") if page != "episodes" else None),
-    ]
+    pages = [(title, build_run_path(name, path) if path != page else None) for path, title in RUN_PAGES.items()]
+    return [("Runs", "/"), (name, build_run_path(name) if page != "overview" else None), *pages]
 
 
 def build_document(title: str, content: Sequence[Content], *, trail: Trail, live: Live | None = None) -> Element:
     """Returns a page with a title and the pages in its navigation; `live`: how it learns of changes."""
+    main = build("main", build("h1", title), *content, id="main", tabindex="-1")
+    styles, scripts = ["page.css", "view.css"], ["view.js"]
+    if main.find(".//figure") is not None:
+        styles, scripts = ["vendor/uPlot.min.css", *styles], [*scripts, "vendor/uPlot.iife.min.js", "charts.js"]
     head = build(
         "head",
         build("meta", charset="utf-8"),
         build("meta", name="viewport", content="width=device-width, initial-scale=1"),
         build("title", f"{title} - reinforge"),
         build("link", rel="icon", href="data:,"),
-        build("link", rel="stylesheet", href="/static/page.css"),
-        build("link", rel="stylesheet", href="/static/view.css"),
-        build("script", src="/static/view.js", defer="defer"),
+        (build("link", rel="stylesheet", href=f"/static/{name}") for name in styles),
+        (build("script", src=f"/static/{name}", defer="defer") for name in scripts),
     )
     links = [
         build("li", build_anchor(name, address) if address else build("span", name, aria_current="page"))
         for name, address in trail
     ]
     status = build("p", id="status", role="status", class_="note") if live else None
-    main = build("main", build("h1", title), *content, id="main", tabindex="-1")
     if live is not None:
         main.set("data-live", live.path)
         main.set("data-version", live.version)

@@ -9,8 +9,11 @@ from reinforge.runs.page.content import read_figures
 from reinforge.runs.page.elements import Content, build, build_section, build_table
 from reinforge.runs.page.page import (
     PAGE,
+    build_facts,
     build_measures,
+    build_pairs,
     build_rewards,
+    build_scores,
     build_settings,
     build_verdict,
 )
@@ -19,6 +22,7 @@ from reinforge.runs.run_folder import RunOverview, format_local_time
 from reinforge.runs.summary import STAGE_NAMES, format_duration
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
 from reinforge.view.episode_table import EpisodeTable
+from reinforge.view.run_list import build_labels
 
 
 def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, live: Live) -> Element:
@@ -28,20 +32,22 @@ def build_run_page(overview: RunOverview, table: EpisodeTable, activity: str, li
         _build_activity(overview, activity),
         build_verdict(content),
         build_rewards(content),
+        build_pairs(content),
+        build_scores(content),
         build_measures(content),
         _build_outcomes(name, table),
         _build_times(overview),
         _build_timeline(overview),
+        build_facts(content),
         build_settings(content),
     ]
     return build_document(f"Run {name}", parts, trail=build_trail(name, "overview"), live=live)
 
 
 def _build_activity(overview: RunOverview, activity: str) -> Element:
-    links: list[Content] = [build_anchor("All episodes", build_run_path(overview.folder.name, "episodes"))]
+    report = None
     if (overview.folder / PAGE).is_file():
-        report = build_anchor("Report to share", build_run_path(overview.folder.name, PAGE))
-        links += [" · ", report]
+        report = build("p", build_anchor("Report to share", build_run_path(overview.folder.name, PAGE)))
     if activity:
         text = f"Now: {activity}"
     elif overview.resume_command:
@@ -51,7 +57,8 @@ def _build_activity(overview: RunOverview, activity: str) -> Element:
     command = build("code", overview.resume_command) if not activity and overview.resume_command else None
     events = list_guard_events(overview.record.stages) if activity and overview.record is not None else []
     warnings = build("ul", (build("li", str(event)) for event in events), class_="warnings") if events else None
-    return build("section", build("p", text, command) if text else None, warnings, build("p", links), id="now")
+    parts = [build("p", text, command) if text else None, warnings, build_labels(overview), report]
+    return build("section", parts, id="now")
 
 
 def _build_outcomes(name: str, table: EpisodeTable) -> Element:
@@ -78,6 +85,7 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
         build("p", f"{len(table):,} episodes: ", links[:-1]),
         build_table(("outcome", "in training", "episodes"), rows, "Episodes by outcome") if rows else None,
         id="outcomes",
+        class_="half",
     )
 
 
@@ -94,14 +102,15 @@ def _build_times(overview: RunOverview) -> Element | None:
         )
         for stage, seconds in sorted(times.items(), key=lambda item: -item[1])
     ]
-    return build_section("Time", build_table(("stage", "time", "share"), rows, "Time by stage"), id="time")
+    table = build_table(("stage", "time", "share"), rows, "Time by stage")
+    return build_section("Time", table, id="time", class_="half")
 
 
 def _build_timeline(overview: RunOverview) -> Element | None:
     if overview.record is None:
         return None
     events = build_timeline(overview.record, is_running=overview.owner is not None)
-    rows = [(format_local_time(at_s), text) for at_s, text in reversed(events)]
+    rows = [(build("span", format_local_time(at_s), class_="value"), text) for at_s, text in reversed(events)]
     if not rows:
         return None
     table = build_table(("time", "what happened"), rows, "What happened, the newest first")

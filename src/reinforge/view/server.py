@@ -28,12 +28,12 @@ from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
-from reinforge.view.comparison_page import build_comparison
+from reinforge.view.comparison_page import MAX_RUNS, build_comparison
 from reinforge.view.documents import Live, build_problem, build_run_path
 from reinforge.view.episode_pages import build_episode_list, build_episode_page
 from reinforge.view.episode_table import EpisodeQuery
 from reinforge.view.library import RunLibrary
-from reinforge.view.run_list import build_run_list
+from reinforge.view.run_list import RunQuery, build_run_list
 from reinforge.view.run_page import build_run_page
 
 POLL_S = 2.0
@@ -42,7 +42,13 @@ HEARTBEAT_POLLS = 8
 """Looks without a change after which a comment keeps the connection open."""
 MAX_PAGE = 500
 """Maximum rows of one answer."""
-STATIC = {"view.js": "text/javascript", "view.css": "text/css"}
+STATIC = {
+    "view.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "view.css": "text/css",
+    "vendor/uPlot.iife.min.js": "text/javascript",
+    "vendor/uPlot.min.css": "text/css",
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -111,7 +117,7 @@ class ViewServer:
             web.get("/version", self._show_version),
             web.get("/version/events", self._send_versions, allow_head=False),
             web.get("/compare", self._show_comparison),
-            web.get("/static/{file}", self._show_static),
+            web.get("/static/{file:.+}", self._show_static),
             web.get(run, self._show_run),
             web.get(f"{run}/version", self._show_version),
             web.get(f"{run}/version/events", self._send_versions, allow_head=False),
@@ -156,11 +162,13 @@ class ViewServer:
         return folder
 
     async def _show_runs(self, request: web.Request) -> web.Response:
+        query = RunQuery.parse(request.query)
+
         def build() -> Element:
             runs = self._library.list_overviews()
             live = Live("/version", self._library.get_version_of_all(runs))
             described = [(run, self._library.read_config(run.folder)) for run in runs]
-            return build_run_list(self._library.output_dir, described, request.query.get("search", "").strip(), live)
+            return build_run_list(self._library.output_dir, described, query, live)
 
         return _write_page(await self._read(build))
 
@@ -220,14 +228,18 @@ class ViewServer:
 
     async def _show_comparison(self, request: web.Request) -> web.Response:
         names = request.query.getall("run", [])
-        if len(names) != 2:
-            text = f"A comparison takes two runs, and {len(names)} are selected. Go back and choose two."
-            return _refuse(400, "Select two runs", text)
-        folders = [self._find_named(name) for name in names]
+        if len(names) > 2:
+            names = list(dict.fromkeys(names))
+        if not 2 <= len(names) <= MAX_RUNS:
+            text = f"A comparison takes two to six runs, and {len(names)} are selected. Go back and choose some."
+            return _refuse(400, "Select two to six runs", text)
+        folders, metric = [self._find_named(name) for name in names], request.query.get("metric", "")
 
         def build() -> Element:
-            first, second = sorted(folders, key=lambda folder: self._library.read_overview(folder).started_s or 0.0)
-            return build_comparison(compare_runs(first, second))
+            runs = [self._library.read_overview(folder) for folder in folders]
+            runs.sort(key=lambda run: run.started_s or 0.0)
+            found = compare_runs(runs[0].folder, runs[1].folder) if len(runs) == 2 else None
+            return build_comparison(runs, found, metric)
 
         return _write_page(await self._read(build))
 

@@ -2,6 +2,7 @@
 
 import re
 from importlib import metadata
+from importlib.resources import files
 
 import pytest
 from packaging.requirements import Requirement
@@ -75,3 +76,13 @@ def test_what_a_user_installs_is_permissively_licensed():
 def test_a_license_that_is_not_permissive_is_noticed(license):
     """Mutation check."""
     assert find_unacceptable("a-package", [license]) == [license]
+
+
+def test_what_the_pages_vendor_is_small_and_comes_with_its_license():
+    vendored = files("reinforge.view") / "static" / "vendor"
+    names = sorted(each.name for each in vendored.iterdir())
+    assert names == ["LICENSE", "uPlot.iife.min.js", "uPlot.min.css"]
+    assert (vendored / "LICENSE").read_text().startswith("The MIT License (MIT)")
+    assert "https://github.com/leeoniya/uPlot (v1.6.32)" in (vendored / "uPlot.iife.min.js").read_text()[:100]
+    pages = [each for folder in (vendored, files("reinforge.view") / "static") for each in folder.iterdir()]
+    assert sum(len(each.read_bytes()) for each in pages if each.is_file()) < 400_000

@@ -13,13 +13,13 @@ import yaml
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
-from reinforge.runs.comparison import compare_runs
+from reinforge.runs.comparison import compare_runs, find_obstacles, list_settings
 from reinforge.runs.episodes import count_changes
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
-from reinforge.runs.run_folder import list_runs
+from reinforge.runs.run_folder import RunOverview, list_runs, read_overview
 from reinforge.trainer.provenance import identify_evaluators
 from reinforge.trainer.rescoring import rescore
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
@@ -366,3 +366,20 @@ def test_the_command(made):
     found = json.loads(call("runs", "compare", "short", "long", "--output_dir", folder, "--json").output)
     assert (found["paired"], found["first"]["name"], len(found["examples"])) == (True, "short", 6)
     call("runs", "compare", "short", "nothing", "--output_dir", folder, code=2)
+
+
+def test_what_makes_runs_incomparable_and_what_differs_in_their_settings(made, copied):
+    runs = [read_overview(made / name) for name in ("short", "long", "large")]
+    assert find_obstacles(runs[:2]) == {}
+    assert list(find_obstacles(runs)) == ["data"]
+    assert list(find_obstacles([runs[0], read_overview(made / "fast")])) == ["evaluator reward"]
+    assert list_settings(runs)["finetuning.num_epochs"] == [2, 4, 4]
+    config = yaml.safe_load((copied / "long" / "config.yml").read_text())
+    config["finetuning"]["reward_function"] = {"name": "style"}
+    for name, model in (("short", "small"), ("long", "large")):
+        config["finetuning"]["policy"] = {"model": model}
+        (copied / name / "config.yml").write_text(yaml.safe_dump(config))
+        config["finetuning"]["reward_function"] = {"name": "judge"}
+    found = find_obstacles([read_overview(copied / name) for name in ("short", "long")])
+    assert found == {"base model": ["small", "large"], "reward": ["style", "judge"]}
+    assert find_obstacles([runs[0], RunOverview(made / "short")]) == {}, "nothing is known of a damaged one"

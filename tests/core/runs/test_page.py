@@ -1,3 +1,4 @@
+import json
 import sqlite3
 from html.parser import HTMLParser
 
@@ -7,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 
 from reinforge.config.dump import find_changed_settings
+from reinforge.evaluation.statistics import Improvement
 from reinforge.runs.journal.episode_json import dump_episode
 from reinforge.runs.page import page as page_module
 from reinforge.runs.page.chats import (
@@ -15,7 +17,17 @@ from reinforge.runs.page.chats import (
     TrainedTokens,
     build_chat,
 )
-from reinforge.runs.page.elements import Line, Point, build, choose_ticks, draw_chart, to_html
+from reinforge.runs.page.elements import (
+    Line,
+    Point,
+    build,
+    build_table,
+    choose_ticks,
+    draw_chart,
+    draw_interval,
+    find_bounds,
+    to_html,
+)
 from reinforge.runs.page.page import POLICY, write_page
 from reinforge.runs.rows import EpisodeRow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
@@ -68,6 +80,44 @@ def test_an_unknown_value_is_a_gap_and_an_interval_a_band():
 
 def test_a_chart_without_values_can_be_drawn():
     assert list(draw_chart("Reward", [Line("reward", "training", [Point(0, None)])]).iter("circle")) == []
+
+
+def test_intervals_are_drawn_on_one_scale():
+    """A scale from -0.2 to 0.6 over the 100 units between the margins of 6: 0 lies at 31, 0.2 at 56, 0.6 at 106."""
+    changes = [Improvement(0.2, 0.0, 0.6, 0.01, 9, "t"), Improvement(-0.1, -0.2, None, 0.5, 9, "t"), None]
+    bounds = find_bounds(changes)
+    assert bounds == (-0.2, 0.6)
+    drawn = draw_interval(changes[0], bounds, width=112)
+    assert [(line.get("x1"), line.get("x2")) for line in drawn.iter("line")][1:] == [
+        ("31.0", "31.0"),
+        ("31.0", "106.0"),
+    ]
+    assert [circle.get("cx") for circle in drawn.iter("circle")] == ["56.0"]
+    assert ["".join(drawn.itertext()), drawn.find("svg/g").get("class")] == ["+0.200 [+0.000, +0.600]", "mild"]
+    assert len(list(draw_interval(changes[1], bounds).iter("line"))) == 2, "half an interval is none"
+    assert draw_interval(Improvement(-0.1, -0.2, -0.1, 0.01, 9, "t"), bounds).find("svg/g").get("class") == "bad"
+    assert draw_interval(None, bounds) is None
+    assert find_bounds([None]) == (-1.0, 1.0)
+
+
+def test_columns_of_numbers_are_right_aligned():
+    rows = [
+        ("a", "1,024", "0.480 [0.385, 0.577]", "3 min 20 s", "2 of 8", "0.1 → 0.4", "2026-01-01", "12 %", ""),
+        ("2", "", build("b", "unknown"), "0.4 s", "? of 8", "? → 0.4", "x", None, ""),
+    ]
+    table = build_table([str(number) for number in range(9)], rows, "numbers")
+    for cells in table.iter("tr"):
+        assert [number for number, cell in enumerate(cells) if cell.get("class") == "num"] == [1, 2, 3, 4, 5, 7]
+
+
+def test_a_chart_holds_its_values_for_the_page_that_draws_them_anew():
+    points = [Point(-1, 0.5, 0.4, 0.6), Point(0, float("nan")), Point(1, 0.75)]
+    figure = draw_chart("Reward", [Line("a", "training", points), Line("b", "kept", [Point(0, None)])])
+    values = [[-1, 0.5, 0.4, 0.6], [0, None], [1, 0.75]]
+    assert json.loads(figure.get("data-chart")) == [
+        {"name": "a", "style": "training", "isBand": False, "points": values}
+    ]
+    assert draw_chart("Cost", [Line("a", "training", points)], axis="minutes").get("data-chart") is None
 
 
 def test_text_is_never_markup():
@@ -167,10 +217,20 @@ async def test_every_run_writes_its_page(tmp_path):
     run = LearningRun(tmp_path, reward=by_version)
     summary = await run.run()
     page = Page((tmp_path / "r" / "report.html").read_text())
-    assert f"r {summary.headline()}." in page.text
+    change = summary.improvement
+    means = f"from {summary.confirm_base.mean:.3f} to {summary.confirm_tuned.mean:.3f}"
+    assert f"r improved the agent: reward {means}, {change} on 10 confirm examples." in page.text
+    pairs = page.text.partition("changes of reward, up and down.")[2].partition("Every evaluator before")[0]
+    assert (pairs.count("Example "), pairs.count("before 0"), pairs.count("form 0"), pairs.count("form 2")) == (
+        3,
+        3,
+        3,
+        3,
+    )
     assert '10 score higher in "reward" than with the base model, 0 the same and 0 lower.' in page.text
     links = [value for name, value in page.attributes if name == "href"]
-    assert links == ["#verdict", "#reward", "#examples", "#groups", "#episodes", "#outcomes", "#settings"]
+    names = ("verdict", "reward", "pairs", "scores", "examples", "groups", "episodes", "outcomes", "facts", "settings")
+    assert links == [f"#{name}" for name in names]
     assert f"report      {tmp_path / 'r' / 'report.html'}, " in "\n".join(summary.closing_lines(color=False))
     assert "reinforge.finetune(...) with the same agent, dataset and reward" in page.text
 

@@ -21,6 +21,8 @@ from reinforge.runs.summary import RunSummary, summarize_killed_run
 
 MAX_EXAMPLES = 8
 """Changed examples of each direction whose chats are shown."""
+NUM_PAIRS = 3
+"""Examples on the first screen, with the answers before and after training."""
 NUM_GROUPS, NUM_EPISODES, MAX_REASONS = 3, 3, 20
 MAX_SURPRISE = 1000
 """Episodes among which the most surprising ones are searched."""
@@ -53,6 +55,7 @@ class PageContent:
     validations: list[ValidationRow]
     metric: str = ""  # the evaluator of the verdict; empty: there was none
     examples: list[ComparedExample] = field(default_factory=list)  # of the verdict, the most improved first
+    pairs: list[ComparedExample] = field(default_factory=list)  # some of them: the largest gains, the largest loss
     groups: list[EpisodeGroup] = field(default_factory=list)  # some of the last epoch, the widest spread first
     chosen: dict[str, list[EpisodeHead]] = field(default_factory=dict)  # titles and the episodes below them
     rows: dict[str, EpisodeRow] = field(default_factory=dict)
@@ -71,10 +74,9 @@ def read_content(folder: Path, summary: RunSummary | None = None) -> PageContent
     content.outcomes = reader.count_outcomes()[:MAX_REASONS]
     content.texts = TokenTexts.find(folder, config)
     content.trained = TrainedTokens.read(config)
-    _choose_examples(content, reader)
     _choose_groups(content, reader)
     _choose_episodes(content, reader)
-    _read_rows(content, reader)
+    _read_rows(content, reader, _list_keys(content))
     return content
 
 
@@ -88,6 +90,8 @@ def read_figures(overview: RunOverview, summary: RunSummary | None = None) -> Pa
     content.config = _read_text(folder / "config.yml")
     with contextlib.suppress(ConfigError, ValueError):  # a component is not installed here, or the file was edited
         content.settings = find_changed_settings(content.config)
+    _choose_examples(content, reader)
+    _read_rows(content, reader, [key for example in content.pairs for key in example.keys])
     return content
 
 
@@ -110,6 +114,9 @@ def _choose_examples(content: PageContent, reader: JournalReader) -> None:
             keys = arms[0][example][0].key, arms[1][example][0].key
             content.examples.append(ComparedExample(example, means[0], means[1], keys))
     content.examples.sort(key=ComparedExample.rank)
+    better, worse = choose_changed(content.examples, NUM_PAIRS)
+    unchanged = [example for example in content.examples if not example.change]
+    content.pairs = [*better[:2], *worse[:1], *better[2:], *worse[1:], *unchanged][:NUM_PAIRS]
 
 
 def _group_by_example(heads: Iterable[EpisodeHead]) -> dict[str, list[EpisodeHead]]:
@@ -174,15 +181,14 @@ def _measure_surprise(reader: JournalReader, head: EpisodeHead) -> float | None:
     return -statistics.fmean(logprobs) if logprobs else None
 
 
-def _read_rows(content: PageContent, reader: JournalReader) -> None:
+def _list_keys(content: PageContent) -> list[str]:
     keys = [head.key for heads in content.chosen.values() for head in heads]
     keys += [head.key for group in content.groups for head in group.episodes]
-    keys += [
-        key
-        for examples in choose_changed(content.examples, MAX_EXAMPLES)
-        for example in examples
-        for key in example.keys
-    ]
+    changed = choose_changed(content.examples, MAX_EXAMPLES)
+    return keys + [key for examples in changed for example in examples for key in example.keys]
+
+
+def _read_rows(content: PageContent, reader: JournalReader, keys: Iterable[str]) -> None:
     for key in dict.fromkeys(keys):
         try:
             row = reader.find_episode(key)

@@ -5,17 +5,25 @@ build("p", "reward ", build("strong", "0.8"), class_="fact")   ->   <p class="fa
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
+from reinforge.evaluation.statistics import Improvement
 from reinforge.runs.rows import BASELINE
 from reinforge.safe_text import to_printable
 
 Content = Element | str | None
 """What an element holds: another element, text, or nothing."""
+NUMBER = re.compile(
+    r"(p [=<] )?[-+<]?[\d?][\d,.]*(e[-+]?\d+)?( → [\d?.]+)?"
+    r"( [\[(].*[\])])?( ?(%|[A-Za-z]+)( [\d?]+( [a-z]+)?)?)?|unknown|missing|"
+)
+"""A cell in a column of numbers: `0.48 [0.40, 0.56]`, `12 %`, `3 of 20`, and what stands for a missing one."""
 
 
 def build(tag: str, *content: Content | Iterable[Content], **attributes: Any) -> Element:
@@ -49,25 +57,25 @@ def _append(element: Element, part: Content) -> None:
         element.text = (element.text or "") + text
 
 
-def build_section(title: str, *content: Content | Iterable[Content], id: str) -> Element:
-    return build("section", build("h2", title), *content, id=id)
+def build_section(title: str, *content: Content | Iterable[Content], id: str, class_: str | None = None) -> Element:
+    return build("section", build("h2", title), *content, id=id, class_=class_)
 
 
-def build_table(header: Sequence[str], rows: Iterable[Sequence[Content]], caption: str) -> Element:
-    """Returns a table; the caption is for readers of screens. The style sheet aligns cells that are numbers."""
-    return build(
-        "div",
-        build(
-            "table",
-            build("caption", caption),
-            build("thead", build("tr", (build("th", name, scope="col") for name in header))),
-            build("tbody", (build("tr", (build("td", cell) for cell in row)) for row in rows)),
-        ),
-        class_="scroll",
-        tabindex="0",
-        role="region",
-        aria_label=caption,
+def build_table(header: Sequence[Content], rows: Iterable[Sequence[Content]], caption: str) -> Element:
+    """Returns a table whose columns of numbers are right-aligned; the caption is for screen readers too."""
+    known = [list(row) for row in rows]
+    kinds = ["num" if _is_numeric([row[place] for row in known]) else None for place in range(len(header))]
+    head = (build("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True))
+    body = (
+        build("tr", (build("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in known
     )
+    table = build("table", build("caption", caption), build("thead", build("tr", head)), build("tbody", body))
+    return build("div", table, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def _is_numeric(cells: Sequence[Content]) -> bool:
+    texts = ["".join(cell.itertext()) if isinstance(cell, Element) else cell or "" for cell in cells]
+    return any(re.search(r"\d", text) for text in texts) and all(map(NUMBER.fullmatch, texts))
 
 
 def build_details(summary: Content, *content: Content, **attributes: Any) -> Element:
@@ -76,6 +84,42 @@ def build_details(summary: Content, *content: Content, **attributes: Any) -> Ele
 
 def to_html(root: Element) -> str:
     return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+
+
+def find_bounds(changes: Iterable[Improvement | None]) -> tuple[float, float]:
+    """Returns the ends of the scale on which several differences are drawn; 0 lies within."""
+    known = [(each.mean_difference, each.ci_low, each.ci_high) for each in changes if each is not None]
+    values = [0.0, *(value for each in known for value in each if value is not None and math.isfinite(value))]
+    return (min(values), max(values)) if any(values) else (-1.0, 1.0)
+
+
+def draw_interval(
+    change: Improvement | None, bounds: tuple[float, float], text: str | None = None, width: int = 130
+) -> Element | None:
+    """Returns a difference as text beside its 95 % interval, drawn on a scale with a mark at 0; None: unknown.
+
+    Args:
+        bounds: The ends of the scale, which all intervals of a table share (`find_bounds`).
+        text: What stands beside the drawing; None: the difference and its interval.
+    """
+    if change is None:
+        return None
+    low, high = change.ci_low, change.ci_high
+
+    def place(value: float) -> float:
+        return round(6 + (value - bounds[0]) / (bounds[1] - bounds[0]) * (width - 12), 1)
+
+    drawn = [
+        build("line", x1=1, x2=width - 1, y1=10, y2=10),
+        build("line", x1=place(0.0), x2=place(0.0), y1=1, y2=19, class_="zero"),
+    ]
+    if low is not None and high is not None:
+        drawn.append(build("line", x1=place(low), x2=place(high), y1=10, y2=10, class_="bar"))
+    drawn.append(build("circle", cx=place(change.mean_difference), cy=10, r=4))
+    tone = "good" if low is not None and low > 0 else "bad" if high is not None and high < 0 else "mild"
+    size = {"viewBox": f"0 0 {width} 20", "width": width, "height": 20}
+    svg = build("svg", build("g", drawn, class_=tone), **size, aria_hidden="true")
+    return build("span", svg, build("span", str(change) if text is None else text, class_="value"), class_="interval")
 
 
 NUM_TICKS = 5
@@ -171,7 +215,17 @@ def draw_chart(
     shown = [line for line in lines if any(point.is_known for point in line.points)]
     legend = build("ul", (build("li", build("span", class_=f"key {line.style}"), line.name) for line in shown))
     legend.set("class", "legend")
-    return build("figure", svg, legend if len(shown) > 1 else None)
+    data = None if axis is not None else json.dumps([_list_values(line) for line in shown], separators=(",", ":"))
+    return build("figure", svg, legend if len(shown) > 1 else None, data_chart=data)
+
+
+def _list_values(line: Line) -> dict[str, Any]:
+    """Returns a line as `charts.js` reads it: epoch, value and interval of each point; a null value is a gap."""
+    points = [
+        [each.epoch, each.value if each.is_known else None, *([each.low, each.high] if each.has_interval else [])]
+        for each in line.points
+    ]
+    return {"name": line.name, "style": line.style, "isBand": line.is_band, "points": points}
 
 
 def _draw_axes(scale: _Scale) -> list[Element]:

@@ -7,7 +7,7 @@ elements. Charts are SVG, colors of tokens are radio buttons and a style sheet.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -16,7 +16,7 @@ from reinforge.config.document import ABSENT
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file, to_json
-from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
+from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes, format_content
 from reinforge.runs.page.chats import ChatStyle, build_chat
 from reinforge.runs.page.content import MAX_EXAMPLES, EpisodeGroup, PageContent, read_content
 from reinforge.runs.page.elements import (
@@ -28,11 +28,13 @@ from reinforge.runs.page.elements import (
     build_section,
     build_table,
     draw_chart,
+    draw_interval,
+    find_bounds,
     to_html,
 )
 from reinforge.runs.rows import MISSING, EpisodeHead, EpochMetrics, fill_gaps
 from reinforge.runs.summary import RunSummary, is_from_python
-from reinforge.types.evaluation import MetricSummary
+from reinforge.types.evaluation import MetricSummary, count_examples
 from reinforge.version import __version__
 
 PAGE = "report.html"
@@ -40,8 +42,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load or run: its own style sheet, and nothing else."""
 NUM_CHANGED = 5
 """Examples before and after training in a notebook."""
-NUM_CHARTS = 3
-"""Sections before the first one with chats."""
+MAX_QUOTE = 300
+"""Characters of a prompt or an answer on the first screen."""
+NOTED = ("promoted", "reason", "transfer", "warning", "guard", "ignored", "why", "try", "next")
+"""Facts that stand beside the verdict."""
 COLORS = {
     "logprob": "log-prob: the redder, the less likely",
     "relative": "relative reward: green is above the mean of the group, red below",
@@ -65,16 +69,19 @@ def build_page(content: PageContent) -> Element:
     parts = {
         "Verdict": build_verdict(content),
         "Reward": build_rewards(content),
+        "Before and after": build_pairs(content),
+        "Scores": build_scores(content),
         "Training": build_measures(content),
         "What changed": build_examples(content),
         "Groups": build_groups(content),
         "Episodes": build_episodes(content),
         "Failures": build_outcomes(content),
+        "Details": build_facts(content),
         "Settings": build_settings(content),
     }
     sections: list[Element | None] = list(parts.values())
     if content.rows:  # before the first section with chats; it stays in view below that
-        sections.insert(NUM_CHARTS, build_colors())
+        sections.insert(list(parts).index("What changed"), build_colors())
     return build_document(f"Run {content.summary.run_id}", _describe_origin(content), parts, sections)
 
 
@@ -109,7 +116,7 @@ def format_excerpt(summary: RunSummary) -> str:
     content = read_content(summary.folder, summary)
     changed = sorted(content.examples, key=lambda example: -abs(example.change))[:NUM_CHANGED]
     changes = _build_changes(content, "Changed most", [example for example in changed if example.change])
-    body = build("body", build("main", build_verdict(content), build_rewards(content), changes))
+    body = build("body", build("main", build_verdict(content), build_rewards(content), build_scores(content), changes))
     return to_html(_build_document(f"Run {summary.run_id}", body))
 
 
@@ -163,23 +170,81 @@ MEASURES = (
 
 
 def build_verdict(content: PageContent) -> Element:
-    summary, overview = content.summary, content.overview
+    """Returns the verdict in a sentence, its interval as a drawing, and what to know before it is believed."""
+    summary, overview, change = content.summary, content.overview, content.summary.improvement
     tone = "good" if summary.promoted and not summary.is_incomplete else "bad" if summary.status == "failed" else "mild"
-    facts = [(name, text) for name, text in summary.facts() if text and name not in ("report", "saved", "resume")]
-    headline = summary.headline()
+    headline, drawing = summary.headline(), None
     if content.is_running:
         headline = f"is running: {overview.epochs_done or 0} of {overview.num_epochs or '?'} epochs are done"
-        facts = [(name, text) for name, text in facts if name in ("reward", "improvement", "evaluator", "best")]
+    elif change is not None and not summary.smoke and summary.confirm_base and summary.confirm_tuned:
+        metric, on = summary.confirm_tuned.metric, count_examples(change.num_pairs, change.num_clusters)
+        means = [each.mean for each in (summary.confirm_base, summary.confirm_tuned)]
+        moved = "" if None in means else f" from {means[0]:.3f} to {means[1]:.3f}"
+        headline += f": {metric}{moved}, {change} on {on.replace(' ', ' confirm ', 1)}"
+        how = f"95 % interval of the change, {change.format_p_value()}; left of the mark is worse, right is better"
+        drawing = draw_interval(change, find_bounds([change]), how, width=360)
+    noted = [(name, text) for name, text in _list_facts(content) if name in NOTED]
     return build(
         "section",
         build("p", f"{summary.run_id} {headline}.", class_=f"verdict {tone}"),
-        build("dl", (part for name, text in facts for part in (build("dt", name), build("dd", text)))),
+        drawing,
+        _build_list(noted) if noted else None,
         id="verdict",
     )
 
 
+def _list_facts(content: PageContent) -> list[tuple[str, str]]:
+    hidden = ("report", "saved", "resume", *(("promoted", "reason", "improvement") if content.is_running else ()))
+    return [(name, text) for name, text in content.summary.facts() if text and name not in hidden]
+
+
+def _build_list(facts: Iterable[tuple[str, str]]) -> Element:
+    return build("dl", (part for name, text in facts for part in (build("dt", name), build("dd", text))))
+
+
+def build_facts(content: PageContent) -> Element | None:
+    facts = [(name, text) for name, text in _list_facts(content) if name not in NOTED]
+    return build_section("Details", _build_list(facts), id="facts") if facts else None
+
+
+def build_pairs(content: PageContent) -> Element | None:
+    """Returns some examples of the verdict with the agent's answers before and after training, as text."""
+    found = [pair for example in content.pairs if (pair := _build_pair(content, example)) is not None]
+    if not found:
+        return None
+    note = f"The largest changes of {content.metric}, up and down."
+    return build_section(
+        "Before and after",
+        build("p", note, class_="note"),
+        build("div", found, class_="pairs"),
+        id="pairs",
+        class_="narrow",
+    )
+
+
+def _build_pair(content: PageContent, example: ComparedExample) -> Element | None:
+    rows = [content.rows.get(key) for key in example.keys]
+    parts: list[Element] = []
+    for name, row, score in zip(("before", "after"), rows, (example.first, example.second), strict=True):
+        if row is None:
+            return None
+        calls = row.data["calls"]
+        if not parts and calls:
+            asked = [each for each in calls[0]["messages"] if each.get("role") == "user"]
+            parts += [build("p", _quote(each.get("content")), class_="clip note") for each in asked[-1:]]
+        answer = (calls[-1]["reply"].get("content") if calls else None) or row.data["output"]
+        tone = "" if name == "before" or not example.change else "good" if example.change > 0 else "bad"
+        head = build("dt", f"{name} ", build("span", f"{score:.3g}", class_=f"value {tone}"))
+        parts.append(build("dl", head, build("dd", _quote(answer), class_="clip")))
+    return build("article", build("h3", f"Example {example.example_id}"), parts, class_="pair")
+
+
+def _quote(text: object) -> str:
+    whole = "" if text is None else format_content(text)
+    return whole[:MAX_QUOTE] + (" …" if len(whole) > MAX_QUOTE else "") or "(no text)"
+
+
 def build_rewards(content: PageContent) -> Element:
-    """Returns the chart of the rewards, and a table of the verdict's two arms."""
     training = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in fill_gaps(content.metrics)]
     kept = [Point(row.epoch, row.filtered_avg_reward) for row in fill_gaps(content.metrics)]
     select = [Point(row.epoch, row.avg_reward, row.ci_low, row.ci_high) for row in content.validations]
@@ -191,19 +256,25 @@ def build_rewards(content: PageContent) -> Element:
     return build_section(
         "Reward",
         draw_chart("Reward by epoch, with 95 % intervals", lines),
-        build_changes(content.summary.evaluators) if content.summary.evaluators else None,
         id="reward",
+        class_="wide",
     )
 
 
+def build_scores(content: PageContent) -> Element | None:
+    changes = content.summary.evaluators
+    return build_section("Scores", build_changes(changes), id="scores") if changes else None
+
+
 def build_changes(changes: Sequence[MetricChange], before: str = "base model", after: str = "trained model") -> Element:
+    bounds = find_bounds(change.improvement for change in changes)
     rows = [
         (
             change.metric,
             change.split,
             _format_mean(change.before),
             _format_mean(change.after),
-            "" if change.improvement is None else str(change.improvement),
+            draw_interval(change.improvement, bounds),
         )
         for change in changes
     ]
@@ -218,7 +289,7 @@ def _format_mean(summary: MetricSummary | None) -> str:
 def build_measures(content: PageContent) -> Element | None:
     charts = []
     for key, title, meaning in MEASURES:
-        points = [Point(row.epoch, _read_number(row, key)) for row in fill_gaps(content.metrics)]
+        points = [Point(row.epoch, read_measure(row, key)) for row in fill_gaps(content.metrics)]
         if sum(point.is_known for point in points) > 1:
             chart = draw_chart(f"{title} by epoch", [Line(title, "job", points)], width=340, height=170)
             charts.append(build("div", build("h3", title), chart, build("p", meaning, class_="note")))
@@ -227,7 +298,7 @@ def build_measures(content: PageContent) -> Element | None:
     return build_section("Training", build("div", charts, class_="grid"), id="training")
 
 
-def _read_number(row: EpochMetrics, key: str) -> float | None:
+def read_measure(row: EpochMetrics, key: str) -> float | None:
     value = row.job.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -64,7 +64,7 @@ function merge(fresh) {
       gone.remove();
     }
     place = old.nextElementSibling;
-    if (old.id === "rows" || old.outerHTML === item.outerHTML) {
+    if (old.id === "rows" || (old.source || old.outerHTML) === item.outerHTML) {
       continue;
     }
     if (old.contains(document.activeElement)) {
