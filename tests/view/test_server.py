@@ -13,7 +13,8 @@ from reinforge.rollout.http.access import POLICY
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.run_folder import read_runs
-from reinforge.types.episode import EpisodeKey, EpisodeRecord
+from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.view import server as server_module
 from reinforge.view.documents import build_run_path
 from reinforge.view.server import choose_port
@@ -112,8 +113,8 @@ async def test_an_empty_folder_says_what_to_do(tmp_path):
 
 async def test_rows_come_in_pages(made):
     async with Browser(made) as browser:
-        all_rows = json.loads(await browser.ask("/runs/plain/rows?phase=collect&order=best&limit=500"))
-        some = json.loads(await browser.ask("/runs/plain/rows?phase=collect&order=best&offset=10&limit=5"))
+        all_rows = json.loads(await browser.ask("/runs/plain/rows?phase=collect&order=-reward&limit=500"))
+        some = json.loads(await browser.ask("/runs/plain/rows?phase=collect&order=-reward&offset=10&limit=5"))
         assert some["rows"] == all_rows["rows"][10:15]
         assert some["total"] == all_rows["total"] == len(all_rows["rows"])
         assert len(json.loads(await browser.ask("/runs/plain/rows?limit=99999"))["rows"]) <= server_module.MAX_PAGE
@@ -124,11 +125,43 @@ async def test_an_episode_is_a_chat_beside_its_group(made):
         [row, *_] = json.loads(await browser.ask("/runs/plain/rows?phase=collect&limit=1"))["rows"]
         page = await browser.page(f"/runs/plain/episode?phase=collect&key={row[0]}")
         assert f"{row[0]}outcome ok" in page.text
-        assert "4 episodes of this example in collect 0" in page.text
+        assert "4 episodes of this example in train 0" in page.text
         assert "1 of " in page.text
         assert ("rel", "next") in page.attributes
         raw = json.loads(await browser.ask(f"/runs/plain/episode.json?key={row[0]}"))
         assert raw["calls"][0]["reply"]["content"].startswith("form 0 ")
+
+
+async def test_the_list_is_searched_and_sorted_by_its_address(made):
+    async with Browser(made) as browser:
+        page = await browser.page("/runs/plain/episodes?text=form+2&order=-reward&phase=confirm_tuned")
+        found = json.loads(await browser.ask("/runs/plain/rows?text=form+2&phase=confirm_tuned"))
+        assert found["total"] > 1
+        assert {(row[2][:6], row[8]) for row in found["rows"]} == {("form 2", "confirm, tuned")}
+        assert f"{found['total']} of " in page.text
+        assert ("aria-sort", "descending") in page.attributes
+        assert ("data-rows", "/runs/plain/rows?text=form+2&phase=confirm_tuned&order=-reward") in page.attributes
+        assert ("href", "/runs/plain/episodes?text=form+2&phase=confirm_tuned&order=reward") in page.attributes
+        assert "noscript" in page.tags, "without JavaScript a button applies the filters"
+        assert ("value", "baseline") in page.attributes
+
+
+async def test_siblings_are_a_row_each_and_prompts_that_differ_are_compared(tmp_path):
+    journal = RunJournal(tmp_path / "r")
+    for generation, color in enumerate(("red", "red", "blue")):
+        answer = ModelReply({"role": "assistant", "content": f"It is {color}."}, "stop", None, 5, 3)
+        asked = ModelRequest([{"role": "user", "content": f"Is it {color} today?"}])
+        call = ModelCall("c", "policy", "m", asked, answer, (), 0.0, 1.0)
+        key = EpisodeKey("collect", 0, "a", generation)
+        journal.record_episode(EpisodeRecord(key, examples(1)[0], calls=[call], reward=0.5))
+    journal.close()
+    async with Browser(tmp_path) as browser:
+        text = await browser.ask("/runs/r/episode?key=collect/0/0/a/0")
+        assert "<td>It is blue.</td>" in text
+        assert "2 different prompts in this group" in text
+        assert "user: Is it <del>red </del>today?" in text
+        assert "user: Is it <ins>blue </ins>today?" in text
+        assert "different prompts" in await browser.ask("/runs/r/episode?key=collect/0/0/a/2")
 
 
 async def test_two_runs_are_compared_the_newer_minus_the_older(made):

@@ -13,6 +13,8 @@ from reinforge.runs.journal.reader import JournalReader
 
 MAX_COMPARED = 2000
 """Keys that a misspelled key is compared with."""
+MAX_EXCERPT = 500
+"""Characters of a question, a reply or an expected answer that lists show and search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,86 @@ class ComparedExample:
 
     def rank(self) -> tuple[float, str]:
         return (-self.change, self.example_id)
+
+
+@dataclass(slots=True)  # not frozen: 100,000 of them are made for one list
+class EpisodeExcerpt:
+    """What a list shows of an episode: one line of each text."""
+
+    question: str = ""  # the last message of the user in the first prompt
+    reply: str = ""
+    expected: str = ""
+    scores: tuple[tuple[str, float | None], ...] = ()  # of each evaluator; None: it has none
+    agents: tuple[str, ...] = ()
+    turns: int = 0  # model calls
+    tokens: int = 0  # sampled
+    seconds: float = 0.0
+
+    @property
+    def searched(self) -> str:
+        return f"{self.question}\n{self.reply}\n{self.expected}"
+
+    @property
+    def first_score(self) -> float | None:
+        return self.scores[0][1] if self.scores else None
+
+    @property
+    def evaluators(self) -> str:
+        return ", ".join(f"{name} {'-' if score is None else f'{score:.3g}'}" for name, score in self.scores)
+
+
+def make_excerpt(data: dict[str, Any]) -> EpisodeExcerpt:
+    """Returns an excerpt of an episode as the journal holds it."""
+    calls = data["calls"]
+    if _is_dialogue(data):
+        agents = [message["agent"] for message in data["output"]["messages"]]
+    else:
+        agents = [(call["functions"] or [call["llm"]])[-1] for call in calls]
+    return EpisodeExcerpt(
+        _take_excerpt(find_question(data)),
+        _take_excerpt(find_reply(data)),
+        _take_excerpt("" if data.get("expected") is None else format_content(data["expected"])),
+        tuple((name, _read_score(score["score"])) for name, score in data["scores"].items()),
+        tuple(dict.fromkeys(agents)),
+        len(calls),
+        sum(reply["num_completion_tokens"] or 0 for call in calls for reply in (call, *call.get("others", ()))),
+        data["wall_s"],
+    )
+
+
+def find_question(data: dict[str, Any]) -> str:
+    """Returns the question of a dialogue, or else the last message of the user in the first prompt."""
+    if _is_dialogue(data):
+        return format_content(data["output"]["question"])
+    messages = data["calls"][0]["messages"] if data["calls"] else []
+    asked = [message.get("content") for message in messages if message.get("role") == "user"]
+    return format_content(asked[-1]) if asked and asked[-1] is not None else ""
+
+
+def find_reply(data: dict[str, Any]) -> str:
+    """Returns the output of the agent if it is a string, else the last reply of a model, else the output as JSON."""
+    output, calls = data["output"], data["calls"]
+    last = calls[-1]["reply"].get("content") if calls and not isinstance(output, str) else None
+    found = last or output
+    return "" if found is None else format_content(found)
+
+
+def _is_dialogue(data: dict[str, Any]) -> bool:
+    return isinstance(data["output"], dict) and {"protocol", "question", "messages"} <= data["output"].keys()
+
+
+def _take_excerpt(text: str) -> str:
+    return " ".join(text[: 2 * MAX_EXCERPT].split())[:MAX_EXCERPT]
+
+
+def _read_score(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def format_prompt(data: dict[str, Any]) -> str:
+    """Returns the messages of an episode's first call as text; empty: it made none."""
+    messages = data["calls"][0]["messages"] if data["calls"] else []
+    return "\n".join(f"{message.get('role')}: {format_content(message.get('content'))}" for message in messages)
 
 
 def count_changes(examples: Sequence[ComparedExample]) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from reinforge.types.evaluation import MetricSummary
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
@@ -90,8 +90,7 @@ class EpisodeHead:
     scores: dict[str, float | None]  # of each evaluator
 
 
-@dataclass(slots=True)  # not frozen: 100,000 of them are made at once
-class ListedEpisode:
+class ListedEpisode(NamedTuple):  # not a dataclass: 100,000 of them are made at once
     """A finished episode as a list shows it, without reading what it holds; `number` grows with every episode."""
 
     number: int

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from reinforge.errors import ReinforgeError
 from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.comparison import RunComparison, find_obstacles, list_settings
-from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes
+from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes, find_question, find_reply
 from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.page.differences import ChangedReply, build_change
 from reinforge.runs.page.elements import (
     Content,
     Line,
@@ -173,19 +175,25 @@ def _build_examples(found: RunComparison, names: Sequence[str]) -> Element | Non
         return None
     better, same, worse = count_changes(found.examples)
     text = f"{better:,} examples score higher in {names[1]}, {same:,} the same, {worse:,} lower."
-    up, down = choose_changed(found.examples, MAX_EXAMPLES)
-    tables = [
-        build_table(("example", *names, "change"), (_build_example(example, names) for example in examples), title)
-        for title, examples in ((f"Higher in {names[1]}", up), (f"Lower in {names[1]}", down))
-        if examples
-    ]
-    return build_section("Examples", build("p", text), build("div", tables, class_="side"), id="examples")
+    sides = []
+    for title, examples in zip(("Higher", "Lower"), choose_changed(found.examples, MAX_EXAMPLES), strict=True):
+        if examples:
+            head = build("h3", f"{title} in {names[1]}")
+            sides.append(build("div", head, (_build_example(found, example) for example in examples)))
+    return build_section("Examples", build("p", text), sides, id="examples")
 
 
-def _build_example(example: ComparedExample, names: Sequence[str]) -> tuple[Content, ...]:
-    scores = (example.first, example.second)
-    links = [
-        build_anchor(f"{score:.3g}", build_episode_link(name, key))
-        for name, key, score in zip(names, example.keys, scores, strict=True)
-    ]
-    return (example.example_id, *links, f"{example.change:+.3g}")
+def _build_example(found: RunComparison, example: ComparedExample) -> Element:
+    question, first = _read_reply(found.first, example.keys[0], example.first)
+    _, second = _read_reply(found.second, example.keys[1], example.second)
+    return build_change(f"{example.example_id}: {example.change:+.3g}", question, (first, second))
+
+
+def _read_reply(run: RunOverview, key: str, score: float) -> tuple[str, ChangedReply]:
+    """Returns the question of an episode, and the reply with a link to it."""
+    question, reply = "", "This episode cannot be read."
+    with contextlib.suppress(ReinforgeError):
+        if (row := JournalReader(run.folder).find_episode(key)) is not None:
+            question, reply = find_question(row.data), find_reply(row.data)
+    name = run.folder.name
+    return question, ChangedReply(build_anchor(f"{name}: {score:.3g}", build_episode_link(name, key)), reply)

@@ -39,7 +39,13 @@ def build_run_path(name: str, page: str = "") -> str:
     return f"/runs/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
 
 
-RUN_PAGES = {"episodes": "Episodes"}
+RUN_PAGES = {
+    "episodes": "Episodes",
+    "rewards": "Rewards",
+    "stability": "Stability",
+    "data": "Data",
+    "checkpoints": "Checkpoints",
+}
 """The pages of a run beside its overview: address and name, in the order of the navigation."""
 
 

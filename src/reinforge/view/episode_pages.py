@@ -2,86 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from reinforge.runs.page.chats import ChatStyle, build_chat
-from reinforge.runs.page.elements import Content, build, build_section, build_table
+from reinforge.runs.page.differences import mark_difference
+from reinforge.runs.page.elements import Content, build, build_details, build_section, build_table
 from reinforge.runs.page.page import build_colors
 from reinforge.runs.rows import EpisodeRow, ListedEpisode
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
-from reinforge.view.episode_table import FAILED, HEADER, ORDERS, EpisodeQuery, EpisodeTable, format_number
+from reinforge.view.episode_table import (
+    COLUMNS,
+    DEFAULT_ORDER,
+    FAILED,
+    Column,
+    EpisodeQuery,
+    EpisodeTable,
+    describe_place,
+    format_number,
+    name_epoch,
+    name_split,
+)
 
 FIRST_ROWS = 100
 """Rows that the page itself holds; `view.js` asks for the others."""
-MAX_OTHERS = 60
+MAX_OTHERS, MAX_PROMPTS = 60, 3
 
 
 def build_episode_list(name: str, table: EpisodeTable, query: EpisodeQuery, offset: int, live: Live) -> Element:
     found = table.select(query)
     path = build_run_path(name, "episodes")
-    rows = found[offset : offset + FIRST_ROWS]
     text = f"{len(found):,} of {len(table):,} episodes." if len(found) != len(table) else f"{len(table):,} episodes."
     if not len(table):
         text = "No episode has finished yet."
     content: list[Content] = [
         _build_filters(path, table, query),
-        build("p", text, id="count"),
-        _build_rows(name, query, rows, table, offset),
+        build("p", text, id="count", role="status"),
+        _build_rows(name, query, table, offset),
         _build_pages(path, query, offset, len(found)),
-        build("p", "Keys: j and k move between rows, Enter opens one, / goes to the example filter.", class_="note"),
+        build("p", "Keys: j and k move between rows, Enter opens one, / goes to the search.", class_="note", id="keys"),
     ]
     return build_document(f"Episodes of {name}", content, trail=build_trail(name, "episodes"), live=live)
 
 
 def _build_filters(path: str, table: EpisodeTable, query: EpisodeQuery) -> Element:
-    epoch = "" if query.epoch is None else str(query.epoch)
-    search = build("input", type="search", name="example", id="search")
-    search.set("value", query.example)  # as it is: an id may look like a secret, which a page does not show
-    outcomes = {"": "all", **({FAILED: "all but ok"} if table.outcomes else {}), **{key: key for key in table.outcomes}}
-    fields = (
-        ("Phase", _build_choice("phase", {"": "all", **{key: key for key in table.phases}}, query.phase)),
-        ("Epoch", build("input", type="number", name="epoch", value=epoch, min="-1", step="1")),
-        ("Outcome", _build_choice("outcome", outcomes, query.outcome)),
-        ("Example", search),
-        ("Order", _build_choice("order", ORDERS, query.order)),
-    )
-    labels = [build("label", f"{title} ", field) for title, field in fields]
-    button = build("button", "Apply", type="submit")
-    form = build("form", labels, button, method="get", role="search", class_="filters")
+    """Returns the fields that shorten the list: `view.js` applies them while they change, the button without it."""
+    outcomes = {**({FAILED: "all but ok"} if table.outcomes else {}), **{key: key for key in table.outcomes}}
+    epochs = {name_epoch(epoch): name_epoch(epoch) for epoch in sorted(table.epochs)}
+    fields = {
+        "Search": _build_input("text", query.text, "search", id="search", placeholder="question, reply, expected"),
+        "Split": _build_choice("phase", {key: name_split(key) for key in table.phases}, query.phase),
+        "Epoch": _build_choice("epoch", epochs, "" if query.epoch is None else name_epoch(query.epoch)),
+        "Outcome": _build_choice("outcome", outcomes, query.outcome),
+        "Reward from": _build_input("low", query.as_dict().get("low", ""), "number", step="any"),
+        "to": _build_input("high", query.as_dict().get("high", ""), "number", step="any"),
+        "Example": _build_input("example", query.example, "search", class_="short"),
+    }
+    if len(table.agents) > 1 or query.agent:
+        fields["Agent"] = _build_choice("agent", {key: key for key in sorted(table.agents)}, query.agent)
+    order = _build_input("order", query.order, "hidden") if query.order != DEFAULT_ORDER else None
+    labels = [build("label", f"{title} ", field) for title, field in fields.items()]
+    button = build("noscript", build("button", "Filter", type="submit"))
+    form = build("form", labels, order, button, method="get", role="search", class_="filters", id="filters")
     form.set("action", path)
     return form
 
 
-def _build_choice(name: str, choices: dict[str, str], chosen: str) -> Element:
-    options = [
-        build("option", text, value=value, selected="selected" if value == chosen else None)
-        for value, text in choices.items()
-    ]
+def _build_input(name: str, value: str, kind: str, **attributes: str) -> Element:
+    field = build("input", type=kind, name=name, **attributes)
+    field.set("value", value)  # as it is: an id may look like a secret, which a page does not show
+    return field
+
+
+def _build_choice(name: str, choices: Mapping[str, str], chosen: str) -> Element:
+    known = {"": "all", **choices, **({chosen: chosen} if chosen not in choices and chosen else {})}
+    options = []
+    for value, text in known.items():
+        option = build("option", text, selected="selected" if value == chosen else None)
+        option.set("value", value)
+        options.append(option)
     return build("select", options, name=name)
 
 
-def _build_rows(
-    name: str, query: EpisodeQuery, rows: Sequence[ListedEpisode], table: EpisodeTable, offset: int
-) -> Element:
-    body = build("tbody", (_build_row(name, table.build_row(episode), query) for episode in rows))
-    head = build("thead", build("tr", (build("th", title, scope="col") for title in HEADER)))
-    shown = build("table", build("caption", "Episodes", class_="hidden"), head, body)
-    shown.set("aria-rowcount", str(len(table.select(query)) + 1))
+def _build_rows(name: str, query: EpisodeQuery, table: EpisodeTable, offset: int) -> Element:
+    found, path = table.select(query), build_run_path(name, "episodes")
+    rows = table.build_rows(found[offset : offset + FIRST_ROWS])
+    body = build("tbody", (_build_row(name, row, query) for row in rows))
+    heads = (_build_head(path, key, column, query) for key, column in COLUMNS.items())
+    shown = build("table", build("caption", "Episodes", class_="hidden"), build("thead", build("tr", heads)), body)
+    shown.set("aria-rowcount", str(len(found) + 1))
     viewport = build("div", build("div", shown, class_="spacer"), class_="viewport", id="rows", role="region")
     viewport.set("tabindex", "0")
     viewport.set("aria-label", "Episodes")
     viewport.set("data-rows", build_link(build_run_path(name, "rows"), **query.as_dict()))
-    viewport.set("data-episode", build_link(build_run_path(name, "episode"), **_describe_order(query)))
-    viewport.set("data-total", str(len(table.select(query))))
+    viewport.set("data-episode", build_link(build_run_path(name, "episode"), **query.as_dict()))
+    viewport.set("data-total", str(len(found)))
     viewport.set("data-offset", str(offset))
     return viewport
 
 
-def _build_row(name: str, row: Sequence[object], query: EpisodeQuery) -> Element:
-    key, shown, *cells = map(str, row)
-    link = build_anchor(shown, build_episode_link(name, key, query))
-    return build("tr", build("td", link), (build("td", cell) for cell in cells))
+def _build_head(path: str, key: str, column: Column, query: EpisodeQuery) -> Element:
+    """Returns the head of a column, a link that sorts by it: numbers from the greatest on, and the other way round."""
+    first, other = (f"-{key}", key) if column.is_number else (key, f"-{key}")
+    link = build_anchor(
+        column.title, build_link(path, **replace(query, order=other if query.order == first else first).as_dict())
+    )
+    sort = {key: "ascending", f"-{key}": "descending"}.get(query.order)
+    return build("th", link, scope="col", aria_sort=sort, class_=name_class(key))
+
+
+def _build_row(name: str, row: Sequence[str], query: EpisodeQuery) -> Element:
+    key, shown, *cells = row
+    parts = [build_anchor("", build_episode_link(name, key, query)), *(build("span") for _ in cells)]
+    for part, text in zip(parts, (shown, *cells), strict=True):
+        part.text = text  # made printable with the row
+    outcome = row[1 + list(COLUMNS).index("outcome")]
+    named = zip(COLUMNS, parts, strict=True)
+    return build("tr", (build("td", part, class_=name_class(each)) for each, part in named), data_outcome=outcome)
+
+
+def name_class(column: str) -> str:
+    return f"of-{column} num" if COLUMNS[column].is_number else f"of-{column}"
 
 
 def _build_pages(path: str, query: EpisodeQuery, offset: int, total: int) -> Element:
@@ -93,13 +135,9 @@ def _build_pages(path: str, query: EpisodeQuery, offset: int, total: int) -> Ele
     return build("p", links, id="pages")
 
 
-def _describe_order(query: EpisodeQuery | None) -> dict[str, str]:
-    return {} if query is None else query.as_dict()
-
-
 def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -> str:
     """Returns the address of an episode; with the list that it was chosen from, for its neighbors."""
-    return build_link(build_run_path(name, "episode"), **_describe_order(query), key=key)
+    return build_link(build_run_path(name, "episode"), **({} if query is None else query.as_dict()), key=key)
 
 
 def build_episode_page(
@@ -111,13 +149,9 @@ def build_episode_page(
     chat.set("id", "chat")
     content: list[Content] = [
         build("p", _build_neighbors(name, episode, table, query), back, " · ", raw, class_="neighbors"),
+        _build_group(name, episode, table),
         build_colors(),
-        build(
-            "div",
-            chat,
-            build("div", _build_group(name, episode, table), _build_others(name, episode, table)),
-            class_="beside",
-        ),
+        build("div", chat, build("div", _build_others(name, episode, table)), class_="beside"),
         build("p", "Keys: j or ] opens the next episode, k or [ the previous one, t sets the colors.", class_="note"),
     ]
     return build_document(f"Example {episode.example_id}", content, trail=build_trail(name, ""))
@@ -140,15 +174,38 @@ def _build_group(name: str, episode: ListedEpisode, table: EpisodeTable) -> Elem
     if len(siblings) < 2:
         return None
     rows: list[tuple[Content, ...]] = []
+    table.read_excerpts(siblings)
     for each in siblings:
-        relative = table.measure_relative(each)
+        relative, found = table.measure_relative(each), table.excerpt(each)
         text = f"sample {each.generation}"
-        link = text if each.key == episode.key else build_anchor(text, build_episode_link(name, each.key))
+        link = (
+            build("strong", text) if each.key == episode.key else build_anchor(text, build_episode_link(name, each.key))
+        )
         reward = each.outcome if each.reward is None else format_number(each.reward)
-        rows.append((link, reward, "" if relative is None else f"{relative:+.3g}"))
-    caption = f"{len(siblings)} episodes of this example in {_describe_place(episode)}"
-    table_element = build_table(("episode", "reward", "relative reward"), rows, caption)
-    return build_section("Group", table_element, id="group")
+        rows.append(
+            (link, found.reply, reward, "" if relative is None else f"{relative:+.3g}", str(found.tokens or ""))
+        )
+    caption = f"{len(siblings)} episodes of this example in {describe_place(episode)}"
+    header = ("episode", "reply", "reward", "relative reward", "tokens")
+    return build_section(
+        "Group", build_table(header, rows, caption), _build_prompts(episode, siblings, table), id="group"
+    )
+
+
+def _build_prompts(episode: ListedEpisode, siblings: Sequence[ListedEpisode], table: EpisodeTable) -> Element | None:
+    """Returns how the first prompts of siblings differ from that of the episode; None: they are all equal."""
+    prompts = table.read_prompts(siblings)
+    own = prompts.get(episode.number, "")
+    others = {prompt: each for each in siblings if (prompt := prompts.get(each.number, own)) != own}
+    if not others:
+        return None
+    parts = []
+    for prompt, each in list(others.items())[:MAX_PROMPTS]:
+        pair = zip(("this episode", f"sample {each.generation}"), mark_difference(own, prompt), strict=True)
+        parts.append(
+            build("div", (build("div", build("h4", title), build("pre", text)) for title, text in pair), class_="side")
+        )
+    return build_details(f"{len(others) + 1} different prompts in this group", *parts, open="open")
 
 
 def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Element | None:
@@ -157,15 +214,10 @@ def _build_others(name: str, episode: ListedEpisode, table: EpisodeTable) -> Ele
         return None
     rows: Iterable[tuple[Content, ...]] = (
         (
-            build_anchor(_describe_place(each), build_episode_link(name, each.key)),
+            build_anchor(describe_place(each), build_episode_link(name, each.key)),
             each.outcome if each.reward is None else format_number(each.reward),
         )
         for each in others[:MAX_OTHERS]
     )
     title = "This example elsewhere in the run"
     return build_section(title, build_table(("when", "reward"), rows, title), id="others")
-
-
-def _describe_place(episode: ListedEpisode) -> str:
-    where = "" if episode.phase.startswith("confirm") else ", baseline" if episode.epoch < 0 else f" {episode.epoch}"
-    return f"{episode.phase}{where}" + (f", refill {episode.round}" if episode.round else "")

@@ -112,6 +112,10 @@ class RunLibrary:
         table.update()
         return table
 
+    def read_excerpts(self, folder: Path) -> int:
+        """Reads the next excerpts of a list that is kept; returns how many: 0 if there are no more."""
+        return self._tables[folder].read_excerpts() if folder in self._tables else 0
+
     def read_texts(self, folder: Path) -> TokenTexts:
         """Returns what splits the replies of a run into tokens; read again when the run has another checkpoint."""
         places = tuple(_measure_file(folder / name) for name in ("checkpoints", "model"))

@@ -72,9 +72,9 @@ def _build_outcomes(name: str, table: EpisodeTable) -> Element:
         for outcome, count in table.outcomes.most_common()
     ]
     presets = {
-        "best": build_link(path, order="best"),
-        "worst": build_link(path, order="worst"),
-        "most above their group": build_link(path, order="above"),
+        "best": build_link(path, order="-reward"),
+        "worst": build_link(path, order="reward"),
+        "most above their group": build_link(path, order="-relative"),
         "failed": build_link(path, outcome="failed"),
     }
     links: list[Content] = []

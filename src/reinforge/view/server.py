@@ -28,13 +28,17 @@ from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
+from reinforge.view.checkpoint_page import build_checkpoint_page
 from reinforge.view.comparison_page import MAX_RUNS, build_comparison
-from reinforge.view.documents import Live, build_problem, build_run_path
+from reinforge.view.data_page import build_data_page
+from reinforge.view.documents import Live, build_document, build_problem, build_run_path, build_trail
 from reinforge.view.episode_pages import build_episode_list, build_episode_page
 from reinforge.view.episode_table import EpisodeQuery
 from reinforge.view.library import RunLibrary
+from reinforge.view.reward_page import build_reward_page
 from reinforge.view.run_list import RunQuery, build_run_list
 from reinforge.view.run_page import build_run_page
+from reinforge.view.stability_page import build_stability_page
 
 POLL_S = 2.0
 """Seconds between two looks at the files of an open page's run."""
@@ -49,6 +53,13 @@ STATIC = {
     "vendor/uPlot.iife.min.js": "text/javascript",
     "vendor/uPlot.min.css": "text/css",
 }
+FIGURES = {
+    "rewards": build_reward_page,
+    "stability": build_stability_page,
+    "data": build_data_page,
+    "checkpoints": build_checkpoint_page,
+}
+"""Pages of a run that are built from its overview and its list of episodes."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -80,6 +91,7 @@ class ViewServer:
         self._library = RunLibrary(output_dir)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="view")
         self._closing = asyncio.Event()
+        self._indexing: dict[Path, asyncio.Task[None]] = {}
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> ViewServer:
@@ -96,7 +108,8 @@ class ViewServer:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._warming.cancel()
+        for task in (self._warming, *self._indexing.values()):
+            task.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         self._executor.shutdown(cancel_futures=True)
@@ -126,6 +139,7 @@ class ViewServer:
             web.get(f"{run}/episode", self._show_episode),
             web.get(f"{run}/episode.json", self._show_episode_json),
             web.get(f"{run}/{PAGE}", self._show_report),
+            web.get(f"{run}/{{page:{'|'.join(FIGURES)}}}", self._show_figures),
         ]
 
     @web.middleware
@@ -191,6 +205,28 @@ class ViewServer:
             live = self._describe_live(self._library.read_overview(folder))
             return build_episode_list(folder.name, self._library.read_table(folder), query, offset, live)
 
+        page = await self._read(build)
+        if folder not in self._indexing:
+            self._indexing[folder] = asyncio.ensure_future(self._read_excerpts(folder))
+        return _write_page(page)
+
+    async def _read_excerpts(self, folder: Path) -> None:
+        """Reads what filters and orders need of all episodes, in parts between which other requests are answered."""
+        with contextlib.suppress(ReinforgeError):  # the next page tells of it
+            while await self._read(self._library.read_excerpts, folder):
+                pass
+        del self._indexing[folder]
+
+    async def _show_figures(self, request: web.Request) -> web.Response:
+        folder, page = self._find_folder(request), request.match_info["page"]
+
+        def build() -> Element:
+            overview = self._library.read_overview(folder)
+            live = self._describe_live(overview)
+            content = FIGURES[page](overview, self._library.read_table(folder))
+            title = f"{page.capitalize()} of {folder.name}"
+            return build_document(title, content, trail=build_trail(folder.name, page), live=live)
+
         return _write_page(await self._read(build))
 
     async def _show_rows(self, request: web.Request) -> web.Response:
@@ -200,7 +236,7 @@ class ViewServer:
         def build() -> dict[str, Any]:
             table = self._library.read_table(folder)
             found = table.select(query)
-            rows = [table.build_row(episode) for episode in found[offset : offset + limit]]
+            rows = table.build_rows(found[offset : offset + limit])
             return {"total": len(found), "offset": offset, "rows": rows}
 
         return _write_json(await self._read(build))

@@ -1,6 +1,7 @@
 import json
 import sqlite3
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -230,7 +231,10 @@ async def test_every_run_writes_its_page(tmp_path):
     assert '10 score higher in "reward" than with the base model, 0 the same and 0 lower.' in page.text
     links = [value for name, value in page.attributes if name == "href"]
     names = ("verdict", "reward", "pairs", "scores", "examples", "groups", "episodes", "outcomes", "facts", "settings")
-    assert links == [f"#{name}" for name in names]
+    assert links[: len(names)] == [f"#{name}" for name in names]
+    assert {"ins", "del"} <= page.tags, "words that differ are marked"
+    ids = {value for name, value in page.attributes if name == "id"}
+    assert {unquote(link[1:]) for link in links} <= ids, "every row of an episode leads to its conversation"
     assert f"report      {tmp_path / 'r' / 'report.html'}, " in "\n".join(summary.closing_lines(color=False))
     assert "reinforge.finetune(...) with the same agent, dataset and reward" in page.text
 

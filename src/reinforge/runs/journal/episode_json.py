@@ -35,6 +35,7 @@ def dump_episode(record: EpisodeRecord) -> dict[str, Any]:
             for name, item in record.scores.items()
         },
         "output": record.item.output_obj,
+        **({} if record.item.expected_output_obj is None else {"expected": record.item.expected_output_obj}),
         "wall_s": round(record.wall_s, 6),
         **({} if record.overflow is None else {"overflow": record.overflow}),
         "calls": [_dump_call(call) for call in record.calls],

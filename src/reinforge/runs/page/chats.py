@@ -149,6 +149,8 @@ def _build_facts(row: EpisodeRow, relative: float | None) -> Element:
         build("code", row.key),
         f"outcome {data['outcome']}" + (f": {data['reason']}" if data["reason"] else ""),
     ]
+    if data.get("expected") is not None:
+        parts.append(f"expected {_shorten(_format(data['expected']), 300)}")
     parts.append("no reward" if data["reward"] is None else f"reward {data['reward']:.4g}")
     if relative is not None:
         parts.append(f"relative reward {relative:+.4g}")

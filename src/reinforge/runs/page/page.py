@@ -10,15 +10,25 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from reinforge.config.document import ABSENT
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file, to_json
-from reinforge.runs.episodes import ComparedExample, choose_changed, count_changes, format_content
+from reinforge.runs.episodes import (
+    ComparedExample,
+    EpisodeExcerpt,
+    choose_changed,
+    count_changes,
+    find_question,
+    find_reply,
+    make_excerpt,
+)
 from reinforge.runs.page.chats import ChatStyle, build_chat
 from reinforge.runs.page.content import MAX_EXAMPLES, EpisodeGroup, PageContent, read_content
+from reinforge.runs.page.differences import ChangedReply, build_change, mark_difference
 from reinforge.runs.page.elements import (
     Content,
     Line,
@@ -42,6 +52,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load or run: its own style sheet, and nothing else."""
 NUM_CHANGED = 5
 """Examples before and after training in a notebook."""
+EPISODE_HEADER = (
+    *("question", "reply", "expected", "reward", "relative reward"),
+    *("evaluators", "outcome", "turns", "tokens", "time, s"),
+)
 MAX_QUOTE = 300
 """Characters of a prompt or an answer on the first screen."""
 NOTED = ("promoted", "reason", "transfer", "warning", "guard", "ignored", "why", "try", "next")
@@ -223,25 +237,22 @@ def build_pairs(content: PageContent) -> Element | None:
 
 
 def _build_pair(content: PageContent, example: ComparedExample) -> Element | None:
-    rows = [content.rows.get(key) for key in example.keys]
-    parts: list[Element] = []
-    for name, row, score in zip(("before", "after"), rows, (example.first, example.second), strict=True):
-        if row is None:
-            return None
-        calls = row.data["calls"]
-        if not parts and calls:
-            asked = [each for each in calls[0]["messages"] if each.get("role") == "user"]
-            parts += [build("p", _quote(each.get("content")), class_="clip note") for each in asked[-1:]]
-        answer = (calls[-1]["reply"].get("content") if calls else None) or row.data["output"]
-        tone = "" if name == "before" or not example.change else "good" if example.change > 0 else "bad"
+    rows = [row for key in example.keys if (row := content.rows.get(key)) is not None]
+    if len(rows) < 2:
+        return None
+    tones = ("", "" if not example.change else "good" if example.change > 0 else "bad")
+    marked = mark_difference(*(_quote(find_reply(row.data)) for row in rows))
+    parts = [build("p", _quote(find_question(rows[0].data)), class_="clip note")]
+    for name, score, tone, text in zip(
+        ("before", "after"), (example.first, example.second), tones, marked, strict=True
+    ):
         head = build("dt", f"{name} ", build("span", f"{score:.3g}", class_=f"value {tone}"))
-        parts.append(build("dl", head, build("dd", _quote(answer), class_="clip")))
+        parts.append(build("dl", head, build("dd", text, class_="clip")))
     return build("article", build("h3", f"Example {example.example_id}"), parts, class_="pair")
 
 
-def _quote(text: object) -> str:
-    whole = "" if text is None else format_content(text)
-    return whole[:MAX_QUOTE] + (" …" if len(whole) > MAX_QUOTE else "") or "(no text)"
+def _quote(text: str) -> str:
+    return text[:MAX_QUOTE] + (" …" if len(text) > MAX_QUOTE else "") or "(no text)"
 
 
 def build_rewards(content: PageContent) -> Element:
@@ -286,9 +297,9 @@ def _format_mean(summary: MetricSummary | None) -> str:
     return "" if summary is None else format_interval(summary.mean, summary.ci_low, summary.ci_high)
 
 
-def build_measures(content: PageContent) -> Element | None:
+def build_measures(content: PageContent, measures: Sequence[tuple[str, str, str]] = MEASURES) -> Element | None:
     charts = []
-    for key, title, meaning in MEASURES:
+    for key, title, meaning in measures:
         points = [Point(row.epoch, read_measure(row, key)) for row in fill_gaps(content.metrics)]
         if sum(point.is_known for point in points) > 1:
             chart = draw_chart(f"{title} by epoch", [Line(title, "job", points)], width=340, height=170)
@@ -299,7 +310,7 @@ def build_measures(content: PageContent) -> Element | None:
 
 
 def read_measure(row: EpochMetrics, key: str) -> float | None:
-    value = row.job.get(key)
+    value = row.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -325,14 +336,21 @@ def build_examples(content: PageContent) -> Element | None:
 def _build_changes(content: PageContent, title: str, examples: list[ComparedExample]) -> list[Element]:
     if not examples:
         return []
-    parts = [build("h3", title)]
+    names, parts = ("base model", "trained model"), [build("h3", title)]
     for example in examples:
-        arms = [
+        rows = [row.data for key in example.keys if (row := content.rows.get(key)) is not None]
+        before, after = map(find_reply, rows) if len(rows) == 2 else ("", "")
+        replies = (
+            ChangedReply(f"{names[0]}: {example.first:.3g}", before),
+            ChangedReply(f"{names[1]}: {example.second:.3g}", after),
+        )
+        arms = (
             build("div", build("h4", name), _build_episode(content, key))
-            for name, key in zip(("base model", "trained model"), example.keys, strict=True)
-        ]
-        head = f"{example.example_id}: {example.first:.3g} to {example.second:.3g}"
-        parts.append(build_details(head, build("div", arms, class_="side")))
+            for name, key in zip(names, example.keys, strict=True)
+        )
+        chats = build_details("both conversations", build("div", arms, class_="side"))
+        title = f"Example {example.example_id}: {example.change:+.3g}"
+        parts.append(build_change(title, find_question(rows[0]) if rows else "", replies, chats))
     return parts
 
 
@@ -352,32 +370,46 @@ def build_groups(content: PageContent) -> Element | None:
 
 
 def _build_group(content: PageContent, group: EpisodeGroup) -> Element:
-    rows: list[tuple[Content, ...]] = []
-    for head in sorted(group.episodes, key=lambda head: -(head.reward if head.reward is not None else -1e300)):
-        reward = "missing" if head.reward is None else f"{head.reward:.3g}"
-        relative = "" if head.reward is None else f"{head.reward - group.mean:+.3g}"
-        chat = build_details(f"episode {head.key.rpartition('/')[2]}", _build_episode(content, head.key))
-        rows.append((reward, relative, head.outcome, chat))
+    ranked = sorted(group.episodes, key=lambda head: -(head.reward if head.reward is not None else -1e300))
     caption = f"Example {group.example_id}, mean reward {group.mean:.3g}"
-    return build_table(("reward", "relative reward", "outcome", "episode"), rows, caption)
+    return _list_episodes(content, ranked, caption)
 
 
 def build_episodes(content: PageContent) -> Element | None:
     """Returns the best, the worst and the most surprising episodes; None: none was evaluated."""
     if not content.chosen:
         return None
-    parts: list[Element] = []
-    for title, heads in content.chosen.items():
-        if heads:
-            parts += [build("h3", title), *(_build_folded(content, head) for head in heads)]
+    parts = [_list_episodes(content, heads, title) for title, heads in content.chosen.items() if heads]
     phase = next(heads[0].key.partition("/")[0] for heads in content.chosen.values() if heads)
     which = "the verdict (confirm)" if phase == "confirm_tuned" else "the last validation (select)"
     return build_section("Episodes", build("p", f"Of {which}."), *parts, id="episodes")
 
 
-def _build_folded(content: PageContent, head: EpisodeHead) -> Element:
-    reward = "no reward" if head.reward is None else f"reward {head.reward:.3g}"
-    return build_details(f"{head.example_id}: {reward}, {head.outcome}", _build_episode(content, head.key))
+def _list_episodes(content: PageContent, heads: Sequence[EpisodeHead], caption: str) -> Element:
+    """Returns episodes in a row each, and below them their conversations, to which the questions lead."""
+    rows: list[tuple[Content, ...]] = []
+    chats = []
+    for head in heads:
+        found, mean = content.rows.get(head.key), content.baselines.get(head.key)
+        excerpt = EpisodeExcerpt() if found is None else make_excerpt(found.data)
+        place = f"{caption} {head.key}".replace(" ", "-")
+        rows.append(
+            (
+                build("a", build("span", excerpt.question or head.example_id, class_="clip"), href=f"#{quote(place)}"),
+                build("span", excerpt.reply, class_="clip"),
+                build("span", excerpt.expected, class_="clip"),
+                "missing" if head.reward is None else f"{head.reward:.3g}",
+                "" if head.reward is None or mean is None else f"{head.reward - mean:+.3g}",
+                excerpt.evaluators,
+                head.outcome,
+                *(f"{count:,}" for count in (excerpt.turns, excerpt.tokens)),
+                f"{excerpt.seconds:.2f}",
+            )
+        )
+        chats.append(
+            build_details(f"conversation: {head.key}", build("div", _build_episode(content, head.key), id=place))
+        )
+    return build("div", build_table(EPISODE_HEADER, rows, caption), chats)
 
 
 def _build_episode(content: PageContent, key: str) -> Element:

@@ -9,6 +9,7 @@ const OVERSCAN = 12;
 const MAX_REQUESTS = 2;
 const POLL_MS = 5000;
 const MAX_FAILURES = 3;
+const TYPING_MS = 150;
 
 document.documentElement.classList.add("scripted");
 
@@ -31,9 +32,13 @@ function explain(status) {
 
 function refresh() {
   const request = new XMLHttpRequest();
-  request.open("GET", location.href);
+  const address = location.href;
+  request.open("GET", address);
   request.responseType = "document";
   request.onload = () => {
+    if (address !== location.href) {
+      return; // the filters have changed meanwhile, and their own request is on its way
+    }
     const fresh = request.status === 200 && request.response ? request.response.getElementById("main") : null;
     if (fresh) {
       merge(fresh);
@@ -64,7 +69,11 @@ function merge(fresh) {
       gone.remove();
     }
     place = old.nextElementSibling;
-    if (old.id === "rows" || (old.source || old.outerHTML) === item.outerHTML) {
+    if (old.id === "rows") {
+      rows.take(item);
+      continue;
+    }
+    if ((old.source || old.outerHTML) === item.outerHTML) {
       continue;
     }
     if (old.contains(document.activeElement)) {
@@ -80,7 +89,6 @@ function merge(fresh) {
     place = place.nextElementSibling;
     gone.remove();
   }
-  document.dispatchEvent(new Event("refreshed"));
 }
 
 function findPart(item, from) {
@@ -190,27 +198,60 @@ class Rows {
     this.spacer = view.querySelector(".spacer");
     this.table = view.querySelector("table");
     this.body = view.querySelector("tbody");
-    this.columns = view.querySelectorAll("thead th").length;
-    this.total = Number(view.dataset.total);
+    this.classes = [...view.querySelectorAll("thead th")].map((head) => head.className);
+    this.outcome = 1 + this.classes.indexOf("of-outcome");
     this.pages = new Map();
     this.generation = 0;
     this.numRequests = 0;
     this.current = -1;
     this.isDue = false;
-    const offset = Number(view.dataset.offset);
-    const rows = [...this.body.rows].map((row) => [
-      new URL(this.linkOf(row).href).searchParams.get("key"),
-      ...[...row.cells].map((cell) => cell.textContent),
-    ]);
-    if (offset % PAGE_ROWS === 0) {
-      this.pages.set(offset / PAGE_ROWS, { generation: 0, rows });
-    }
-    this.height = rows.length ? this.body.rows[0].getBoundingClientRect().height : 32;
-    this.headHeight = this.table.tHead.getBoundingClientRect().height;
     view.addEventListener("scroll", () => this.schedule(), { passive: true });
-    window.addEventListener("resize", () => this.schedule());
+    window.addEventListener("resize", () => {
+      this.measure();
+      this.schedule();
+    });
+    this.measure();
+    this.take(view);
+    view.scrollTop = Number(view.dataset.offset) * this.height;
+  }
+
+  measure() {
+    const [row] = this.body.rows;
+    this.height = (row && row.getBoundingClientRect().height) || this.height || 32;
+    this.headHeight = this.table.tHead.getBoundingClientRect().height;
+  }
+
+  // Takes over what the server has put into a page: this one at first, then each fresh one, perhaps of another filter.
+  take(fresh) {
+    const isOther = fresh.dataset.rows !== this.view.dataset.rows;
+    if (isOther) {
+      this.pages.clear();
+      this.current = -1;
+    }
+    this.generation += 1;
+    for (const page of this.pages.values()) {
+      page.isAsked = false;
+    }
+    this.total = Number(fresh.dataset.total);
+    const offset = Number(fresh.dataset.offset);
+    if (offset % PAGE_ROWS === 0) {
+      const rows = [...fresh.querySelector("tbody").rows].map((row) => [
+        new URL(this.linkOf(row).getAttribute("href"), location.href).searchParams.get("key"),
+        ...[...row.cells].map((cell) => cell.textContent),
+      ]);
+      this.pages.set(offset / PAGE_ROWS, { generation: this.generation, rows });
+    }
+    if (fresh !== this.view) {
+      Object.assign(this.view.dataset, fresh.dataset);
+      const head = fresh.querySelector("thead");
+      if (head.outerHTML !== this.table.tHead.outerHTML && !this.table.tHead.contains(document.activeElement)) {
+        this.table.tHead.replaceWith(document.importNode(head, true));
+      }
+    }
     this.draw();
-    view.scrollTop = offset * this.height;
+    if (isOther) {
+      this.view.scrollTop = 0;
+    }
   }
 
   schedule() {
@@ -249,10 +290,11 @@ class Rows {
 
   addRow() {
     const row = this.body.insertRow();
-    for (let column = 0; column < this.columns; column += 1) {
-      row.insertCell();
+    for (const name of this.classes) {
+      const cell = row.insertCell();
+      cell.className = name;
+      cell.append(document.createElement(row.cells.length === 1 ? "a" : "span"));
     }
-    row.cells[0].append(document.createElement("a"));
   }
 
   linkOf(row) {
@@ -277,8 +319,9 @@ class Rows {
       link.removeAttribute("href");
     }
     link.textContent = values ? values[1] : "…";
-    for (let column = 1; column < this.columns; column += 1) {
-      row.cells[column].textContent = values ? values[column + 1] : "";
+    row.dataset.outcome = values ? values[this.outcome] : "";
+    for (let column = 1; column < this.classes.length; column += 1) {
+      row.cells[column].firstElementChild.textContent = values ? values[column + 1] : "";
     }
   }
 
@@ -300,15 +343,18 @@ class Rows {
     if (known) {
       known.isAsked = true;
     }
-    const address = new URL(this.view.dataset.rows, location.href);
+    const asked = this.view.dataset.rows;
+    const address = new URL(asked, location.href);
     address.searchParams.set("offset", String(page * PAGE_ROWS));
     address.searchParams.set("limit", String(PAGE_ROWS));
     this.numRequests += 1;
     try {
       const answer = await fetch(address);
       const found = await answer.json();
-      this.total = found.total;
-      this.pages.set(page, { generation, rows: found.rows.map((row) => row.map(String)) });
+      if (asked === this.view.dataset.rows) {
+        this.total = found.total;
+        this.pages.set(page, { generation, rows: found.rows });
+      }
     } catch {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
       if (known) {
@@ -316,14 +362,6 @@ class Rows {
       }
     }
     this.numRequests -= 1;
-    this.schedule();
-  }
-
-  outdate() {
-    this.generation += 1;
-    for (const page of this.pages.values()) {
-      page.isAsked = false;
-    }
     this.schedule();
   }
 
@@ -345,6 +383,41 @@ class Rows {
     }
   }
 }
+
+// ---- filters: they apply while they change, and the address follows
+
+let typing = 0;
+
+function applyFilters() {
+  const filters = document.getElementById("filters");
+  const address = new URL(filters.getAttribute("action"), location.href);
+  for (const [name, value] of new FormData(filters)) {
+    if (value.trim()) {
+      address.searchParams.set(name, value);
+    }
+  }
+  if (address.href !== location.href) {
+    history.replaceState(null, "", address);
+    refresh();
+  }
+}
+
+function isFilter(event) {
+  return (event.target.form || event.target).id === "filters";
+}
+
+main.addEventListener("input", (event) => {
+  if (isFilter(event)) {
+    clearTimeout(typing);
+    typing = setTimeout(applyFilters, TYPING_MS);
+  }
+});
+main.addEventListener("submit", (event) => {
+  if (isFilter(event)) {
+    event.preventDefault();
+    applyFilters();
+  }
+});
 
 // ---- keys
 
@@ -387,9 +460,6 @@ function listenForKeys(rows) {
 
 const view = document.getElementById("rows");
 const rows = view ? new Rows(view) : null;
-if (rows) {
-  document.addEventListener("refreshed", () => rows.outdate());
-}
 listenForKeys(rows);
 if (main.dataset.live) {
   follow(main.dataset.live);
