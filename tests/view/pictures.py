@@ -50,7 +50,7 @@ async def list_pages(page: Page, address: str, chosen: str) -> dict[str, str]:
         if link.startswith(f"{runs[0]}/"):
             found[link.rpartition("/")[2]] = urljoin(address, link)
     found["report"] = urljoin(address, f"{runs[0]}/report.html")
-    await page.goto(urljoin(address, f"{runs[0]}/episodes?order=worst"))
+    await page.goto(urljoin(address, f"{runs[0]}/episodes?order=reward"))
     await page.wait_for_timeout(SETTLED_MS)
     links = await page.eval_on_selector_all("#rows a", READ_LINKS)
     if links:

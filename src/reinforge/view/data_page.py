@@ -12,7 +12,7 @@ from reinforge.runs.run_folder import RunOverview
 from reinforge.view.documents import build_anchor, build_link, build_run_path
 from reinforge.view.episode_table import EpisodeTable, name_epoch, name_split
 
-MAX_EXAMPLES = 100
+MAX_EXAMPLES = 25
 """The most difficult examples that are listed."""
 CLASSES = {"always solved": "line-3", "sometimes": "line-1", "never": "line-2"}
 CONTAMINATION = "contamination"
