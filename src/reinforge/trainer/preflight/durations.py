@@ -22,41 +22,12 @@ from typing import Any
 
 from reinforge.algorithms.curriculum import compute_included_share
 from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.runs.forecast import RunSize
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochMetrics
 
 PUBLISH = ("ADOPT", "VALIDATE")
 """Stages of an epoch after its job; the epoch's files are written in the first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSize:
-    """How much a run does."""
-
-    num_epochs: int
-    examples_per_epoch: int
-    group_size: int  # episodes of an example; 0: the agent does not run in training
-    groups_per_example: int
-    num_select: int
-    num_validations: int  # validations after the baseline, the final one included
-    num_confirm: int
-    num_samples: int  # episodes of each of them, for each of the two models
-
-    @property
-    def num_collected(self) -> int:
-        return self.num_epochs * self.examples_per_epoch * self.group_size
-
-    @property
-    def num_validated(self) -> int:
-        return (1 + self.num_validations) * self.num_select
-
-    @property
-    def num_confirmed(self) -> int:
-        return 2 * self.num_confirm * self.num_samples
-
-    @property
-    def num_episodes(self) -> int:
-        return self.num_collected + self.num_validated + self.num_confirmed
 
 
 class StageClock(SilentProgress):
@@ -74,6 +45,9 @@ class StageClock(SilentProgress):
         self.stop()
         self._current, self._since = (epoch, stage), self._clock()
         self._shown.stage(None, stage, total)
+
+    def advance(self, share: float) -> None:
+        self._shown.advance(share)
 
     def stop(self) -> None:
         if self._current is not None:
