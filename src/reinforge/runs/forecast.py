@@ -15,22 +15,18 @@ from dataclasses import dataclass
 
 HELD_OUT, COLLECT, TRAIN = PER_KIND = ("held out", "collect", "train")
 KINDS = {
-    "BASELINE": HELD_OUT,
+    **dict.fromkeys(("BASELINE", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"), HELD_OUT),
+    **dict.fromkeys(("SUBMIT", "AWAIT", "ADOPT"), TRAIN),
     "COLLECT": COLLECT,
-    "SUBMIT": TRAIN,
-    "AWAIT": TRAIN,
-    "ADOPT": TRAIN,
-    "VALIDATE": HELD_OUT,
-    "CONFIRM_BASE": HELD_OUT,
-    "CONFIRM_TUNED": HELD_OUT,
 }
 """The kind of work of a stage; the others take little time."""
 BEFORE = ("", "START", "LOAD")
 """Stages before the first episode."""
 TRAIN_FACTOR = 2.0
 """How long training on a group is guessed to take, as a multiple of its sampling, before it has been measured."""
-ENOUGH = 0.1
-"""The share of its episodes after which a stage's own speed counts: the first ones end late, since many run at once."""
+ENOUGH, PATIENCE_S = 0.1, 30.0
+"""The share of its episodes after which a stage's own speed counts: the first ones end late, since many run at once.
+After so many seconds it counts all the same if nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +73,6 @@ class RunSize:
         }
         return self.num_confirmed // 2 if stage.startswith("CONFIRM") else each.get(stage, 0)
 
-    def predict_each(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Returns what one of each kind takes, from the predicted seconds of the parts of the run.
-
-        Example: `{"baseline": 5, "verdict": 20}` for 50 episodes and 2 x 100 -> `{"held out": 0.1}`.
-        """
-        parts = {HELD_OUT: ("baseline", "validate", "verdict"), COLLECT: ("collect",), TRAIN: ("train", "publish")}
-        work = self.count_work()
-        sums = {kind: sum(seconds.get(part, 0.0) for part in names) for kind, names in parts.items()}
-        return {kind: total / work[kind] for kind, total in sums.items() if total and work[kind]}
-
 
 class Forecast:
     """Follows the stages of a run, and says how far it is.
@@ -125,7 +111,8 @@ class Forecast:
     def _measure_each(self, stage: str, seconds: float, num_done: float) -> dict[str, float] | None:
         known = {**self._predicted, **{kind: self._seconds[kind] / n for kind, n in self._done.items() if n}}
         current, total = KINDS.get(stage), self._size.count_stage(stage)
-        if current is not None and num_done and (current not in known or num_done >= ENOUGH * total):
+        is_enough = num_done >= ENOUGH * total or (current not in known and seconds >= PATIENCE_S)
+        if current is not None and num_done and is_enough:
             known[current] = (self._seconds[current] + seconds) / (self._done[current] + num_done)
         episode_s, num_collected = known.get(COLLECT, known.get(HELD_OUT)), self._size.count_stage("COLLECT")
         if episode_s is not None and num_collected:

@@ -1,6 +1,6 @@
 """Shows the progress of a run.
 
-    RichProgress    on a terminal: a live line with a bar, and a permanent line per epoch and validation
+    LiveLine        on a terminal: a live line with a bar, and a permanent line per epoch and validation
     PlainProgress   in a file, a pipe, CI, TERM=dumb: the permanent lines, and a progress line a minute
     SilentProgress  shows nothing
     StatusLine      keeps the live line as text
@@ -21,13 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
 from reinforge.evaluation.statistics import format_interval
+from reinforge.registry import load_named
 from reinforge.runs.forecast import Forecast, RunSize
 from reinforge.runs.rows import MISSING, EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, format_duration
@@ -37,6 +32,7 @@ from reinforge.types.evaluation import count_examples
 Clock = Callable[[], float]
 FIRST_S, EVERY_S = 10.0, 60.0
 """Seconds until the first progress line of a file or a pipe and of each stage outside the epochs, and between two."""
+LIVE_LINE = "reinforge.runs.live_line:open_live_line"
 BAR = 20
 """Characters of a bar in a line of text."""
 
@@ -231,17 +227,18 @@ class PlainProgress(StatusLine):
         self._every_s = every_s
         self._next_s = clock() + min(FIRST_S, every_s)
         self._ticks, self._closed, self._lock = ticks, threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         super().start(run_id, folder, num_epochs, settings)
-        self._write([_format_start(run_id, folder), *_format_settings(settings)])
+        self._write([format_start(run_id, folder), *format_settings(settings)])
 
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
         super().stage(epoch, stage, total)
-        if self._ticks:
-            self._ticks = False
-            threading.Thread(target=self._tick, name="reinforge-progress", daemon=True).start()
-        if epoch is None:
+        if self._ticks and self._thread is None:
+            self._thread = threading.Thread(target=self._tick, name="reinforge-progress", daemon=True)
+            self._thread.start()
+        if epoch is None and self._ticks:
             self._next_s = min(self._next_s, self._counters.clock() + FIRST_S)
         self.refresh()
 
@@ -250,10 +247,10 @@ class PlainProgress(StatusLine):
         self.refresh()
 
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        self._write([_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch())])
+        self._write([format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch())])
 
     def validation(self, row: ValidationRow) -> None:
-        self._write([_format_validation(row)])
+        self._write([format_validation(row)])
 
     def note(self, text: str) -> None:
         self._write([to_one_line(text)])
@@ -288,62 +285,6 @@ class PlainProgress(StatusLine):
             self._stream = None
 
 
-class RichProgress(StatusLine):
-    """Draws a live line on a terminal, or on another `console`."""
-
-    def __init__(self, console: Console | None = None, clock: Clock = time.monotonic):
-        super().__init__(clock)
-        self._console = console if console is not None else Console(stderr=True, highlight=False)
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._render,
-            refresh_per_second=4,
-            transient=True,
-            # output that is redirected to a file must stay there
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-        )
-
-    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        """Shows the run's name, its folder and the settings that took effect."""
-        super().start(run_id, folder, num_epochs, settings)
-        self._print(_format_start(run_id, folder), "bold")
-        for line in _format_settings(settings):
-            self._print(line, "dim")
-
-    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        super().stage(epoch, stage, total)
-        self._live.start()
-
-    def epoch_done(self, metrics: EpochMetrics) -> None:
-        self._print(_format_epoch(metrics, self._counters.num_epochs, self._counters.end_epoch()))
-
-    def validation(self, row: ValidationRow) -> None:
-        self._print(_format_validation(row), "yellow" if row.avg_reward is None else "cyan")
-
-    def note(self, text: str) -> None:
-        self._print(to_one_line(text), "yellow")
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _print(self, line: str, style: str = "") -> None:
-        # Text, not str: names and folders must not be parsed as markup
-        self._console.print(Text(line, style=style), soft_wrap=True)
-
-    def _render(self) -> Table:
-        counters, line = self._counters, Table.grid(padding=(0, 1))
-        cells: list[Text | ProgressBar] = []
-        if (found := counters.estimate()) is not None:
-            width = BAR if self._console.width >= 80 else BAR // 2
-            cells += [ProgressBar(total=1.0, completed=found[0], width=width), Text(f"{found[0]:>4.0%}")]
-        cells.append(Text(counters.format_position(), style="bold"))
-        for cell in cells:
-            line.add_column(no_wrap=True, min_width=cell.cell_len if isinstance(cell, Text) else cell.width)
-        line.add_column(no_wrap=True, overflow="ellipsis")
-        line.add_row(*cells, Text(", ".join(counters.format_counts())))
-        return line
-
-
 @contextmanager
 def open_progress(*, silent: bool = False, stream: TextIO | None = None) -> Iterator[RunProgress]:
     """Opens the display of a command, which moves from here on and is closed before the command prints its result."""
@@ -367,19 +308,20 @@ def default_progress(
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
     if stream is None or in_ci or environment.get("TERM") == "dumb" or not stream.isatty():
         return PlainProgress(stream, clock=clock, ticks=clock is time.monotonic)
-    return RichProgress(Console(file=stream, highlight=False, no_color=bool(environment.get("NO_COLOR"))), clock)
+    live: StatusLine = load_named(LIVE_LINE)(stream, clock, no_color=bool(environment.get("NO_COLOR")))
+    return live
 
 
-def _format_start(run_id: str, folder: Path) -> str:
+def format_start(run_id: str, folder: Path) -> str:
     return to_one_line(f"run {run_id} in {folder}")
 
 
-def _format_settings(settings: Sequence[tuple[str, str]]) -> list[str]:
+def format_settings(settings: Sequence[tuple[str, str]]) -> list[str]:
     width = max((len(name) for name, _ in settings), default=0)
     return [f"  {name:<{width}}  {to_one_line(value)}" for name, value in settings]
 
 
-def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None) -> str:
+def format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None) -> str:
     """Returns `epoch 3 (4/20): reward 0.512 [0.480, 0.544], 30 of 64 groups kept (reward 0.550), 12 s`."""
     parts = [f"reward {format_interval(metrics.avg_reward, metrics.ci_low, metrics.ci_high)}"]
     loss, num_skipped = metrics.job.get("loss"), metrics.job.get("num_skipped_steps")
@@ -412,7 +354,7 @@ def _format_epoch(metrics: EpochMetrics, num_epochs: int, seconds: float | None)
     return f"epoch {metrics.epoch} ({metrics.epoch + 1}/{num_epochs}): {', '.join(parts)}"
 
 
-def _format_validation(row: ValidationRow) -> str:
+def format_validation(row: ValidationRow) -> str:
     """Returns `  validation after epoch 3: reward 0.512 [0.480, 0.544] on 200 examples`.
 
     If there are several evaluators, their means follow: `; correct 0.400, format 0.950`.

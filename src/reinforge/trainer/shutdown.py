@@ -88,8 +88,9 @@ class ShutdownThread:
 
     def _set_handlers(self) -> None:
         """Also in place of those that an agent, or a library in it, has set since."""
-        for number in self._handlers:
-            signal.signal(number, self._interrupt if number == INTERRUPT else self._handle)
+        with contextlib.suppress(ValueError):  # the loop is being closed, which another thread does
+            for number in self._handlers:
+                signal.signal(number, self._interrupt if number == INTERRUPT else self._handle)
 
     def __exit__(self, *exc_info: Any) -> None:
         self._ended.set()

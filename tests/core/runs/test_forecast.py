@@ -1,8 +1,11 @@
 """Share and time left of a run, with numbers that can be added up by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from reinforge.runs.forecast import COLLECT, HELD_OUT, TRAIN, Forecast, RunSize
+from reinforge.trainer.preflight.durations import PredictedTime, TimePart, predict_each
 
 SIZE = RunSize(
     num_epochs=4, examples_per_epoch=5, group_size=4, groups_per_example=1, num_select=10, num_validations=2,
@@ -23,16 +26,17 @@ def after(stages, predicted=None):
 def test_the_costs_of_a_preflight_give_the_time_before_anything_was_measured():
     share, left_s = Forecast(SIZE, EACH).estimate(None, "LOAD", 3.0, 0)
     assert (share, left_s) == (0.0, pytest.approx(130))
-    assert (
-        SIZE.predict_each({"baseline": 10, "validate": 20, "verdict": 40, "collect": 40, "train": 12, "publish": 8})
-        == EACH
-    )
-    assert SIZE.predict_each({"train": 0.0}) == {}, "no training was measured"
+    parts = {"baseline": 10, "validate": 20, "verdict": 40, "collect": 40, "train": 12, "publish": 8}
+    assert predict_each(SIZE, PredictedTime([TimePart(name, seconds, "") for name, seconds in parts.items()])) == EACH
+    assert predict_each(SIZE, PredictedTime([TimePart("train", None, "")])) == {}, "no training was measured"
 
 
 def test_without_a_preflight_the_running_stage_tells():
     """5 of 10 episodes in 10 s: 2 s each for 65 + 80 that are left, and training guessed at 2 x 2 s x 20 an epoch."""
     assert Forecast(SIZE, {}).estimate(None, "BASELINE", 1.0, 0) is None
+    slow = Forecast(replace(SIZE, num_select=50), {})
+    assert slow.estimate(None, "BASELINE", 29.0, 1) is None, "the first of many that run at once"
+    assert slow.estimate(None, "BASELINE", 30.0, 1) is not None, "there is nothing better"
     share, left_s = Forecast(SIZE, {}).estimate(None, "BASELINE", 10.0, 5)
     assert left_s == pytest.approx(2 * (65 + 80) + 4 * 80)
     assert share == pytest.approx(5 * 2 / (2 * 150 + 4 * 80))

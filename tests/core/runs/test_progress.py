@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from reinforge.runs.forecast import RunSize
-from reinforge.runs.progress import PlainProgress, RichProgress, SilentProgress, default_progress, open_progress
+from reinforge.runs.live_line import LiveLine
+from reinforge.runs.progress import PlainProgress, SilentProgress, default_progress, open_progress
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 
 SIZE = RunSize(
-    num_epochs=2, examples_per_epoch=250, group_size=4, groups_per_example=1, num_select=0, num_validations=0,
+    num_epochs=2, examples_per_epoch=100, group_size=4, groups_per_example=1, num_select=0, num_validations=0,
     num_confirm=0, num_samples=1,
 )  # fmt: skip
 SETTINGS = [("policy.model", "bundled:tic_tac_toe"), ("seed", "0")]
@@ -56,7 +57,7 @@ def plain(clock):
 def rich(clock, width=120):
     stream = Terminal()
     console = Console(file=stream, force_terminal=True, width=width, highlight=False, color_system=None)
-    return RichProgress(console, clock=clock), stream
+    return LiveLine(console, clock=clock), stream
 
 
 def show_one_epoch(progress, clock):
@@ -161,27 +162,29 @@ def test_plain_writes_a_progress_line_after_ten_seconds_and_then_one_a_minute(cl
     progress, stream = plain(clock)
     progress.start("run", Path("run"), 2, [])
     progress.plan(SIZE, {})
-    progress.stage(0, "COLLECT", 1000)
+    progress.stage(0, "COLLECT", 400)
     before = len(stream.getvalue())
-    for _ in range(1000):
-        clock.now += 0.125
+    for _ in range(400):
+        clock.now += 0.25
         progress.episode("ok", 0.25, 3)
     lines = stream.getvalue()[before:].splitlines()
     assert lines == [
-        "  [--------------------]   1 % epoch 0 (1/2) collect: 80/1000 episodes (8.0/s), ~12 min 20 s left, "
-        "reward 0.250, 24 tokens/s",
-        "  [#-------------------]   9 % epoch 0 (1/2) collect: 560/1000 episodes (8.0/s), ~11 min 20 s left, "
-        "reward 0.250, 24 tokens/s",
-    ], "2 x 1000 episodes of 125 ms, and training them is guessed to take twice that: 750 s"
+        "  [--------------------]   2 % epoch 0 (1/2) collect: 40/400 episodes (4.0/s), ~9 min 50 s left, "
+        "reward 0.250, 12 tokens/s",
+        "  [##------------------]  12 % epoch 0 (1/2) collect: 280/400 episodes (4.0/s), ~8 min 50 s left, "
+        "reward 0.250, 12 tokens/s",
+    ], "2 x 400 episodes of 250 ms, and training them is guessed to take twice that: 600 s"
 
 
 def test_each_stage_outside_the_epochs_that_lasts_has_a_line(clock):
     """Such as the parts of a preflight: the second line comes 10 s after its stage began, not after a minute."""
-    progress, stream = plain(clock)
+    stream = io.StringIO()
+    progress = PlainProgress(stream, clock=clock, ticks=True)
     for stage, seconds in (("LOAD", 12), ("SAMPLE", 3), ("BASELINE", 12), ("SCORE AGAIN", 2)):
         progress.stage(None, stage, None)
         clock.now += seconds
         progress.refresh()
+    progress.close()
     assert stream.getvalue() == "  load: 12 s\n  baseline: 12 s\n"
 
 
@@ -270,10 +273,10 @@ def test_live_line_fits_a_narrow_terminal(clock):
 @pytest.mark.parametrize(
     ("stream", "environment", "kind"),
     [
-        (Terminal(), {"TERM": "xterm-256color"}, RichProgress),
+        (Terminal(), {"TERM": "xterm-256color"}, LiveLine),
         (Terminal(), {"TERM": "dumb"}, PlainProgress),
         (Terminal(), {"TERM": "xterm", "CI": "true"}, PlainProgress),
-        (Terminal(), {"TERM": "xterm", "CI": "false"}, RichProgress),
+        (Terminal(), {"TERM": "xterm", "CI": "false"}, LiveLine),
         (io.StringIO(), {"TERM": "xterm"}, PlainProgress),
     ],
 )

@@ -30,7 +30,14 @@ from reinforge.runs.predictions import BASE, SECONDS, SIGNAL, Prediction, locate
 from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.preflight.costs import ModelCost, predict_costs, predict_training_cost
-from reinforge.trainer.preflight.durations import PredictedTime, TimePart, compute_growth, predict_time, suggest_size
+from reinforge.trainer.preflight.durations import (
+    PredictedTime,
+    TimePart,
+    compute_growth,
+    predict_each,
+    predict_time,
+    suggest_size,
+)
 from reinforge.trainer.preflight.probe import PreflightOptions, Probe, probe_run
 from reinforge.trainer.preflight.recommendation import GROUP_SIZES, Findings, recommend
 from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport, SampledReply
@@ -76,7 +83,7 @@ async def preflight(
     interval = run.validation_interval if run is not None else 5
     predictions = predict_run(probe, share, predicted)
     try:
-        each_s = probe.size.predict_each({part.name: part.seconds or 0.0 for part in predicted.parts})
+        each_s = predict_each(probe.size, predicted)
         write_predictions(locate_predictions(probe.config_text, hash_data(probe.parts.splits)), predictions, each_s)
     except (OSError, StorageError) as error:
         probe.notes.append(f"a run will not show how far off this was: {error}")

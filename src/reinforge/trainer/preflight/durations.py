@@ -22,7 +22,7 @@ from typing import Any
 
 from reinforge.algorithms.curriculum import compute_included_share
 from reinforge.config.schema import CurriculumLearningConfig
-from reinforge.runs.forecast import RunSize
+from reinforge.runs.forecast import COLLECT, HELD_OUT, TRAIN, RunSize
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochMetrics
 
@@ -178,6 +178,20 @@ def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None,
             TimePart("files", timings.files_s, "report, page and plot, measured"),
         ]
     )
+
+
+PARTS = {HELD_OUT: ("baseline", "validate", "verdict"), COLLECT: ("collect",), TRAIN: ("train", "publish")}
+"""The parts of a run with each kind of work of a `Forecast`."""
+
+
+def predict_each(size: RunSize, time: PredictedTime) -> dict[str, float]:
+    """Returns the seconds that one of each kind of work takes; kinds that are not known are left out.
+
+    Example: baseline 5 s and verdict 20 s, for 50 episodes and 2 x 100 -> `{"held out": 0.1}`.
+    """
+    seconds, work = {part.name: part.seconds or 0.0 for part in time.parts}, size.count_work()
+    sums = {kind: sum(seconds.get(name, 0.0) for name in names) for kind, names in PARTS.items()}
+    return {kind: total / work[kind] for kind, total in sums.items() if total and work[kind]}
 
 
 def _predict_epochs(size: RunSize, timings: Timings, signal_share: float | None, growth: float) -> list[TimePart]:
