@@ -2,9 +2,11 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
+from reinforge.runs.progress import SilentProgress
 from reinforge.tasks.starters import Recipe, ensure_built, find_folder, home, make_bpe_tokenizer, supervised_episode
 
 TINY = Recipe(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, num_steps=12, batch_size=8)
@@ -15,8 +17,28 @@ def toy_tokenizer():
     return make_bpe_tokenizer(["say five"] * 2, words=r" ?\S+|\s+")
 
 
-def build_toy():
-    return ensure_built("toy", TINY, toy_tokenizer, lambda recipe, t: itertools.repeat(supervised_episode(t, SAID)))
+def build_toy(recipe=TINY, progress=None):
+    episodes = itertools.repeat
+    return ensure_built("toy", recipe, toy_tokenizer, lambda _, t: episodes(supervised_episode(t, SAID)), progress)
+
+
+class Shares(SilentProgress):
+    def __init__(self):
+        self.shown = []
+
+    def stage(self, epoch, stage, total):
+        self.shown.append(stage)
+
+    def advance(self, share):
+        self.shown.append(round(share, 3))
+
+
+def test_the_display_shows_how_far_a_starter_is():
+    shares = Shares()
+    build_toy(replace(TINY, num_steps=30), shares)
+    assert shares.shown == ["MAKE MODEL", round(25 / 30, 3), 1.0]
+    build_toy(replace(TINY, num_steps=30), shares)
+    assert len(shares.shown) == 3, "it exists by now"
 
 
 @pytest.fixture

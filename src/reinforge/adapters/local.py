@@ -34,7 +34,7 @@ from reinforge.interfaces import Algorithm, Builder, PolicyServer, Teacher, Trai
 from reinforge.registry import load_named, register_trainer_adapter
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.policy_llm import find_adapters
-from reinforge.types.job import TrainingJobRef, TrainingJobStatus
+from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.sample import LossSpec, Sharding
 from reinforge.types.trajectory import TrajectoryCollection
 
@@ -80,7 +80,7 @@ class LocalAdapter(TrainerAdapter):
 
     serves_policy = True
     trains_stages = True
-    serves_during_jobs = True
+    serves_during_jobs = reports_progress = True
     backend = "local"
     adapter_config: LocalAdapterConfig
 
@@ -249,7 +249,10 @@ class LocalAdapter(TrainerAdapter):
         return self._jobs.add(trajectories, None if is_trained else partial(self._run, trajectories, folder))
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        return self._job(ref).status
+        status = self._job(ref).status
+        if status.status is not TrainingStatusEnum.RUNNING or self.engine is None:
+            return status
+        return status.model_copy(update={"progress": 100 * self.engine.share_done})
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
         """Waits until a job has ended, without polling.

@@ -90,13 +90,16 @@ async def _run_chat(path: str, device: str, system: str | None, sampling: Sampli
     from reinforge.algorithms.grpo import GRPO, GRPOConfig
     from reinforge.config.loader import build_config
     from reinforge.config.schema import FinetuneConfig
+    from reinforge.runs.progress import open_progress
     from reinforge.trainer.setup.components import ComponentBuilder
 
-    async with ComponentBuilder(build_config({})) as builder:
-        folder = await builder.get_bundled(path, MODEL)
     adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
-    await adapter.initialize(FinetuneConfig.model_validate({"policy": {"model": folder}, "device": device}))
     try:
+        with open_progress() as progress:
+            async with ComponentBuilder(build_config({}), progress=progress) as builder:
+                folder = await builder.get_bundled(path, MODEL)
+            progress.stage(None, "LOAD", None)
+            await adapter.initialize(FinetuneConfig.model_validate({"policy": {"model": folder}, "device": device}))
         policy = adapter.policy()
         assert policy is not None  # the local adapter has a policy once it is initialized
         await _run_conversation(policy, [{"role": "system", "content": system}] if system else [], sampling)

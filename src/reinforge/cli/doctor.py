@@ -55,7 +55,7 @@ def command(output_dir: str, device: str, no_training: bool, as_json: bool, debu
                 _show(check)
         is_broken = any(check.state == "broken" for check in checks)
         if not no_training and not is_broken:
-            checks.append(_try_learning(device, debug=debug))
+            checks.append(_try_learning(device, debug=debug, silent=as_json))
             if not as_json:
                 _show(checks[-1])
         is_broken = any(check.state == "broken" for check in checks)
@@ -83,17 +83,20 @@ def _show(check: InstallationCheck) -> None:
         say(f"           fix: {check.fix}")
 
 
-def _try_learning(device: str, *, debug: bool) -> InstallationCheck:
+def _try_learning(device: str, *, debug: bool, silent: bool) -> InstallationCheck:
     """Runs the self-test; a failure of any kind is a finding, since that is what is looked for."""
     import traceback
 
     from reinforge.errors import Interrupted, describe_error
     from reinforge.registry import load_named
+    from reinforge.runs.progress import open_progress
     from reinforge.runs.summary import format_duration
     from reinforge.trainer.setup.installation import InstallationCheck
 
     try:
-        with tempfile.TemporaryDirectory(prefix="reinforge-doctor-", ignore_cleanup_errors=True) as folder:
+        temporary = tempfile.TemporaryDirectory(prefix="reinforge-doctor-", ignore_cleanup_errors=True)
+        with temporary as folder, open_progress(silent=silent) as progress:
+            progress.stage(None, "LEARN", None)
             result = load_named(SELF_TEST)(Path(folder), device=device)
     except Interrupted:
         raise

@@ -76,16 +76,16 @@ def command(
       reinforge eval run.yml --model 20260101-120000-ab12 --split confirm --json
       reinforge eval run.yml --endpoint http://127.0.0.1:9000/run --result_json_path '$.answer'
     """
-    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.runs.progress import open_progress
     from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 
     if file is None and flags["environment"] is None:
         raise click.UsageError("pass one configuration file, reinforge eval FILE, or --environment")
     loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
-    progress = SilentProgress() if as_json else PlainProgress()
     folder = loaded.config.eval.general.output_dir
-    options = EvaluationOptions(model, split, limit, reps, progress=progress, output_dir=folder)
-    evaluation = run_work(evaluate(loaded, options), loaded)
+    with open_progress(silent=as_json) as progress:
+        options = EvaluationOptions(model, split, limit, reps, progress=progress, output_dir=folder)
+        evaluation = run_work(evaluate(loaded, options), loaded)
     if output is not None:
         evaluation.write(output)
     if as_json:

@@ -16,7 +16,7 @@ from reinforge.cli.options import DEBUG_HELP, GroupedCommand, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json, without_secrets
 from reinforge.cli.process import leave
 from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
-from reinforge.runs.summary import RunSummary
+from reinforge.runs.summary import SCREEN_ROWS, RunSummary
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
@@ -53,7 +53,7 @@ def run_and_exit(
         say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
     else:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
-        for line in summary.closing_lines(color=is_terminal and not os.environ.get("NO_COLOR")):
+        for line in summary.closing_lines(is_terminal and not os.environ.get("NO_COLOR"), SCREEN_ROWS):
             say_as_is(line)
         for line in added:
             say(line)

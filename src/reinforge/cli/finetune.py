@@ -133,19 +133,20 @@ def train(
         return
 
     def run() -> Any:
-        from reinforge.config.loader import load_config
-        from reinforge.runs.progress import SilentProgress, default_progress
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.run import run_config
+        from reinforge.runs.progress import open_progress
 
-        progress = SilentProgress() if as_json else default_progress()
-        options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
-        keep_going = resume is None  # all problems are reported together, before the run starts
-        loaded = load_config(file, overrides=overrides, keep_going=keep_going) if is_new else None
-        if resume is not None:
-            options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root, more or 0)
-        assert loaded is not None
-        return run_config(loaded, options)
+        with open_progress(silent=as_json) as progress:
+            from reinforge.config.loader import load_config
+            from reinforge.trainer.options import RunOptions
+            from reinforge.trainer.run import run_config
+
+            options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
+            keep_going = resume is None  # all problems are reported together, before the run starts
+            loaded = load_config(file, overrides=overrides, keep_going=keep_going) if is_new else None
+            if resume is not None:
+                options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root, more or 0)
+            assert loaded is not None
+            return run_config(loaded, options)
 
     run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement, at_end=at_end)
 

@@ -92,7 +92,7 @@ def command(
       reinforge preflight run.yml --examples 50 --probe_seconds 120
       reinforge preflight run.yml --price judge 0.15 0.60 --json
     """
-    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.runs.progress import open_progress
     from reinforge.trainer.preflight.analysis import preflight
     from reinforge.trainer.preflight.costs import TokenPrice
     from reinforge.trainer.preflight.probe import PreflightOptions
@@ -100,15 +100,16 @@ def command(
     loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
     prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
     _refuse_unknown(prices, loaded)
-    options = PreflightOptions(
-        num_examples=examples,
-        num_samples=samples,
-        max_probe_s=probe_seconds,
-        prices=prices,
-        training_price=training_price,
-        progress=SilentProgress() if as_json else PlainProgress(),
-    )
-    report = run_work(preflight(loaded, options), loaded)
+    with open_progress(silent=as_json) as progress:
+        options = PreflightOptions(
+            num_examples=examples,
+            num_samples=samples,
+            max_probe_s=probe_seconds,
+            prices=prices,
+            training_price=training_price,
+            progress=progress,
+        )
+        report = run_work(preflight(loaded, options), loaded)
     if as_json:
         say_json(without_secrets(report.as_dict()))
         return

@@ -111,22 +111,23 @@ def test(
       reinforge reward test run.yml --sample 4 --trusted exact --require_robust
       reinforge reward test run.yml --answers answers.jsonl --attack injected --limit 3
     """
-    from reinforge.runs.progress import PlainProgress, SilentProgress
+    from reinforge.runs.progress import open_progress
     from reinforge.trainer.reward_test import RewardTestOptions, run_reward_test
 
     loaded = load_file(file, overrides, as_json=as_json)
-    options = RewardTestOptions(
-        limit=limit,
-        answers=answers,
-        num_samples=sample,
-        attacks=attack,
-        num_guesses=best_of,
-        evaluators=evaluator,
-        trusted=trusted,
-        max_score=max_score,
-        progress=SilentProgress() if as_json else PlainProgress(),
-    )
-    report = run_work(run_reward_test(loaded, options), loaded)
+    with open_progress(silent=as_json) as progress:
+        options = RewardTestOptions(
+            limit=limit,
+            answers=answers,
+            num_samples=sample,
+            attacks=attack,
+            num_guesses=best_of,
+            evaluators=evaluator,
+            trusted=trusted,
+            max_score=max_score,
+            progress=progress,
+        )
+        report = run_work(run_reward_test(loaded, options), loaded)
     if as_json:
         say_json(without_secrets(report.as_dict()))
     else:

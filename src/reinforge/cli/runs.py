@@ -59,15 +59,15 @@ def verdict_command(run_name: str, project_root: str | None, output_dir: str, as
     """
 
     def judge() -> RunSummary:
-        from reinforge.runs.progress import SilentProgress, default_progress
+        from reinforge.runs.progress import open_progress
         from reinforge.trainer.options import RunOptions
         from reinforge.trainer.resume import load_for_verdict
         from reinforge.trainer.run import run_config
 
         folder = find_run(run_name, Path(output_dir))
-        progress = SilentProgress() if as_json else default_progress()
         loaded = load_for_verdict(folder, Path(project_root) if project_root else None)
-        return run_config(loaded, RunOptions(progress=progress, resume=folder, judge_only=True))
+        with open_progress(silent=as_json) as progress:
+            return run_config(loaded, RunOptions(progress=progress, resume=folder, judge_only=True))
 
     run_and_exit(judge, as_json=as_json)
 

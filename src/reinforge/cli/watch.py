@@ -40,6 +40,7 @@ def command(run: str, output_dir: str) -> None:
     watcher = RunReplay(folder, progress, clock)
     try:
         while watcher.update():
+            progress.refresh()
             sys.stdout.flush()  # ends `watch | head`: the display itself only falls silent when its pipe is closed
             time.sleep(POLL_S)
     finally:
@@ -49,10 +50,11 @@ def command(run: str, output_dir: str) -> None:
 
 def _print_end(folder: Path) -> None:
     from reinforge.runs.run_folder import read_overview
+    from reinforge.runs.summary import SCREEN_ROWS
 
     overview = read_overview(folder)
     if overview.summary is not None:
-        for line in overview.summary.closing_lines(color=sys.stdout.isatty()):
+        for line in overview.summary.closing_lines(sys.stdout.isatty(), SCREEN_ROWS):
             say_as_is(line)
         return
     say(f"{folder.name} {overview.status}" + (f": {overview.reason}" if overview.reason else ""))

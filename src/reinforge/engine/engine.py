@@ -332,11 +332,18 @@ class Engine:
             EngineError: A job is already open.
         """
         self._jobs.begin(*adapters)
+        for learner in self._learners.values():
+            learner.share_done = 0.0
 
     @property
     def has_job(self) -> bool:
         """True if `rollback` has something to undo: a job has begun since the last version was published."""
         return self._jobs.can_undo
+
+    @property
+    def share_done(self) -> float:
+        """How much of the open or last job is done, in [0, 1], by the optimizer steps of all adapters."""
+        return float(np.mean([learner.share_done for learner in self._learners.values()]))
 
     def use_stage(self, stage: str, adapter: str | None = None) -> None:
         """Trains by the settings of a stage from now on, within an open job.

@@ -193,6 +193,7 @@ def export_run(run: str, output_dir: Path, options: ExportOptions) -> Export:
     check_target(target)
     client = options.client or make_client(options.push) if options.push is not None else None
     asked = _prepare_judge(model, options) if options.judge else None
+    options.progress.stage(None, "EXPORT", None)
     with stage_folder(target, options.artifact.format) as staged:
         artifact = write_artifact(model, options.artifact, staged)
         judgement = _judge(model, artifact, asked) if asked is not None else None

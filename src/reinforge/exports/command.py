@@ -80,11 +80,12 @@ def command(run: str, public: bool, as_json: bool, debug: bool, **options: Any) 
       reinforge export 20260101-120000-ab12 --format peft --base_model Qwen/Qwen3-0.6B --push me/my-adapter
     """
     with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.exports.api import export
-        from reinforge.runs.progress import PlainProgress, SilentProgress
+        from reinforge.runs.progress import open_progress
 
-        progress = SilentProgress() if as_json else PlainProgress()
-        done = export(run, private=not public, progress=progress, **options)
+        with open_progress(silent=as_json) as progress:
+            from reinforge.exports.api import export
+
+            done = export(run, private=not public, progress=progress, **options)
         if as_json:
             say_json(without_secrets(done.as_dict()))
             return

@@ -105,16 +105,16 @@ def eval_command(
     with exit_on_error(as_json=as_json, debug=debug):
         from reinforge.config.loader import load_config
         from reinforge.redteam.report import build_attack_report, write_report
-        from reinforge.runs.progress import PlainProgress, SilentProgress
+        from reinforge.runs.progress import open_progress
         from reinforge.trainer.evaluate import EvaluationOptions, evaluate
         from reinforge.trainer.options import LiveRun, RunOptions
         from reinforge.trainer.shutdown import run_interruptible
 
-        progress = SilentProgress() if as_json else PlainProgress()
         loaded = load_config(file, overrides=overrides)
         live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-        asked = EvaluationOptions(progress=progress, **options)
-        evaluation = run_interruptible(evaluate(loaded, asked), RunOptions(live=live))
+        with open_progress(silent=as_json) as progress:
+            asked = EvaluationOptions(progress=progress, **options)
+            evaluation = run_interruptible(evaluate(loaded, asked), RunOptions(live=live))
         report = build_attack_report(record.item.output_obj for record in evaluation.records if record.outcome == "ok")
         lines = [*report.lines(evaluation.model), *report.example_lines()]
         if output_dir is not None:

@@ -69,7 +69,7 @@ class NotebookProgress(PlainProgress):
         if self._is_closed or self._counters.clock() >= self._next_s:
             self._draw()
 
-    def _write_progress_if_due(self) -> None:
+    def refresh(self) -> None:
         if self._counters.clock() >= self._next_s:
             self._draw()
 
@@ -78,8 +78,7 @@ class NotebookProgress(PlainProgress):
         hidden = self._num_lines - len(self._lines)
         lines = [*([f"({hidden} earlier lines: see training_metrics.jsonl)"] if hidden else []), *self._lines]
         if not self._is_closed and self._counters.stage:
-            counts = ", ".join(self._counters.format_counts()) or "running"
-            lines.append(f"{self._counters.format_position()}: {counts}")
+            lines.append(self.format_line())
         width = max((len(name) for name, _ in self._settings), default=0)
         settings = "\n".join(f"{name:<{width}}  {value}" for name, value in self._settings)
         folded = f"<details><summary>settings</summary>{_format_block(settings)}</details>" if settings else ""

@@ -1,7 +1,8 @@
 """What a preflight predicted of a run, kept so that the run can show how far off it was.
 
 preflight  predictions for a configuration and its data  =>  a file in the folder for caches, named by their hash
-run        the same configuration and data               =>  its summary has each prediction and what was measured
+run        the same configuration and data               =>  its summary has each prediction and what was measured;
+                                                             its display knows the time left from the start
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Prediction:
     measured: float | None = None  # by the run; None: not known (yet)
 
     def __str__(self) -> str:
-        """Returns `signal 0.800 [0.520, 0.960], measured 0.400 (outside)`; seconds have no decimals."""
+        """Returns `signal 0.800 [0.520, 0.960], measured 0.400 (-0.400, outside)`; seconds have no decimals."""
+        decimals = 0 if self.name == SECONDS else 3
         value, *others = (
-            "unknown" if each is None else f"{each:.{0 if self.name == SECONDS else 3}f}"
+            "unknown" if each is None else f"{each:.{decimals}f}"
             for each in (self.value, self.low, self.high, self.measured)
         )
         low, high, measured = others
@@ -45,7 +47,8 @@ class Prediction:
         if self.measured is None:
             return text
         outside = self.low is not None and self.high is not None and not self.low <= self.measured <= self.high
-        return f"{text}, measured {measured}{' (outside)' if outside else ''}"
+        difference = f"{self.measured - self.value:+.{decimals}f}"
+        return f"{text}, measured {measured} ({difference}{', outside' if outside else ''})"
 
 
 def locate_predictions(config: str, data: str) -> Path:
@@ -53,14 +56,16 @@ def locate_predictions(config: str, data: str) -> Path:
     return home() / "preflights" / f"{hashlib.sha256(to_json([__version__, config, data]).encode()).hexdigest()}.json"
 
 
-def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+def write_predictions(path: Path, predictions: Sequence[Prediction], each_s: Mapping[str, float]) -> None:
+    """Writes what a preflight predicts of a run, with the seconds that one of each kind of work takes (`Forecast`)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, list(map(asdict, predictions)))
+    write_json(path, {"predictions": list(map(asdict, predictions)), "each_s": dict(each_s)})
 
 
-def read_predictions(path: Path) -> list[Prediction]:
+def read_predictions(path: Path) -> tuple[list[Prediction], dict[str, float]]:
     """Returns what was predicted; empty: no preflight of this configuration and data ran here."""
-    return [Prediction(**row) for row in find_json(path) or []]
+    found = find_json(path) or {"predictions": [], "each_s": {}}
+    return [Prediction(**row) for row in found["predictions"]], found["each_s"]
 
 
 def measure_predictions(

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from reinforge.runs.forecast import RunSize
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
 from reinforge.runs.rows import (
@@ -47,7 +48,7 @@ class RunReplay:
     def __init__(self, folder: Path, progress: RunProgress, clock: JournalClock):
         self._folder, self._progress, self._clock = folder, progress, clock
         self._reader = JournalReader(folder)
-        self._has_started = False
+        self._has_started = self._has_plan = False
         self._num_stages, self._num_sessions = 0, 0
         self._extent = EpisodeExtent(0, 0, 0.0)
         self._shown_epochs: set[int] = set()
@@ -65,6 +66,9 @@ class RunReplay:
                 return True
             self._has_started = True
             self._progress.start(self._folder.name, self._folder, planned if isinstance(planned, int) else 0, ())
+        if not self._has_plan and (size := (facts := self._reader.facts()).get("size")) is not None:
+            self._has_plan = True
+            self._progress.plan(RunSize(**size), facts["each_s"])
         metrics, sessions, stages = self._reader.metrics(EVERY_EPOCH), self._reader.sessions(), self._reader.stages()
         self._shown_epochs &= {row.epoch for row in metrics}  # an epoch that runs again after a stop is shown again
         self._waiting = [row for row in metrics if row.epoch not in self._shown_epochs]

@@ -27,6 +27,10 @@ from reinforge.types.evaluation import MetricSummary, count_examples
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
+SCREEN_ROWS, SCREEN_WIDTH, LABEL = 24, 100, 14
+"""Rows and columns of the screen that the closing lines fit, and the columns of a label."""
+DETAILS = ("ignored", "tokens", "stages", "evaluator", "transfer", "episodes", "time", "preflight", "best", "guard")
+"""Facts that are left out first where the screen is full."""
 STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 """Stages whose name on the terminal differs from the one in the journal."""
 
@@ -147,6 +151,9 @@ class RunSummary:
             elif adapters:
                 hint = f"adapters {adapters}: load each with from_pretrained"
             pairs.append(("model", f"{folder / 'model'} ({hint})"))
+            if not (folder / "model" / HOSTED_MODEL).is_file():
+                name = shlex.quote(str(folder))
+                pairs.append(("next", f"reinforge serve {name} --compare; reinforge export {name}"))
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))
         if self.is_incomplete:
@@ -212,14 +219,19 @@ class RunSummary:
         ]
         return [("did", ", ".join(did)), ("next", "run it without --smoke; metrics of two examples mean nothing")]
 
-    def closing_lines(self, color: bool) -> list[str]:
+    def closing_lines(self, color: bool, max_rows: int | None = None) -> list[str]:
+        """Returns how the run ended, what that is based on and what to do next.
+
+        Args:
+            max_rows: Leave out details, which `report.md` has, beyond so many rows of a terminal; None: leave out none.
+        """
         tone = (
             "green" if self.promoted and self.status == "completed" else "red" if self.status == "failed" else "yellow"
         )
         head = to_printable(f"{self.run_id} {self.headline()}")
         lines = [click.style(head, fg=tone, bold=True) if color else head]
-        for name, text in self.facts():
-            label = f"  {name:<12}"
+        for name, text in self.facts() if max_rows is None else fit_screen(self.facts(), max_rows):
+            label = f"  {name:<{LABEL - 2}}"
             style = {"fg": "yellow", "bold": True} if name == "warning" else {"dim": True}
             lines.append((click.style(label, **style) if color else label) + to_printable(text))
         return lines
@@ -264,6 +276,22 @@ class RunSummary:
             return text
         chat = f"reinforge chat {shlex.quote(str(self.folder))}"
         return f"{text}; try it with `{chat}`, or load {self.folder / self.checkpoint} with from_pretrained"
+
+
+def fit_screen(facts: Sequence[tuple[str, str]], max_rows: int) -> list[tuple[str, str]]:
+    """Returns the facts that fit below a headline: first details go, then all reasons but the likeliest."""
+    kept = list(facts)
+    while 1 + sum(-(-(LABEL + len(to_printable(text))) // SCREEN_WIDTH) for _, text in kept) > max_rows - 2:
+        names = [name for name, _ in kept]
+        if found := next((name for name in DETAILS if name in names), None):
+            del kept[len(names) - 1 - names[::-1].index(found)]
+        elif names.count("why") > 1:
+            last = len(names) - 1 - names[::-1].index("why")
+            del kept[last : last + 2]
+        else:
+            break
+    num_left_out = len(facts) - len(kept)
+    return [*kept, ("more", f"{num_left_out} more lines are in report.md")] if num_left_out else kept
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:

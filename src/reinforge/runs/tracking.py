@@ -15,6 +15,7 @@ from typing import Any
 
 from reinforge.errors import describe_error
 from reinforge.interfaces import Tracker
+from reinforge.runs.forecast import RunSize
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
@@ -60,11 +61,17 @@ class TrackedProgress:
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         self.display.start(run_id, folder, num_epochs, settings)
 
+    def plan(self, size: RunSize, predicted: Mapping[str, float]) -> None:
+        self.display.plan(size, predicted)
+
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
         self._end_stage()
         self._stage = stage
         self.display.stage(epoch, stage, total)
         self._report_failures()
+
+    def advance(self, share: float) -> None:
+        self.display.advance(share)
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
         self.display.episode(outcome, reward, num_tokens)

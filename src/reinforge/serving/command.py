@@ -49,6 +49,11 @@ ACCESS, TRAINING = "Access", "Training"
     help="Additional names of this machine that clients may use in URLs, such as gpu1.example.org.",
 )
 @option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
+@option(
+    "compare",
+    is_flag=True,
+    help="For the chat page: also serve the base model of a run as RUN@0, and offer questions of its data.",
+)
 @option("device", default="auto", help="auto, cpu, cuda or mps.")
 @option("dtype", type=click.Choice(["float32", "bfloat16", "auto"]), help="Data type; default: that of the run.")
 @option("max_model_len", type=click.IntRange(min=8), group=LIMITS, help="Maximum tokens of prompt and reply together.")
@@ -137,7 +142,7 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
 
     \b
     Examples:
-      reinforge serve runs/support-1
+      reinforge serve runs/support-1 --compare
       reinforge serve runs/support-1 runs/support-2 --port 9000
       reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
     """
@@ -151,6 +156,7 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
 
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
+    from reinforge.runs.progress import open_progress
     from reinforge.serving.access import read_token
     from reinforge.serving.app import ServeApp
     from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost, lock_folder
@@ -162,11 +168,12 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     named = {name: options[name] for name in {each.name for each in fields(ServeOptions)} & options.keys()}
     named |= {"sources": sources, "output_dir": output_dir, "token": token, "data_dir": Path(options["data_dir"])}
     named |= {"takes_adapters": bool(options["fine_tuning"] and options["lora_rank"])}
-    settings = ServeOptions(**named, serves_versions=options["versions"])
+    settings = ServeOptions(**named, serves_versions=options["versions"], compares=options["compare"])
     loader = ModelLoader(served, settings)
     host = TrainingHost(served, loader, settings)
     lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
+    features += [loader.questions] if options["compare"] else []
     app = ServeApp(
         served,
         features,
@@ -181,7 +188,9 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         for source in sources:
             say(f"Loading {source} ...")
             if not options["tinker"]:  # Tinker's part loads its model itself
-                await loader.open(source)
+                with open_progress() as progress:
+                    progress.stage(None, "LOAD", None)
+                    await loader.open(source)
         async with app:
             _say_address(app, options["token_file"])
             if options["art"]:

@@ -32,6 +32,7 @@ from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.runs.run_folder import read_config
 from reinforge.runs.saved_model import BUNDLED, SavedModel, find_model
+from reinforge.serving.comparison import RunQuestions, list_base_models, read_questions
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError
 from reinforge.trainer.setup.components import ComponentBuilder
@@ -56,6 +57,7 @@ class LoadSettings:
     Attributes:
         dtype: Data type of the weights; None: that of the run, else float32.
         max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
+        compares: Serve the base model of each run as well, and let `ModelLoader.questions` have its questions.
     """
 
     output_dir: Path = Path("runs")
@@ -65,6 +67,7 @@ class LoadSettings:
     max_num_seqs: int = 96
     takes_adapters: bool = False
     serves_versions: bool = False
+    compares: bool = False
     seed: int = 0
 
     @property
@@ -108,6 +111,7 @@ class ModelLoader:
         self._engines: dict[str, LoadedEngine] = {}
         self._folders: dict[Path, tuple[LoadedEngine, str]] = {}
         self._loading = asyncio.Lock()
+        self.questions = RunQuestions()
 
     async def open(self, source: str) -> list[str]:
         """Serves a model that the user names; returns the names under which it is served."""
@@ -118,6 +122,9 @@ class ModelLoader:
                 served = {f"{name}-{each}": str(Path(found.path) / each) for each in found.adapters}
             else:
                 served = {name: await _find_bundled(found.path)}
+            if self._settings.compares and found.run is not None:
+                served |= list_base_models(served, found)
+                self.questions.by_model |= dict.fromkeys(served, read_questions(found.run))
             served |= _list_versions(name, found) if self._settings.serves_versions else {}
             for each, path in served.items():
                 await self._serve(each, path, overrides)

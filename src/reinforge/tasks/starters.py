@@ -25,6 +25,7 @@ from reinforge.errors import ConfigError
 from reinforge.files import home
 from reinforge.interfaces import Builder
 from reinforge.registry import TypedConfig, register_model
+from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
@@ -88,7 +89,8 @@ def register_starter(
     """Registers a starter under its configuration's name; it is trained on first use."""
 
     async def starter(config: Any, builder: Builder) -> AsyncIterator[Path]:
-        yield await asyncio.to_thread(ensure_built, str(config_type.static_type), recipe, make_tokenizer, episodes)
+        name, progress = str(config_type.static_type), getattr(builder, "progress", SilentProgress())
+        yield await asyncio.to_thread(ensure_built, name, recipe, make_tokenizer, episodes, progress)
 
     starter.__module__, starter.__qualname__ = episodes.__module__, episodes.__qualname__
     register_model(config_type=config_type)(starter)
@@ -98,7 +100,13 @@ def find_folder(name: str, recipe: Recipe) -> Path:
     return home() / "models" / f"{name}-{recipe.sha256[:12]}"
 
 
-def ensure_built(name: str, recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT]) -> Path:
+def ensure_built(
+    name: str,
+    recipe: RecipeT,
+    make_tokenizer: MakeTokenizer,
+    episodes: Episodes[RecipeT],
+    progress: RunProgress | None = None,
+) -> Path:
     """Returns a starter's folder, after training the starter if the folder does not exist.
 
     If several processes call it at once, one trains the starter and the others wait.
@@ -116,11 +124,10 @@ def ensure_built(name: str, recipe: RecipeT, make_tokenizer: MakeTokenizer, epis
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            # nothing else shows that a program has not stopped
             logger.warning("creating the bundled model %s (once; it takes about a minute)", name)
             unfinished = folder.with_name(f"{folder.name}.making")
             shutil.rmtree(unfinished, ignore_errors=True)
-            _build_starter(unfinished, recipe, make_tokenizer, episodes)
+            _build_starter(unfinished, recipe, make_tokenizer, episodes, progress or SilentProgress())
             (unfinished / "trained").rename(folder)
             shutil.rmtree(unfinished)
     return folder
@@ -173,7 +180,9 @@ def supervised_episode(
     return Trajectory(episode=turns, reward=1.0)
 
 
-def _build_starter(folder: Path, recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT]) -> None:
+def _build_starter(
+    folder: Path, recipe: RecipeT, make_tokenizer: MakeTokenizer, episodes: Episodes[RecipeT], progress: RunProgress
+) -> None:
     from reinforge.engine import Engine
     from reinforge.engine.checkpoint import TRAINING
 
@@ -187,7 +196,7 @@ def _build_starter(folder: Path, recipe: RecipeT, make_tokenizer: MakeTokenizer,
         batch=BatchConfig(batch_size=recipe.batch_size, micro_batch_tokens=4096),
     )
     with Engine.load(policy, seed=recipe.seed, device="cpu") as engine:
-        _train(engine, recipe, episodes(recipe, engine.tokenizer))
+        _train(engine, recipe, episodes(recipe, engine.tokenizer), progress)
         engine.save(folder / "trained", version=0)
     shutil.rmtree(folder / "trained" / TRAINING)  # a plain model: no run resumes this job
 
@@ -214,8 +223,9 @@ def write_blank_model(folder: Path, recipe: Recipe, tokenizer: Any) -> None:
     config.save_pretrained(folder)
 
 
-def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory]) -> None:
+def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory], progress: RunProgress) -> None:
     algorithm = SFT()
+    progress.stage(None, "MAKE MODEL", None)
     engine.begin_job()
     for done in range(0, recipe.num_steps, STEPS_PER_UPDATE):
         num_steps = min(STEPS_PER_UPDATE, recipe.num_steps - done)
@@ -226,6 +236,7 @@ def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory]) -> No
             progress_end=(done + num_steps) / recipe.num_steps,
             epoch=done,
         )
+        progress.advance((done + num_steps) / recipe.num_steps)
     engine.end_job()
 
 

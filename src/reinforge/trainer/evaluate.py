@@ -122,7 +122,8 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
     started, folder = time.monotonic(), options.output_dir
     if folder is not None:
         _make_folder(folder)  # before the work
-    async with ComponentBuilder(loaded, registry) as builder:
+    options.progress.stage(None, "PREPARE", None)
+    async with ComponentBuilder(loaded, registry, progress=options.progress) as builder:
         if options.adapter is not None:
             builder.use_trainer_adapter(options.adapter)
         model = _replace_model(builder, options.model)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,8 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 METRICS = "training_metrics.jsonl"
+FOLLOW_S = 1.0
+"""Seconds between two looks at a job in this process."""
 
 
 class EpochTrainerConfig(TrainerConfig, name="epoch"):
@@ -340,7 +343,8 @@ class EpochTrainer(Trainer):
 
     async def _await(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         self.context.begin_stage("AWAIT", epoch)
-        status = await self.trainer_adapter.wait_until_complete(ref)
+        async with self._follow_job(ref):
+            status = await self.trainer_adapter.wait_until_complete(ref)
         self.context.journal.record_job(ref, status, f"{self._run_id}/{epoch}")
         if status.status is not TrainingStatusEnum.COMPLETED or not status.produced_model:
             raise JobFailed(
@@ -353,6 +357,21 @@ class EpochTrainer(Trainer):
         self._reward_history[-1].job.update(metrics)
         self.context.end_stage(metrics)
         return status
+
+    @asynccontextmanager
+    async def _follow_job(self, ref: TrainingJobRef) -> AsyncIterator[None]:
+        """Shows meanwhile how much of a job is done, if the backend knows at no cost."""
+
+        async def follow() -> None:
+            while self.trainer_adapter.reports_progress:
+                await asyncio.sleep(FOLLOW_S)
+                self.context.progress.advance(((await self.trainer_adapter.status(ref)).progress or 0.0) / 100)
+
+        task = asyncio.create_task(follow())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def _adopt(self, epoch: int, status: TrainingJobStatus) -> None:
         """Publishes the new weights; without a policy server, version and canary stay unknown (None)."""

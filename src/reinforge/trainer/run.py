@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,11 +122,14 @@ def run_config(loaded: LoadedConfig, options: RunOptions | None = None, registry
     that does not stop in time, ends the process.
     """
     options = options or RunOptions()
-    return run_interruptible(run_async(loaded, options, registry), options)
+    with closing(options.progress or SilentProgress()):
+        return run_interruptible(run_async(loaded, options, registry), options)
 
 
 async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registry | None = None) -> RunSummary:
     """Runs a configuration to its end inside a running event loop; see `run_config`."""
+    progress = options.progress or SilentProgress()
+    progress.stage(None, "PREPARE", None)
     config: FinetuneConfig = loaded.config.finetuning
     if loaded.problems:
         from reinforge.trainer.setup.check import refuse_problems  # collects the problems of data and components too
@@ -145,7 +149,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
             return finished
     if options.overwrite:
         _ensure_replaceable(folder)
-    async with ComponentBuilder(loaded, registry) as builder:
+    async with ComponentBuilder(loaded, registry, progress=progress) as builder:
         parts = await build_parts(builder, None if options.resume or options.overwrite else folder)
         if options.smoke:
             shrink_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
@@ -155,9 +159,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         journal = RunJournal.open(folder) if options.resume else RunJournal(folder)
         try:
             options.folder = folder
-            context = RunContext(
-                folder.name, journal, LoggedProgress(options.progress or SilentProgress()), config.limits
-            )
+            context = RunContext(folder.name, journal, LoggedProgress(progress), config.limits)
             context.transcripts, context.find_pause = config.transcripts, options.find_pause
             context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
             run = _Run(loaded, parts, context, options)
@@ -196,7 +198,7 @@ class _Run:
         self.loaded, self.parts, self.context, self.options = loaded, parts, context, options
         self.config, self.trainer = parts.config, parts.trainer
         self._started = self._changed = False
-        self._made_of = Provenance()
+        self._made_of, self._predicted = Provenance(), dict[str, float]()
         self.model_folder: str | None = None
         self.dtype: DtypeChoice | None = None
         self.summary = RunSummary(run_id=context.run_id, status="failed", reason="", folder=context.folder)
@@ -266,6 +268,9 @@ class _Run:
             await adapter.prepare_training()
         context.policy = self.parts.adapter.policy()
         self._require_policy()
+        size = self.parts.measure_size()
+        context.progress.plan(size, self._predicted)
+        context.journal.set_facts(size=asdict(size), each_s=self._predicted)
         if self.options.resume is None or not await self._resume():
             await versions.record_base(context, self.parts.adapter)
         start_guards(self.parts, context)
@@ -367,7 +372,7 @@ class _Run:
             text = keep_settings_of_one_call(context.folder, text)
         write_listed(context.folder, "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
-        self.summary.predictions = read_predictions(locate_predictions(text, data))
+        self.summary.predictions, self._predicted = read_predictions(locate_predictions(text, data))
         self.summary.evaluators_sha256 = identify_evaluators(self.loaded)
         context.journal.set_facts(
             run_id=context.run_id,

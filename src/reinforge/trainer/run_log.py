@@ -7,13 +7,14 @@ import contextlib
 import io
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from reinforge.files import open_private
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.forecast import RunSize
 from reinforge.runs.progress import PlainProgress, RunProgress
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.safe_text import CleanFormatter
@@ -21,8 +22,6 @@ from reinforge.trainer.context import RunContext
 
 LOG = "run.log"
 MAX_BYTES = 16 << 20
-PROGRESS_S = 60.0
-"""Seconds between two lines about the episodes of a stage."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +44,23 @@ class LoggedProgress:
 
     def __init__(self, display: RunProgress):
         self.display = display
-        self._log = PlainProgress(cast(TextIO, _LogStream()), every_s=PROGRESS_S)
+        self._log = PlainProgress(cast(TextIO, _LogStream()))
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         self.display.start(run_id, folder, num_epochs, settings)
         self._log.start(run_id, folder, num_epochs, settings)
 
+    def plan(self, size: RunSize, predicted: Mapping[str, float]) -> None:
+        self.display.plan(size, predicted)
+        self._log.plan(size, predicted)
+
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
         self.display.stage(epoch, stage, total)
         self._log.stage(epoch, stage, total)
+
+    def advance(self, share: float) -> None:
+        self.display.advance(share)
+        self._log.advance(share)
 
     def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
         self.display.episode(outcome, reward, num_tokens)

@@ -1,11 +1,15 @@
 """`reinforge preflight` on whole projects: what it finds, what it leaves alone, and what it says about broken tasks."""
 
 import json
+import threading
 import time
 
 import pytest
 
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.loader import load_config
+from reinforge.registry import register_algorithm
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.trainer.preflight.analysis import preflight
 from reinforge.trainer.preflight.costs import TokenPrice
 from reinforge.trainer.preflight.probe import PreflightOptions
@@ -21,6 +25,26 @@ SLOW_AGENT = """
         reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
         return reply.choices[0].message.content
     """
+
+
+class SluggishConfig(GRPOConfig, name="test_sluggish"):
+    """Settings of GRPO."""
+
+
+class Sluggish(GRPO):
+    """Its jobs do not end before they are told to."""
+
+    may_end = threading.Event()
+
+    def build_samples(self, groups):
+        self.may_end.wait(120)
+        return super().build_samples(groups)
+
+
+@register_algorithm(config_type=SluggishConfig)
+async def sluggish(config, builder):
+    yield Sluggish(config)
+
 
 QUICK = ("--examples", "4", "--samples", "4")
 
@@ -70,13 +94,16 @@ def test_a_preflight_measures_everything_and_leaves_nothing_behind(project):
     assert found["detectable"]["text"].startswith("16 confirm examples cannot show less than")
     assert found["recommendation"]["advice"] == "GRPO"
     assert found["notes"] == []
+    scores = [reply["score"] for reply in found["replies"]]
+    assert (len(scores), scores) == (4, sorted(scores)), "one of each example"
+    assert all(reply["question"].startswith("say ") for reply in found["replies"])
 
 
 def test_the_text_has_every_part_and_the_recommendation_last(project):
     result = invoke(project, *QUICK)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    for name in ("sample", "base", "signal", "noise", "lengths", "time", "memory", "money", "verdict"):
+    for name in ("sample", "base", "replies", "signal", "noise", "lengths", "time", "memory", "money", "verdict"):
         assert any(line.startswith(f"  {name} ") for line in lines), name
     assert lines[-1].startswith("recommendation: GRPO with groups of ")
 
@@ -127,6 +154,19 @@ def test_a_probe_ends_when_its_time_is_up(project):
     assert "none ended in 0.2 s; --probe_seconds allows more" in result.output
 
 
+def test_a_job_that_is_late_is_not_waited_for(project):
+    project.set("finetuning.algorithm", {"_type": "test_sluggish"})
+    started = time.monotonic()
+    found = report(project, *QUICK, "--probe_seconds", "5")
+    rest_s = time.monotonic() - started - next(p["seconds"] for p in found["time"]["parts"] if p["name"] == "start")
+    Sluggish.may_end.set()
+    assert rest_s < 5 + 3
+    assert "the probe of training was stopped when time was up; --probe_seconds allows more" in found["notes"]
+    parts = {part["name"]: part["seconds"] for part in found["time"]["parts"]}
+    assert (parts["train"], parts["baseline"] > 0) == (None, True)
+    assert found["predictions"][0]["name"] == "base", "what was measured before is reported"
+
+
 def test_a_run_shows_how_far_off_its_preflight_was(project):
     project.set("finetuning.num_epochs", 1)
     found = report(project, *QUICK)
@@ -139,7 +179,11 @@ def test_a_run_shows_how_far_off_its_preflight_was(project):
         assert each["name"] == "seconds" or each["low"] <= each["measured"] <= each["high"]
     shown = call("runs", "show", str(project.run), code=0).output
     assert f"base {predicted['base']['value']:.3f} [" in shown
-    assert f", measured {project.summary['baseline']['mean']:.3f}" in shown
+    measured = project.summary["baseline"]["mean"]
+    assert f", measured {measured:.3f} ({measured - predicted['base']['value']:+.3f})" in shown
+    facts = JournalReader(project.run).facts()
+    assert set(facts["each_s"]) == {"held out", "collect", "train"}, "so its display knows the time left at once"
+    assert facts["size"]["num_epochs"] == 1
     project.finetune("--run_name", "other", "-o", "finetuning.seed", "2", code=0)
     other = json.loads((project.folder / "runs/other/summary.json").read_text())
     assert other["predictions"] == [], "of another configuration"

@@ -68,7 +68,10 @@ def test_the_output_says_what_the_run_is_doing_until_it_ends(front_end, clock, p
     for _ in range(12):
         clock.now += 0.25
         progress.episode("ok", 0.25, 3)
-    assert front_end.texts[0].splitlines()[-1] == "epoch 3 (4/1000) collect: 12/64 episodes, reward 0.250, 12 tokens/s"
+    assert front_end.texts[0].splitlines()[-1] == (
+        "[###-----------------]  19 % epoch 3 (4/1000) collect: 12/64 episodes (4.0/s), ~13 s left, reward 0.250, "
+        "12 tokens/s"
+    )
     progress.close()
     assert "collect" not in front_end.texts[0]
     progress.note("resume with: reinforge.finetune(...)")

@@ -1,14 +1,21 @@
 import io
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from reinforge.runs.progress import PlainProgress, RichProgress, SilentProgress, default_progress
+from reinforge.runs.forecast import RunSize
+from reinforge.runs.live_line import LiveLine
+from reinforge.runs.progress import PlainProgress, SilentProgress, default_progress, open_progress
 from reinforge.runs.rows import EpochMetrics, ValidationRow
 
+SIZE = RunSize(
+    num_epochs=2, examples_per_epoch=100, group_size=4, groups_per_example=1, num_select=0, num_validations=0,
+    num_confirm=0, num_samples=1,
+)  # fmt: skip
 SETTINGS = [("policy.model", "bundled:tic_tac_toe"), ("seed", "0")]
 ROW = EpochMetrics(
     epoch=0,
@@ -50,7 +57,7 @@ def plain(clock):
 def rich(clock, width=120):
     stream = Terminal()
     console = Console(file=stream, force_terminal=True, width=width, highlight=False, color_system=None)
-    return RichProgress(console, clock=clock), stream
+    return LiveLine(console, clock=clock), stream
 
 
 def show_one_epoch(progress, clock):
@@ -94,6 +101,17 @@ def test_unknown_rewards_are_called_unknown(either):
     text = stream.getvalue()
     assert "reward unknown, 0 of 8 groups kept\n" in text, "an epoch that began before a resume has no duration"
     assert "validation after epoch 0: reward unknown: the backend does not answer" in text
+
+
+def test_rows_have_no_groups(either):
+    """A dataset's rows have no reward; that some were left out is said, in the words of rows."""
+    progress, stream = either
+    progress.start("run", Path("run"), 2, [])
+    progress.epoch_done(EpochMetrics(0, num_groups=83, num_groups_kept=83, job={"loss": 1.25}))
+    progress.epoch_done(EpochMetrics(1, num_groups=83, num_groups_kept=57, job={"loss": 1.0}))
+    progress.close()
+    assert "epoch 0 (1/2): loss 1.250\n" in stream.getvalue()
+    assert "epoch 1 (2/2): loss 1.000, 57 of 83 rows trained\n" in stream.getvalue()
 
 
 def test_sampled_tokens_that_cannot_be_trained_are_counted(either):
@@ -140,19 +158,74 @@ def test_texts_are_not_read_as_markup_or_control_codes(either):
     assert "\x1b[2J" not in text
 
 
-def test_plain_writes_one_progress_line_in_five_seconds(clock):
+def test_plain_writes_a_progress_line_after_ten_seconds_and_then_one_a_minute(clock):
     progress, stream = plain(clock)
     progress.start("run", Path("run"), 2, [])
-    progress.stage(0, "COLLECT", 1000)
+    progress.plan(SIZE, {})
+    progress.stage(0, "COLLECT", 400)
     before = len(stream.getvalue())
-    for _ in range(1000):
-        clock.now += 0.0111
+    for _ in range(400):
+        clock.now += 0.25
         progress.episode("ok", 0.25, 3)
     lines = stream.getvalue()[before:].splitlines()
     assert lines == [
-        "  epoch 0 (1/2) collect: 451/1000 episodes, reward 0.250, 270 tokens/s",
-        "  epoch 0 (1/2) collect: 902/1000 episodes, reward 0.250, 270 tokens/s",
-    ]
+        "  [--------------------]   2 % epoch 0 (1/2) collect: 40/400 episodes (4.0/s), ~9 min 50 s left, "
+        "reward 0.250, 12 tokens/s",
+        "  [##------------------]  12 % epoch 0 (1/2) collect: 280/400 episodes (4.0/s), ~8 min 50 s left, "
+        "reward 0.250, 12 tokens/s",
+    ], "2 x 400 episodes of 250 ms, and training them is guessed to take twice that: 600 s"
+
+
+def test_each_stage_outside_the_epochs_that_lasts_has_a_line(clock):
+    """Such as the parts of a preflight: the second line comes 10 s after its stage began, not after a minute."""
+    stream = io.StringIO()
+    progress = PlainProgress(stream, clock=clock, ticks=True)
+    for stage, seconds in (("LOAD", 12), ("SAMPLE", 3), ("BASELINE", 12), ("SCORE AGAIN", 2)):
+        progress.stage(None, stage, None)
+        clock.now += seconds
+        progress.refresh()
+    progress.close()
+    assert stream.getvalue() == "  load: 12 s\n  baseline: 12 s\n"
+
+
+def test_plain_writes_while_nothing_happens():
+    """A long job sends no event: a thread writes the line, and ends when the display is closed."""
+    stream = io.StringIO()
+    progress = PlainProgress(stream, every_s=0.5, ticks=True)
+    progress.stage(None, "LOAD", None)
+    deadline = time.monotonic() + 20
+    while stream.getvalue().count("load: ") < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    progress.close()
+    assert re.fullmatch(r"(  load: [\d.]+ s\n){2,}", stream.getvalue())
+    before, _ = stream.getvalue(), time.sleep(1.2)
+    assert stream.getvalue() == before
+
+
+def test_a_stage_outside_a_run_has_its_own_share(clock):
+    progress, _ = plain(clock)
+    progress.stage(None, "MAKE MODEL", None)
+    clock.now += 20
+    assert progress.format_line() == "make model: 20 s"
+    progress.advance(0.25)
+    assert progress.format_line() == "[#####---------------]  25 % make model: 20 s, ~1 min 0 s left"
+    progress.stage(None, "EVALUATE", 40)
+    clock.now += 20
+    progress.episode("ok", 1.0, 0)
+    assert progress.format_line() == (
+        "[--------------------]   2 % evaluate: 1/40 episodes (3.0/min), ~13 min 0 s left, reward 1.000"
+    )
+
+
+def test_a_command_has_a_display_from_its_start_to_its_result(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with open_progress(stream=stream) as progress:
+        assert progress._live.is_started
+        assert "start" in str(progress)
+    assert not progress._live.is_started
+    with open_progress(silent=True, stream=stream) as progress:
+        assert type(progress) is SilentProgress
 
 
 def test_plain_survives_a_closed_stream(clock):
@@ -170,33 +243,8 @@ def test_plain_writes_what_the_stream_can_encode(clock):
     assert stream.buffer.getvalue().decode().strip() == "l?uft"
 
 
-def test_time_left_is_the_mean_of_past_epochs_times_those_left(clock):
-    progress, _ = plain(clock)
-    progress.start("run", Path("run"), 5, [])
-    progress.stage(0, "COLLECT", 8)
-    assert progress._counters.time_left_s() is None
-    for epoch, seconds in ((0, 10), (1, 20)):
-        progress.stage(epoch, "COLLECT", 8)
-        clock.now += seconds
-        progress.epoch_done(replace(ROW, epoch=epoch))
-    assert progress._counters.time_left_s() == 45  # 3 epochs of 15 s
-    progress.stage(2, "COLLECT", 8)
-    clock.now += 5
-    assert progress._counters.time_left_s() == 40
-    assert progress._counters.format_counts() == ["0/8 episodes", "~40 s left"]
-
-
-def test_resumed_run_counts_the_epochs_that_are_left(clock):
-    progress, _ = plain(clock)
-    progress.start("run", Path("run"), 10, [])
-    progress.stage(7, "COLLECT", 8)
-    clock.now += 10
-    progress.epoch_done(replace(ROW, epoch=7))
-    assert progress._counters.time_left_s() == 20
-
-
 def test_live_line_shows_stage_episodes_reward_and_speed(clock):
-    progress, stream = rich(clock)
+    progress, stream = rich(clock, width=140)
     progress.start("run", Path("run"), 20, [])
     progress.stage(3, "COLLECT", 64)
     for reward in (1.0, 0.0, 0.5):
@@ -206,7 +254,7 @@ def test_live_line_shows_stage_episodes_reward_and_speed(clock):
     progress._live.refresh()
     progress.close()
     assert "epoch 3 (4/20) collect" in stream.getvalue()
-    assert "4/64 episodes, reward 0.500, 1 missing, 200 tokens/s" in stream.getvalue()
+    assert "4/64 episodes (2.0/s), ~30 s left, reward 0.500, 1 missing, 200 tokens/s" in stream.getvalue()
 
 
 def test_live_line_fits_a_narrow_terminal(clock):
@@ -218,17 +266,17 @@ def test_live_line_fits_a_narrow_terminal(clock):
     progress._live.refresh()
     progress.close()
     lines = re.sub(r"\x1b\[[0-9?;]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").split("\n")
-    assert any(line.startswith("epoch 3 (4/20) collect 1/64 episodes") for line in lines)
+    assert any("epoch 3 (4/20) collect 1/64 episodes" in line for line in lines)
     assert max(map(len, lines)) <= 60
 
 
 @pytest.mark.parametrize(
     ("stream", "environment", "kind"),
     [
-        (Terminal(), {"TERM": "xterm-256color"}, RichProgress),
+        (Terminal(), {"TERM": "xterm-256color"}, LiveLine),
         (Terminal(), {"TERM": "dumb"}, PlainProgress),
         (Terminal(), {"TERM": "xterm", "CI": "true"}, PlainProgress),
-        (Terminal(), {"TERM": "xterm", "CI": "false"}, RichProgress),
+        (Terminal(), {"TERM": "xterm", "CI": "false"}, LiveLine),
         (io.StringIO(), {"TERM": "xterm"}, PlainProgress),
     ],
 )

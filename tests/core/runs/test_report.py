@@ -7,9 +7,10 @@ import pytest
 from reinforge.errors import StorageError
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement
+from reinforge.runs.predictions import Prediction
 from reinforge.runs.report import write_report
-from reinforge.runs.rows import EpochMetrics, PolicyVersion, ValidationRow
-from reinforge.runs.summary import RunSummary, format_duration, load_summary, write_summary
+from reinforge.runs.rows import EpochMetrics, GuardEvent, PolicyVersion, ValidationRow
+from reinforge.runs.summary import Explanation, RunSummary, format_duration, load_summary, write_summary
 from reinforge.types.evaluation import MetricSummary
 
 pytestmark = pytest.mark.usefixtures("plots")
@@ -54,7 +55,35 @@ def test_promoted_run_in_ten_lines():
         "  episodes    1,200 (1,150 ok, 20 policy_error); dropped 30: 20 timeout, 10 judge_error",
         "  report      runs/ttt-7/report.md, runs/ttt-7/reward_plot.png",
         "  model       runs/ttt-7/model (load it with from_pretrained)",
+        "  next        reinforge serve runs/ttt-7 --compare; reinforge export runs/ttt-7",
     ]
+
+
+def count_rows(lines):
+    return sum(-(-len(line) // 100) for line in lines)
+
+
+def test_the_closing_lines_fit_one_screen():
+    """Three reasons of two rows, their fixes, eight evaluators, guards and predictions: verdict, why and next stay."""
+    why = [Explanation(f"cause {n}", "evidence " * 14, "a change of the settings " * 5) for n in range(3)]
+    run = finished(
+        promoted=False,
+        reason="the interval [-0.02, 0.04] holds 0 " * 4,
+        explanations=why,
+        evaluators=[MetricChange(f"part {n}", "confirm", figure(0.4), figure(0.5)) for n in range(8)],
+        guards=[GuardEvent(n, "no_signal", "warn", "most groups have equal rewards " * 3) for n in range(3)],
+        predictions=[Prediction(name, 0.5, 0.4, 0.6, 0.55) for name in ("base", "signal", "seconds")],
+    )
+    assert count_rows(run.closing_lines(False)) > 30
+    lines = run.closing_lines(False, 24)
+    assert count_rows(lines) <= 23, "and the prompt of the shell"
+    names = [line[2:13].strip() for line in lines[1:]]
+    assert names[:2] == ["reward", "improvement"]
+    assert "promoted" in names
+    assert names.count("why") == names.count("try") == 3
+    assert (names[-2:], lines[-1].split()[1]) == (["report", "more"], str(len(run.facts()) - len(names) + 1))
+    assert run.closing_lines(False, 100) == run.closing_lines(False)
+    assert len([line for line in run.closing_lines(False, 12) if line.startswith("  why")]) == 1
 
 
 def test_color_does_not_change_the_text():

@@ -1,10 +1,12 @@
 """A run that is followed through its journal shows what its own process showed."""
 
 import io
+from dataclasses import asdict
 
 import pytest
 
 from reinforge.files import replace_file
+from reinforge.runs.forecast import TRAIN, RunSize
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.progress import PlainProgress, SilentProgress, StatusLine
@@ -23,6 +25,9 @@ class Calls(SilentProgress):
 
     def start(self, run_id, folder, num_epochs, settings):
         self.calls.append(("start", run_id, num_epochs))
+
+    def plan(self, size, predicted):
+        self.calls.append(("plan", size, predicted))
 
     def stage(self, epoch, stage, total):
         self.calls.append(("stage", epoch, stage, self.clock()))
@@ -168,10 +173,21 @@ def test_the_line_of_a_page(tmp_path):
     now = [0.0]
     line = StatusLine(lambda: now[0])
     line.start("r", tmp_path, 4, ())
+    line.plan(RunSize(4, 5, 4, 1, 0, 0, 0, 1), {TRAIN: 5.0})
     line.stage(0, "COLLECT", None)
     now[0] = 10.0
+    line.stage(0, "ADOPT", None)
     line.epoch_done(EpochMetrics(0))
     line.stage(1, "COLLECT", None)
     line.episode("ok", 0.5, 0)
+    now[0] = 11.0
     line.episode("timeout", None, 0)
-    assert str(line) == "epoch 1 (2/4) collect: 2 episodes, reward 0.500, 1 missing, ~30 s left"
+    left = 58 * 11 / 22 + 3 * 5  # 22 episodes in 11 s
+    assert str(line) == f"epoch 1 (2/4) collect: 2 episodes (2.0/s), ~{left:.0f} s left, reward 0.500, 1 missing"
+
+
+def test_how_much_the_run_does_is_passed_on(live):
+    size = RunSize(2, 5, 4, 1, 10, 1, 20, 1)
+    live.journal.set_facts(size=asdict(size), each_s={TRAIN: 5.0})
+    assert ("plan", size, {TRAIN: 5.0}) in live.update()[0]
+    assert all(call[0] != "plan" for call in live.update()[0])

@@ -77,6 +77,7 @@ class Learner(ShardedOptimizer):
         stage_version: Version of the weights that the stage began with; None: no stage has begun.
         micro_batch_tokens: Tokens per micro-batch; halved when memory runs out.
         stopping: Set from any thread to stop an update at the next micro-batch, with an error.
+        share_done: How much of the job is done, in [0, 1], by its optimizer steps.
         take_turns: Called after each micro-batch, so that a sampler in the same thread can work; None: nothing is.
     """
 
@@ -93,6 +94,7 @@ class Learner(ShardedOptimizer):
         self.stage: str | None = None
         self.stage_version: int | None = None
         self.stopping = threading.Event()
+        self.share_done = 0.0
         self.take_turns: Callable[[], None] | None = None
         self.micro_batch_tokens = config.batch.micro_batch_tokens
         self.masks = masks
@@ -126,6 +128,7 @@ class Learner(ShardedOptimizer):
         skipped_steps: list[int] = []
         with self.divide_weights():
             for i, indices in enumerate(steps):
+                self.share_done = i / len(steps)
                 share = progress.start + (progress.end - progress.start) * i / len(steps)
                 if not made:  # a skipped step has changed no weights, and has not scored all of its samples
                     self._score_later_steps(samples, steps[i:])
@@ -137,6 +140,7 @@ class Learner(ShardedOptimizer):
                 else:
                     made.append(metrics)
                     trained.update(indices)
+        self.share_done = 1.0
         return UpdateReport(
             num_updates=len(made),
             num_skipped_steps=len(steps) - len(made),

@@ -2,39 +2,63 @@
 // Text of the model reaches the page through `textContent` alone.
 
 const find = (id) => document.getElementById(id);
-const messages = [];
+const BASE = "@0";
+const sides = ["model", "other"].map((id) => ({ select: find(id), messages: [], before: [] }));
+let last = null;
 let running = null;
+let examples = [];
 
 function say(text) {
   find("status").textContent = text;
 }
 
+async function fetchData(path) {
+  const response = await fetch(path);
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error.message);
+  return body.data;
+}
+
 async function listModels() {
   try {
-    const response = await fetch("/v1/models");
-    const body = await response.json();
-    if (!response.ok) throw new Error(body.error.message);
-    for (const model of body.data) {
-      const option = document.createElement("option");
-      option.value = option.textContent = model.id;
-      find("model").append(option);
+    const names = (await fetchData("/v1/models")).map((model) => model.id);
+    for (const side of sides) side.select.append(...names.map((name) => new Option(name, name)));
+    const base = names.find((name) => name.endsWith(BASE) && names.includes(name.slice(0, -BASE.length)));
+    if (base) {
+      find("model").value = base.slice(0, -BASE.length);
+      find("other").value = base;
+      await listExamples();
     }
   } catch (error) {
     say(`The models cannot be listed: ${error.message}`);
   }
 }
 
-function show(role, text) {
+async function listExamples() {
+  const name = find("model").value.replace(/@\d+$/, "");
+  examples = await fetchData(`/chat/examples?model=${encodeURIComponent(name)}`).catch(() => []);
+  find("example").hidden = examples.length === 0;
+}
+
+function show(parent, role, name, text) {
   const article = document.createElement("article");
   article.className = role;
   const title = document.createElement("h2");
-  title.textContent = role === "user" ? "You" : find("model").value;
+  title.textContent = name;
   const body = document.createElement("p");
   body.textContent = text;
   article.append(title, body);
-  find("log").append(article);
-  article.scrollIntoView({ block: "end" });
+  parent.append(article);
   return { article, body };
+}
+
+function showQuestion(text) {
+  show(find("log"), "user", "You", text);
+  const replies = document.createElement("div");
+  replies.className = "replies";
+  find("log").append(replies);
+  replies.scrollIntoView({ block: "end" });
+  return replies;
 }
 
 function classify(logprob) {
@@ -85,52 +109,67 @@ async function* readEvents(response) {
   }
 }
 
-async function send(asked) {
+async function ask(side, asked, replies) {
+  const { messages } = side; // a new conversation has another list
+  const model = side.select.value;
   const asTokens = find("tokens").checked;
   const system = find("system").value.trim();
   const body = {
-    model: find("model").value,
+    model,
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages, asked],
     temperature: Number(find("temperature").value),
     max_tokens: Number(find("max_tokens").value),
     stream: true,
     ...(asTokens ? { logprobs: true, top_logprobs: 5 } : {}),
   };
-  running = new AbortController();
+  const shown = show(replies, "assistant", model.endsWith(BASE) ? `${model} (base model)` : model, "");
   const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
-  const response = await fetch("/v1/chat/completions", { ...options, signal: running.signal });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  const shown = show("assistant", "");
   let reply = "";
   try {
+    const response = await fetch("/v1/chat/completions", { ...options, signal: running.signal });
+    if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const event of readEvents(response)) {
       if (event.error) throw new Error(event.error.message);
       for (const choice of event.choices) reply += addDelta(shown, choice, asTokens);
     }
   } finally {
     if (reply) messages.push(asked, { role: "assistant", content: reply });
+    else if (!shown.reasoning) shown.article.remove();
+    replies.scrollIntoView({ block: "end" });
   }
 }
 
-find("form").addEventListener("submit", async (event) => {
+async function answer() {
+  say("");
+  running = new AbortController();
+  for (const id of ["send", "again", "example"]) find(id).disabled = true;
+  find("stop").disabled = false;
+  const asking = sides.filter((side) => side.select.value).map((side) => ask(side, last.asked, last.replies));
+  const failed = (await Promise.allSettled(asking)).map((each) => each.reason).filter(Boolean);
+  say(failed.filter((error) => error.name !== "AbortError").map((error) => error.message).join("; "));
+  running = null;
+  for (const id of ["send", "again", "example"]) find(id).disabled = id === "again" && !last;
+  find("stop").disabled = true;
+  find("text").focus();
+}
+
+function clear() {
+  running?.abort();
+  last = null;
+  for (const side of sides) side.messages = [];
+  find("log").replaceChildren();
+  find("again").disabled = true;
+  say("");
+}
+
+find("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = find("text").value;
   if (!text.trim() || running) return;
-  say("");
-  show("user", text);
+  for (const side of sides) side.before = [...side.messages];
+  last = { asked: { role: "user", content: text }, replies: showQuestion(text) };
   find("text").value = "";
-  find("send").disabled = true;
-  find("stop").disabled = false;
-  try {
-    await send({ role: "user", content: text });
-  } catch (error) {
-    if (error.name !== "AbortError") say(error.message);
-  } finally {
-    running = null;
-    find("send").disabled = false;
-    find("stop").disabled = true;
-    find("text").focus();
-  }
+  answer();
 });
 
 find("text").addEventListener("keydown", (event) => {
@@ -140,13 +179,25 @@ find("text").addEventListener("keydown", (event) => {
   }
 });
 
-find("stop").addEventListener("click", () => running?.abort());
-
-find("clear").addEventListener("click", () => {
-  running?.abort();
-  messages.length = 0;
-  find("log").replaceChildren();
-  say("");
+find("again").addEventListener("click", () => {
+  if (!last || running) return;
+  for (const side of sides) side.messages = [...side.before];
+  last.replies.replaceChildren();
+  answer();
 });
+
+find("example").addEventListener("click", () => {
+  clear();
+  const messages = [...examples[Math.floor(Math.random() * examples.length)].messages];
+  find("system").value = messages[0].role === "system" ? messages.shift().content : "";
+  find("text").value = messages.pop().content;
+  for (const side of sides) side.messages = [...messages];
+  for (const each of messages) show(find("log"), each.role, each.role === "user" ? "You" : "Example", each.content);
+  find("text").focus();
+});
+
+find("model").addEventListener("change", listExamples);
+find("stop").addEventListener("click", () => running?.abort());
+find("clear").addEventListener("click", clear);
 
 listModels();

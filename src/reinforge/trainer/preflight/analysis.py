@@ -24,15 +24,23 @@ from reinforge.evaluation.statistics import (
     list_names,
     predict_share,
 )
+from reinforge.files import to_json
 from reinforge.registry import Registry
 from reinforge.runs.predictions import BASE, SECONDS, SIGNAL, Prediction, locate_predictions, write_predictions
 from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.gate import describe_power
 from reinforge.trainer.preflight.costs import ModelCost, predict_costs, predict_training_cost
-from reinforge.trainer.preflight.durations import PredictedTime, TimePart, compute_growth, predict_time, suggest_size
+from reinforge.trainer.preflight.durations import (
+    PredictedTime,
+    TimePart,
+    compute_growth,
+    predict_each,
+    predict_time,
+    suggest_size,
+)
 from reinforge.trainer.preflight.probe import PreflightOptions, Probe, probe_run
 from reinforge.trainer.preflight.recommendation import GROUP_SIZES, Findings, recommend
-from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport
+from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport, SampledReply
 from reinforge.trainer.resume import hash_data
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
@@ -41,6 +49,7 @@ MIN_MOVE = 0.01
 """A model whose log-probs move by less than these nats a token says the same as before."""
 MEASURED_FACTOR, EXTRAPOLATED_FACTOR = 1.5, 2.5
 """How many times longer or shorter a run may take than predicted, where its epochs were measured or extrapolated."""
+NUM_REPLIES = 8
 MINUTES = (10, 30, 120)
 """Times for which sizes are suggested."""
 MIN_CONFIRM = 6
@@ -74,7 +83,8 @@ async def preflight(
     interval = run.validation_interval if run is not None else 5
     predictions = predict_run(probe, share, predicted)
     try:
-        write_predictions(locate_predictions(probe.config_text, hash_data(probe.parts.splits)), predictions)
+        each_s = predict_each(probe.size, predicted)
+        write_predictions(locate_predictions(probe.config_text, hash_data(probe.parts.splits)), predictions, each_s)
     except (OSError, StorageError) as error:
         probe.notes.append(f"a run will not show how far off this was: {error}")
     return PreflightReport(
@@ -92,6 +102,7 @@ async def preflight(
         recommendation=recommend(findings),
         notes=_collect_notes(probe, predicted.total_s),
         predictions=predictions,
+        replies=choose_replies(probe.records, metric),
         sizes=[suggest_size(probe.size, predicted, each, interval) for each in MINUTES if predicted.is_complete],
         wall_s=time.monotonic() - started,
     )
@@ -150,6 +161,22 @@ def measure_solved_share(groups: Sequence[Sequence[float]]) -> float:
     scores = [score for group in groups for score in group]
     least = 0.0 if min(scores) >= 0 and max(scores) <= 1 else min(scores)
     return statistics.fmean(max(group) > least for group in groups)
+
+
+def choose_replies(records: Sequence[EpisodeRecord], metric: str) -> list[SampledReply]:
+    """Returns the last replies of at most eight episodes of different examples, from the lowest score to the highest.
+
+    Example: 15 examples -> the 1st, 3rd, ..., 15th of them by score.
+    """
+    found = []
+    for record in {record.key.example_id: record for record in reversed(records) if record.calls}.values():
+        reply, item = record.calls[-1].reply, record.scores.get(metric)
+        score, content = None if item is None else item.as_reward(), reply.message.get("content")
+        text = content if isinstance(content, str) and content else to_json(reply.message)
+        found.append(SampledReply(score, str(record.item.input_obj), text, reply.finish_reason == "length"))
+    found.sort(key=lambda each: -math.inf if each.score is None else each.score)
+    places = range(min(NUM_REPLIES, len(found)))
+    return [found[round(place * (len(found) - 1) / max(1, len(places) - 1))] for place in places]
 
 
 def find_cut_harm(records: Sequence[EpisodeRecord]) -> bool:

@@ -22,41 +22,12 @@ from typing import Any
 
 from reinforge.algorithms.curriculum import compute_included_share
 from reinforge.config.schema import CurriculumLearningConfig
+from reinforge.runs.forecast import COLLECT, HELD_OUT, TRAIN, RunSize
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochMetrics
 
 PUBLISH = ("ADOPT", "VALIDATE")
 """Stages of an epoch after its job; the epoch's files are written in the first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSize:
-    """How much a run does."""
-
-    num_epochs: int
-    examples_per_epoch: int
-    group_size: int  # episodes of an example; 0: the agent does not run in training
-    groups_per_example: int
-    num_select: int
-    num_validations: int  # validations after the baseline, the final one included
-    num_confirm: int
-    num_samples: int  # episodes of each of them, for each of the two models
-
-    @property
-    def num_collected(self) -> int:
-        return self.num_epochs * self.examples_per_epoch * self.group_size
-
-    @property
-    def num_validated(self) -> int:
-        return (1 + self.num_validations) * self.num_select
-
-    @property
-    def num_confirmed(self) -> int:
-        return 2 * self.num_confirm * self.num_samples
-
-    @property
-    def num_episodes(self) -> int:
-        return self.num_collected + self.num_validated + self.num_confirmed
 
 
 class StageClock(SilentProgress):
@@ -74,6 +45,9 @@ class StageClock(SilentProgress):
         self.stop()
         self._current, self._since = (epoch, stage), self._clock()
         self._shown.stage(None, stage, total)
+
+    def advance(self, share: float) -> None:
+        self._shown.advance(share)
 
     def stop(self) -> None:
         if self._current is not None:
@@ -204,6 +178,20 @@ def predict_time(size: RunSize, timings: Timings, *, signal_share: float | None,
             TimePart("files", timings.files_s, "report, page and plot, measured"),
         ]
     )
+
+
+PARTS = {HELD_OUT: ("baseline", "validate", "verdict"), COLLECT: ("collect",), TRAIN: ("train", "publish")}
+"""The parts of a run with each kind of work of a `Forecast`."""
+
+
+def predict_each(size: RunSize, time: PredictedTime) -> dict[str, float]:
+    """Returns the seconds that one of each kind of work takes; kinds that are not known are left out.
+
+    Example: baseline 5 s and verdict 20 s, for 50 episodes and 2 x 100 -> `{"held out": 0.1}`.
+    """
+    seconds, work = {part.name: part.seconds or 0.0 for part in time.parts}, size.count_work()
+    sums = {kind: sum(seconds.get(name, 0.0) for name in names) for kind, names in PARTS.items()}
+    return {kind: total / work[kind] for kind, total in sums.items() if total and work[kind]}
 
 
 def _predict_epochs(size: RunSize, timings: Timings, signal_share: float | None, growth: float) -> list[TimePart]:

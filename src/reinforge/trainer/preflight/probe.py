@@ -5,8 +5,8 @@
     validate    the select examples, or as many as there is time for
     train       a small and a larger job on the sampled episodes; whole epochs, if they fit; else one of fewer groups
 
-Each part begins only if it should end in time, and episodes and evaluators are stopped when time is up. A training job
-cannot be stopped, so the first one is as small as a guess of its time demands.
+Each part begins only if it should end in time, and whatever runs when time is up is stopped. What a training job would
+have shown then stays unknown, so the first one is as small as a guess of its time demands.
 
 Everything is written into a folder that is removed at the end. `confirm` is not touched: the verdict needs examples
 that no decision was based on. Only the embedded backend trains: a job at a service costs money and lasts.
@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,10 @@ from reinforge.files import find_existing_folder, replace_file
 from reinforge.interfaces import TrainerAdapter
 from reinforge.port_bases import find_plan
 from reinforge.registry import Registry
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.rollout.models.openai_client import ModelUsage
 from reinforge.runs.checkpoints import restore_weights
+from reinforge.runs.forecast import TRAIN_FACTOR, RunSize
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
 from reinforge.runs.plot import can_draw_plots, draw_reward_plot
@@ -58,7 +60,6 @@ from reinforge.trainer.epoch_collection import attach_calls
 from reinforge.trainer.preflight.costs import TokenPrice, copy_usage, measure_usage
 from reinforge.trainer.preflight.durations import (
     JobTime,
-    RunSize,
     StageClock,
     Timings,
     fit_job_time,
@@ -87,8 +88,6 @@ MAX_EPOCHS = 4
 SMALL_JOB = 4
 """How many times fewer groups the smaller one of two jobs has that are timed."""
 NAME = "preflight"
-TRAIN_FACTOR = 2.0
-"""How long training on a group is guessed to take, as a multiple of its sampling, before it has been measured."""
 NUM_MOVED = 8
 """Replies whose log-probs are compared before and after the probed epochs."""
 
@@ -142,11 +141,12 @@ class Probe:
 async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: Registry | None = None) -> Probe:
     """Returns what a run of this configuration does to a few examples, and how long it takes."""
     started = time.monotonic()
+    options.progress.stage(None, "PREPARE", None)
     await refuse_problems(loaded, registry)
     require_enabled(loaded)
     settle_dtype(loaded, None)
     with _make_folder(Path(loaded.config.finetuning.output_dir)) as folder:
-        async with ComponentBuilder(loaded, registry) as builder:
+        async with ComponentBuilder(loaded, registry, progress=options.progress) as builder:
             parts = await build_parts(builder, None)
             clock = StageClock(options.progress)
             journal = RunJournal(folder / "probe")
@@ -221,7 +221,7 @@ class _Prober:
         select_s = await self._validate(episode_s)
         found = Probe(parts, size, self.evaluation.report("train", 0, records), records, twice, why_not, usage)
         load_s = await self._train(found, episode_s, save_s) if self.trains_here else 0.0
-        files_s = self._write_files()
+        files_s = await self._time_files()
         epochs = list_probed_epochs(self.clock)
         larger = [epoch for epoch in epochs if size.group_size and epoch.num_episodes > len(records)]
         sampled = [epoch.collect_s / epoch.num_episodes for epoch in larger]
@@ -243,22 +243,10 @@ class _Prober:
         self.context.started_s, self.context.limits.max_minutes = time.monotonic(), max(seconds, 1e-3) / 60
 
     def _measure_size(self) -> RunSize:
-        config, splits, plan = self.config, self.parts.splits, self.plan
-        settings = self.parts.trajectory_builder.trajectory_builder_config
-        wanted = getattr(settings, "examples_per_epoch", None) or len(splits["train"])
-        interval = config.run_configuration.validation_interval if config.run_configuration is not None else 5
-        inner = sum(epoch % interval == 0 for epoch in range(1, config.num_epochs))
-        stages_of_run = list_stages(config)
-        return RunSize(
-            num_epochs=stages_of_run[0].settings.num_epochs if stages_of_run else config.num_epochs,
-            examples_per_epoch=len(plan.example_ids) if plan is not None else min(wanted, len(splits["train"])),
-            group_size=plan.episodes_per_example if plan is not None else 0,
-            groups_per_example=plan.groups_per_example if plan is not None else 1,
-            num_select=len(splits["select"]),
-            num_validations=inner + 1,
-            num_confirm=len(splits["confirm"]),
-            num_samples=config.gate.num_samples,
-        )
+        size, stages = self.parts.measure_size(), list_stages(self.config)
+        if not stages:
+            return size
+        return replace(size, num_epochs=stages[0].settings.num_epochs)  # only the first one is probed
 
     async def _sample(self) -> list[EpisodeRecord]:
         """Runs the agent on the examples that the run collects first, on as many as there is time for."""
@@ -308,8 +296,9 @@ class _Prober:
         self.evaluation.splits["select"] = items[: max(1, affordable)]
         self._allow(2 * VALIDATION_SHARE * self._left())
         try:
-            await versions.validate(self.parts.trainer, self.context, BASELINE)
-        except BudgetReached:
+            async with asyncio.timeout(self._left()):
+                await versions.validate(self.parts.trainer, self.context, BASELINE)
+        except (BudgetReached, TimeoutError):
             self.notes.append("there was no time to validate, so that is taken to be as fast as sampling")
             return episode_s
         finally:
@@ -319,7 +308,8 @@ class _Prober:
     async def _train(self, found: Probe, episode_s: float, save_s: float) -> float:
         """Times jobs and then epochs, as far as there is time; returns the seconds of loading a checkpoint.
 
-        Records the error that ended them, which would end the run as well.
+        Records the error that ended them, which would end the run as well. A job that is late is left to its thread:
+        it ends at its next micro-batch, when the engine is closed.
         """
         size, records, load_s = found.size, found.records, 0.0
         settings = self.parts.trajectory_builder.trajectory_builder_config
@@ -331,8 +321,9 @@ class _Prober:
                 settings.examples_per_epoch = min(least, size.examples_per_epoch)
             self._recall(records)
             self._allow(self._left())
-            self.job = await time_jobs(self.parts, guess.group_s, self._left)
-            load_s = await self._load_checkpoint()
+            async with asyncio.timeout(self._left()):
+                self.job = await time_jobs(self.parts, guess.group_s, self._left)
+                load_s = await self._load_checkpoint()
             job = self.job or guess
             each_s = size.group_size * episode_s + size.groups_per_example * job.group_s
             available_s = EPOCH_SHARE * self._left() - job.fixed_s - save_s
@@ -348,9 +339,10 @@ class _Prober:
                 self.evaluation.recall = recall
             if hasattr(settings, "examples_per_epoch"):
                 settings.examples_per_epoch = min(num_affordable, size.examples_per_epoch)
-            await self._run_epochs(found, count)
-        except BudgetReached:
-            self.notes.append("the probe of training was stopped when time was up")
+            async with asyncio.timeout(self._left()):
+                await self._run_epochs(found, count)
+        except (BudgetReached, TimeoutError):
+            self.notes.append("the probe of training was stopped when time was up; --probe_seconds allows more")
         except ReinforgeError as error:
             logger.debug("the probe of training failed", exc_info=True)
             found.failure = str(error)
@@ -369,9 +361,16 @@ class _Prober:
         self._allow(self._left())
         try:
             await self.parts.trainer.run(count)
-        finally:
-            if len(before) and self.clock.rows:
-                found.moved = float(np.abs(await self._score_sample(found.records) - before).mean())
+        except asyncio.CancelledError:  # time is up, perhaps within a job, during which nothing is scored
+            raise
+        except ReinforgeError:
+            await self._measure_move(found, before)
+            raise
+        await self._measure_move(found, before)
+
+    async def _measure_move(self, found: Probe, before: NDArray[np.float64]) -> None:
+        if len(before) and self.clock.rows:
+            found.moved = float(np.abs(await self._score_sample(found.records) - before).mean())
 
     async def _score_sample(self, records: Sequence[EpisodeRecord]) -> NDArray[np.float64]:
         """Returns the log-probs of a few sampled replies by the weights that are served now."""
@@ -400,8 +399,17 @@ class _Prober:
         await restore_weights(self.parts.adapter, context.checkpoints.verify(name), context.policy_versions[0].version)
         return time.monotonic() - started
 
-    def _write_files(self) -> float:
-        started, folder = time.monotonic(), self.context.folder
+    async def _time_files(self) -> float:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left()):
+                await run_in_daemon_thread(self._write_files, "preflight-files")
+        except TimeoutError:
+            self.notes.append("there was no time to write the files of a run; --probe_seconds allows more")
+        return time.monotonic() - started
+
+    def _write_files(self) -> None:
+        folder = self.context.folder
         summary = RunSummary("preflight", "completed", folder)
         self.context.journal.flush()
         try:
@@ -411,7 +419,6 @@ class _Prober:
                 draw_reward_plot(folder / "reward_plot.png", self.clock.rows, self.context.validations, title="probe")
         except ReinforgeError:
             logger.debug("the files of the probe were not written", exc_info=True)
-        return time.monotonic() - started
 
 
 async def time_jobs(parts: Parts, guess_s: float, left: Callable[[], float]) -> JobTime | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from reinforge.evaluation.reasons import shorten_line
 from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.predictions import Prediction
 from reinforge.runs.summary import format_duration, format_unscored
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from reinforge.engine.devices import MemoryUse
 
 GIB = 2**30
+QUESTION, ANSWER = 30, 60
+"""Characters that are shown of a question and of its reply; `--json` has both whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,16 @@ class Lengths:
     longest: int  # tokens of the longest prompt with its reply
     context: int | None  # tokens that fit; None: unknown
     cut_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledReply:
+    """What came back for one question."""
+
+    score: float | None  # by the metric of the verdict; None: unknown
+    question: str
+    reply: str
+    is_cut: bool  # max_tokens cut it off
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,7 @@ class PreflightReport:
     recommendation: Recommendation
     notes: list[str] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
+    replies: list[SampledReply] = field(default_factory=list)  # a few, the lowest score first
     sizes: list[SuggestedSize] = field(default_factory=list)
     wall_s: float = 0.0
 
@@ -93,6 +107,7 @@ class PreflightReport:
             ("sample", [f"{self.num_episodes} episodes of {found.num_examples} train examples in {taken}"]),
             ("base", [_format_metric(summary) for summary in self.metrics]),
             ("", [_describe_replies(found)]),
+            ("replies", list(map(_describe_reply, self.replies))),
             ("signal", _describe_signal(found)),
             ("noise", [_describe_noise(self.noise)]),
             ("lengths", [_describe_lengths(self.lengths)]),
@@ -139,6 +154,14 @@ def _describe_replies(found: Findings) -> str:
     if found.missing_share:
         parts.append(f"{found.missing_share:.0%} are missing: {found.missing_reason}")
     return "; ".join(parts)
+
+
+def _describe_reply(reply: SampledReply) -> str:
+    """Returns `0.000  "... 17 + 25?" -> "The answer is 42"`: the end of the question, the beginning of the reply."""
+    question, cut = " ".join(reply.question.split()), ", cut off" if reply.is_cut else ""
+    question = question if len(question) <= QUESTION else f"...{question[3 - QUESTION :]}"
+    score = "unknown" if reply.score is None else f"{reply.score:.3f}"
+    return f'{score}  "{question}" -> "{shorten_line(reply.reply, ANSWER)}"{cut}'
 
 
 def _describe_signal(found: Findings) -> list[str]:

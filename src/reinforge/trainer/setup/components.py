@@ -28,6 +28,7 @@ from reinforge.interfaces import (
 )
 from reinforge.registry import REGISTRY, Registry, TypedConfig, load_named
 from reinforge.rollout.workflow import bind_workflow
+from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.trainer.setup.run_settings import use_remote_workflow
 from reinforge.types.workflow import BoundWorkflow
 
@@ -44,10 +45,19 @@ class ComponentBuilder:
 
     Args:
         makes_models: False: a bundled model is looked up but not made, for validation alone.
+        progress: Shows how far a bundled model is that is being made.
     """
 
-    def __init__(self, loaded: LoadedConfig, registry: Registry | None = None, *, makes_models: bool = True):
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        registry: Registry | None = None,
+        *,
+        makes_models: bool = True,
+        progress: RunProgress | None = None,
+    ):
         self.loaded, self.registry, self.makes_models = loaded, registry or REGISTRY, makes_models
+        self.progress = progress or SilentProgress()
         self._made: dict[tuple[str, str, str], Any] = {}
         self._stack = AsyncExitStack()
         self.making_s = 0.0  # of bundled models, which are made on first use and then kept

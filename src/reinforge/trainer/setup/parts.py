@@ -26,7 +26,9 @@ from reinforge.interfaces import (
     TrainerAdapter,
     TrajectoryBuilder,
 )
+from reinforge.port_bases import find_plan
 from reinforge.rollout.runner import EpisodeRunner
+from reinforge.runs.forecast import RunSize
 from reinforge.runs.rows import BASELINE, GUARD, list_guard_events
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer.context import RunContext
@@ -75,6 +77,23 @@ class Parts:
     @property
     def gate_metric(self) -> str:
         return self.config.gate.metric or self.reward_metric
+
+    def measure_size(self) -> RunSize:
+        """Returns how much the run does; known once the trajectory builder is initialized."""
+        config, splits, plan = self.config, self.splits, find_plan(self.trajectory_builder, 0)
+        wanted = getattr(self.trajectory_builder.trajectory_builder_config, "examples_per_epoch", None)
+        num_rows = min(wanted or len(splits["train"]), len(splits["train"]))
+        interval = config.run_configuration.validation_interval if config.run_configuration is not None else 5
+        return RunSize(
+            num_epochs=config.num_epochs,
+            examples_per_epoch=len(plan.example_ids) if plan is not None else num_rows,
+            group_size=plan.episodes_per_example if plan is not None else 0,
+            groups_per_example=plan.groups_per_example if plan is not None else 1,
+            num_select=len(splits["select"]),
+            num_validations=1 + sum(epoch % interval == 0 for epoch in range(1, config.num_epochs)),
+            num_confirm=len(splits["confirm"]),
+            num_samples=config.gate.num_samples,
+        )
 
 
 async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) -> EpisodeRunner:

@@ -10,6 +10,7 @@ from reinforge.config.schema import FinetuneConfig, GateConfig
 from reinforge.evaluation.statistics import compute_mean_interval, count_independent, predict_share
 from reinforge.runs.rows import EpochMetrics
 from reinforge.trainer.preflight.analysis import (
+    choose_replies,
     describe_weak_training,
     find_cut_harm,
     measure_detectable,
@@ -22,6 +23,7 @@ from reinforge.trainer.preflight.analysis import (
 )
 from reinforge.trainer.preflight.recommendation import Advice, Findings, recommend
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+from reinforge.types.evaluation import EvalOutputItem
 from reinforge.types.request import ModelReply, ModelRequest
 from tests.doubles import examples
 
@@ -40,6 +42,25 @@ def test_noise_is_compared_with_the_spread_within_groups():
     assert measure_noise([(1, 0)], [[1, 1]]).share == 1.0, "all of no spread"
     assert measure_noise([(1, 0)], []).share is None
     assert measure_noise([], [[0, 1]], "no answer has a score").reason == "no answer has a score"
+
+
+def test_eight_replies_show_what_comes_back_from_the_worst_to_the_best():
+    """15 examples with the scores 0 to 14: every second one; of an example the first episode counts."""
+    records = [
+        replace(
+            record((1, 1, "length" if number == 14 else "stop")),
+            key=EpisodeKey("collect", 0, str(number), generation),
+            scores={"m": EvalOutputItem(id=str(number), score=number + generation / 2, reasoning=None)},
+        )
+        for number in range(15)
+        for generation in range(2)
+    ]
+    replies = choose_replies(records, "m")
+    assert [reply.score for reply in replies] == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert [reply.is_cut for reply in replies] == [False] * 7 + [True]
+    assert len(choose_replies(records[:6], "m")) == 3
+    assert choose_replies(records[:2], "other")[0].score is None
+    assert choose_replies([], "m") == []
 
 
 def test_the_variance_within_groups():
