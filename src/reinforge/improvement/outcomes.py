@@ -56,7 +56,7 @@ class TaskFeatures:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """What the recipes of one search gained."""
 
     task: str
@@ -84,7 +84,7 @@ class Outcome:
             return
 
 
-def read_outcomes(path: Path) -> list[Outcome]:
+def read_outcomes(path: Path) -> list[SearchOutcome]:
     """Returns the first outcomes and those of a file; one that is missing or damaged has none."""
     found = _read(Path(__file__).parent / OUTCOMES)
     try:
@@ -93,13 +93,15 @@ def read_outcomes(path: Path) -> list[Outcome]:
         return found
 
 
-def _read(path: Path) -> list[Outcome]:
+def _read(path: Path) -> list[SearchOutcome]:
     rows = read_lines(path)
-    return [Outcome(row["task"], TaskFeatures(**row["features"]), dict(row["gains"])) for row in rows if row["gains"]]
+    return [
+        SearchOutcome(row["task"], TaskFeatures(**row["features"]), dict(row["gains"])) for row in rows if row["gains"]
+    ]
 
 
 def rank_recipes(
-    recipes: Sequence[str], features: TaskFeatures, outcomes: Sequence[Outcome]
+    recipes: Sequence[str], features: TaskFeatures, outcomes: Sequence[SearchOutcome]
 ) -> tuple[list[str], str] | None:
     """Returns the recipes, the most promising first, and why; None: no search had a task that is near enough.
 

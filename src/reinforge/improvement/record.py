@@ -10,7 +10,7 @@ from typing import Any, Self
 from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import find_json, read_json_file, write_json
-from reinforge.improvement.outcomes import Outcome, TaskFeatures
+from reinforge.improvement.outcomes import SearchOutcome, TaskFeatures
 from reinforge.improvement.recipes import PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
 from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
@@ -195,11 +195,11 @@ class SearchRecord:
             return self.budget.total - self.judged
         return self.budget.total - max(self.verdict_share * self.budget.total, self.verdict_cost)
 
-    def read_outcome(self) -> Outcome | None:
+    def read_outcome(self) -> SearchOutcome | None:
         """Returns what each recipe gained in its first rung; None: none was measured."""
         rates = {trial.recipe.name: trial.gain_rate for trial in self.trials}
         gains = {name: 60 * rate for name, rate in rates.items() if rate is not None}
-        return Outcome(self.folder.name, self.first_epoch.features, gains) if gains and self.first_epoch else None
+        return SearchOutcome(self.folder.name, self.first_epoch.features, gains) if gains and self.first_epoch else None
 
     @property
     def open_trials(self) -> list[Trial]:

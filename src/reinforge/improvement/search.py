@@ -21,7 +21,7 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
-from reinforge.improvement.outcomes import Outcome, rank_recipes
+from reinforge.improvement.outcomes import SearchOutcome, rank_recipes
 from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
@@ -70,7 +70,7 @@ class Search:
         recipes: Sequence[SearchRecipe],
         gate: GateConfig,
         say: Callable[[str], None],
-        outcomes: Sequence[Outcome] = (),
+        outcomes: Sequence[SearchOutcome] = (),
     ):
         self.record, self.trials, self.gate, self.say, self.outcomes = record, trials, gate, say, outcomes
         if not record.trials:

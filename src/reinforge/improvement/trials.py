@@ -201,7 +201,7 @@ class RunTrials:
         num_episodes = sum(summary.get("episodes", {}).values())
         without = first.share_without_signal
         model = loaded.config.finetuning.policy.model
-        if untouched.checkpoint:  # a bundled model is no folder
+        if untouched.checkpoint:  # it also stands for a bundled model
             model = str(Checkpoints(folder).verify(untouched.checkpoint))
         return TaskFeatures(
             signal=None if without is None else 1 - without,
