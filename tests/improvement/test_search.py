@@ -170,7 +170,7 @@ async def test_further_seeds_have_their_part_of_the_budget(tmp_path):
 
 
 async def test_a_trial_that_fails_costs_itself(tmp_path):
-    search = make(tmp_path / "s", {"r0": 0.1, "r1": 0.02}, total=5000.0)
+    search = make(tmp_path / "s", {"r0": 0.1, "r1": 0.02}, total=4000.0)
     train = search.trials.train
 
     async def train_or_fail(trial):

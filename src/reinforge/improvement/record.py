@@ -110,8 +110,8 @@ class Trial:
         """Returns whether another epoch would leave the share of the rung; each rung but the last has one."""
         if self.seed is not None:
             return self.epochs >= self.most_epochs
-        if self.judge_cost is None and self.epochs == self.rung_epochs:
-            return False
+        if self.judge_cost is None:
+            return self.epochs > self.rung_epochs and self.used + self.ahead > self.rung_end
         return self.used + self.ahead + (0.0 if is_running else self.resume_cost) > self.rung_end
 
     @property
