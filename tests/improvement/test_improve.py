@@ -13,7 +13,7 @@ import reinforge
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.improvement.api import choose_budget, run_search
-from reinforge.improvement.recipes import DEMONSTRATIONS, SearchRecipe, propose
+from reinforge.improvement.recipes import DEMONSTRATIONS, REWARDS, SearchRecipe, propose
 from reinforge.improvement.record import SearchRecord, Trial
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import RunTrials
@@ -179,7 +179,9 @@ def test_the_winner_is_trained_again_with_another_seed_on_the_same_examples(proj
     assert yaml.safe_load((again / "config.yml").read_text())["finetuning"]["seed"] == 1
 
 
-def test_the_same_from_python(project):
+def test_the_same_from_python(project, monkeypatch):
+    monkeypatch.setenv("REINFORGE_HOME", str(project.folder / "home"))
+
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
         return reply.choices[0].message.content
@@ -194,6 +196,13 @@ def test_the_same_from_python(project):
     )
     assert found.result["winner"]
     assert found.promoted == (found.model is not None)
+    text, page = ((found.folder / name).read_text() for name in ("recipe.yml", "report.html"))
+    names = f"{__name__}:{agent.__qualname__}, {__name__}:{vowels.__qualname__}"
+    assert text.startswith(
+        f"# These functions were passed in Python: {names}\n# To run this file, put them into a module"
+    )
+    assert f"recipe.yml, once it names {names} as `module:name` in a file of the project" in Page(page).text
+    assert not (project.folder / "home" / "outcomes.jsonl").exists(), "a budget in tokens leaves no outcome"
 
 
 def search_recipes(project, recipes, tokens):
@@ -329,6 +338,14 @@ def test_recipes_apply_to_what_they_change(project):
     names = list_recipes(project, finetuning__pipeline={"one": {"num_epochs": 1}, "two": {"num_epochs": 4}})
     assert names == ["as-configured", "larger-groups"]
     assert propose(load(()).config)[0].set_epochs(7) == ("finetuning.pipeline.two.num_epochs", "6")
+
+
+def test_without_groups_good_replies_are_imitated_whatever_the_scale_of_the_rewards(project):
+    project.settings["trajectory_builders"]["builder"] = {"_type": "dpo_traj_builder"}
+    project.save()
+    [recipe] = [each for each in propose(load(()).config) if each.name == "imitate-the-best"]
+    assert recipe.needs == REWARDS
+    assert load(recipe.overrides).config.finetuning.algorithm.rollout_selection_method == "weighted_sampling"
 
 
 @pytest.mark.slow

@@ -46,28 +46,30 @@ class Outbox:
 
 
 class Outboxes:
-    """Gathers the requests of every event loop, for one sampler.
+    """Gathers the requests of every event loop, for one sampler."""
 
-    Args:
-        sent: Called in a loop after its requests were sent.
-    """
-
-    def __init__(self, sampler: ReplySampler, sent: Callable[[], None]):
-        self._sampler, self._sent = sampler, sent
+    def __init__(self, sampler: ReplySampler):
+        self._sampler = sampler
         self._lock = threading.Lock()
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox] = weakref.WeakKeyDictionary()
 
-    def post(self, loop: asyncio.AbstractEventLoop, request: SampleRequest) -> None:
-        """Puts a request into its loop's outbox, which is sent once it stops growing; runs in that loop."""
+    def post(self, loop: asyncio.AbstractEventLoop, request: SampleRequest, sent: Callable[[], None]) -> None:
+        """Puts a request into its loop's outbox, which is sent once it stops growing; runs in that loop.
+
+        Args:
+            sent: Called after it was sent.
+        """
         with self._lock:
             outbox = self._by_loop.get(loop) or self._by_loop.setdefault(loop, Outbox())
         outbox.requests.append(request)
         if len(outbox.requests) == 1:
-            loop.call_soon(self._send, loop, outbox, 1, MAX_TURNS)
+            loop.call_soon(self._send, loop, outbox, 1, MAX_TURNS, sent)
 
-    def _send(self, loop: asyncio.AbstractEventLoop, outbox: Outbox, count: int, turns: int) -> None:
+    def _send(
+        self, loop: asyncio.AbstractEventLoop, outbox: Outbox, count: int, turns: int, sent: Callable[[], None]
+    ) -> None:
         if len(outbox.requests) > count and turns:
-            loop.call_soon(self._send, loop, outbox, len(outbox.requests), turns - 1)
+            loop.call_soon(self._send, loop, outbox, len(outbox.requests), turns - 1, sent)
             return
         requests, outbox.requests = outbox.requests, []
         try:
@@ -76,7 +78,7 @@ class Outboxes:
             for request in requests:
                 request.error = error
             _wake_callers(requests)
-        self._sent()
+        sent()
 
 
 def deliver_replies(requests: list[SampleRequest]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from reinforge.engine.machine import count_cpus, measure_machine
 
@@ -42,6 +45,12 @@ def is_out_of_memory(cause: BaseException) -> bool:
     return isinstance(cause, MemoryError | torch.OutOfMemoryError) or any(
         part in str(cause) for part in (NO_CPU_MEMORY, NO_MPS_MEMORY)
     )
+
+
+def copy_to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    is_staged = device.type == "cuda"  # MPS would read the batch's own arrays after they have changed
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=is_staged)
 
 
 def free_cached_memory(device: torch.device) -> None:

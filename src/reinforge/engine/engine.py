@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -734,9 +735,9 @@ class Engine:
             model_name,
             adapter=adapter,
             grammars=self._grammars,
-            score=partial(self._score_tokens, adapter=adapter),
-            fingerprint=partial(self.fingerprint, adapter),
-            published=partial(self._jobs.drop_snapshot, adapter),
+            score=partial(_call_weakly, WeakMethod(self._score_tokens), adapter=adapter),
+            fingerprint=partial(_call_weakly, WeakMethod(self.fingerprint), adapter),
+            published=partial(_call_weakly, WeakMethod(self._jobs.drop_snapshot), adapter),
             copy_weights=copy_weights,
         )
 
@@ -778,3 +779,10 @@ class Engine:
     def _snapshot_learner(self, name: str) -> Learner:
         self._jobs.take_snapshot(name, self._learners[name])
         return self._learners[name]
+
+
+def _call_weakly(method: WeakMethod[Callable[..., T]], *arguments: Any, **settings: Any) -> T:
+    """Calls a method without keeping its object alive, which keeps the caller: only a garbage collection frees both."""
+    if (found := method()) is None:
+        raise EngineError("the engine is closed")
+    return found(*arguments, **settings)

@@ -87,7 +87,7 @@ class EmbeddedPolicy(PolicyServer):
             self.tolerance = BFLOAT16_TOLERANCE
         self._grammars, self._has_warned = grammars, False
         self._lock = threading.Lock()
-        self._outboxes = Outboxes(sampler, sent=self._publish_if_ended)
+        self._outboxes = Outboxes(sampler)
         self.ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
 
     @property
@@ -118,7 +118,7 @@ class EmbeddedPolicy(PolicyServer):
         loop = asyncio.get_running_loop()
         caller = Caller(loop, loop.create_future())
         sampled = await self._prepare(request, caller)
-        self._outboxes.post(loop, sampled)
+        self._outboxes.post(loop, sampled, self._publish_if_ended)
         try:
             await caller.future
         except asyncio.CancelledError:
@@ -140,7 +140,7 @@ class EmbeddedPolicy(PolicyServer):
         sampled = await self._prepare(request, caller)
         sampled.new_tokens = tokens = list[tuple[int, float]]()
         text, num_taken = self.renderer.open_text(markers, request.sampling.stop), 0
-        self._outboxes.post(loop, sampled)
+        self._outboxes.post(loop, sampled, self._publish_if_ended)
         try:
             while num_taken < len(tokens) or not caller.future.done():
                 if num_taken == len(tokens):

@@ -17,10 +17,11 @@ from reinforge.config.problems import suggest_arguments
 from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import Improvement
-from reinforge.files import replace_file
+from reinforge.files import home, replace_file
+from reinforge.improvement.outcomes import OUTCOMES, read_outcomes
 from reinforge.improvement.page import write_page
 from reinforge.improvement.recipes import propose
-from reinforge.improvement.record import RECIPE, SEARCH, SearchBudget, SearchRecord
+from reinforge.improvement.record import RECIPE, SEARCH, SearchBudget, SearchRecord, describe_recipe
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import Load, RunTrials, Say
 from reinforge.registry import Registry
@@ -89,7 +90,7 @@ class Improvements:
         if self.model is not None:
             facts.append(("model", str(self.model)))
         if found.get("winner"):
-            facts.append(("recipe", f"reinforge finetune {self.folder / RECIPE}"))
+            facts.append(("recipe", describe_recipe(self.folder / RECIPE)))
         return facts
 
     def format_report(self) -> str:
@@ -116,6 +117,7 @@ def improve(
     max_tokens: int | None = None,
     reflect: str | None = None,
     seeds: int = 1,
+    outcomes: bool = True,
     settings: Mapping[str, Any] | None = None,
     run_name: str | None = None,
     output_dir: str | Path | None = None,
@@ -134,6 +136,7 @@ def improve(
         reflect: Entry of `llms` whose model rewrites the agent's texts (`context.text`); needs the extra `prompt`.
         seeds: Trainings of the winner, each with another `finetuning.seed` and all judged; they show how far its gain
             depends on chance.
+        outcomes: Try first what helped on similar tasks, and remember what helped on this one; never with `max_tokens`.
         settings: Further keys of the `finetuning` section.
         resume: Name or folder of a search to resume.
 
@@ -161,7 +164,16 @@ def improve(
     def load(overrides: Any) -> LoadedConfig:
         return build_config(data, registry=registry, changes=overrides)
 
-    return run_search(load, budget, run_name=run_name, resume=resume, registry=registry, reflect=reflect, seeds=seeds)
+    return run_search(
+        load,
+        budget,
+        run_name=run_name,
+        resume=resume,
+        registry=registry,
+        reflect=reflect,
+        seeds=seeds,
+        outcomes=outcomes,
+    )
 
 
 def choose_budget(minutes: float, max_tokens: int | None) -> SearchBudget:
@@ -183,6 +195,7 @@ def run_search(
     registry: Registry | None = None,
     reflect: str | None = None,
     seeds: int = 1,
+    outcomes: bool = False,
 ) -> Improvements:
     """Runs or resumes a search; one process works on it at a time.
 
@@ -190,6 +203,7 @@ def run_search(
         budget: What it may use; None: what it started with, when it resumes.
         reflect: Entry of `llms` that rewrites prompts; None: none does.
         seeds: Trainings of the winner; a search that resumes has those that it started with.
+        outcomes: Order the recipes by the outcomes of earlier searches, and add its own; never with a budget in tokens.
     """
     base = load(())
     config, llms = base.config.finetuning, base.config.llms
@@ -222,8 +236,12 @@ def run_search(
         say(f"search {folder.name} in {folder}, {record.budget.format(record.budget.total)}")
         live = LiveRun(blocked_s=config.limits.episode_timeout_s)
         trials = RunTrials(record, load, say, registry, reflect)
-        search = Search(record, trials, propose(base.config, reflect), config.gate, say)
+        file = home() / OUTCOMES if outcomes and record.budget.unit == "s" and record.result is None else None
+        known = [] if file is None else read_outcomes(file)
+        search = Search(record, trials, propose(base.config, reflect), config.gate, say, known)
         run_interruptible(search.run(), RunOptions(live=live))
+        if file is not None and (outcome := record.read_outcome()) is not None:
+            outcome.write(file)
     except ReinforgeError as error:
         if not isinstance(error, ConfigError):
             error.add_note(f"saved in {folder}; resume it with the same file and options, and --resume {folder.name}")

@@ -37,6 +37,7 @@ from reinforge.cli.output import say, say_json
 @option("budget_tokens", metavar="N", type=click.IntRange(min=1), group=LIMITS, help="Sampled tokens instead of time.")
 @option("reflect", metavar="ENTRY", group=DATA, help="Entry of llms that rewrites the agent's prompts (GEPA).")
 @option("seeds", metavar="N", type=click.IntRange(min=1), default=1, group=LIMITS, help="Trainings of the winner.")
+@option("no_outcomes", is_flag=True, group=RUN, help="Neither use nor keep what helped in searches of similar tasks.")
 @option("run_name", metavar="NAME", group=RUN, help="Name of the folder; default: date, time and a random suffix.")
 @option("resume", metavar="NAME", group=RUN, help="Resume a stopped search; pass the same FILE and options.")
 @OVERRIDE
@@ -49,6 +50,7 @@ def command(
     budget_tokens: int | None,
     reflect: str | None,
     seeds: int,
+    no_outcomes: bool,
     run_name: str | None,
     resume: str | None,
     as_json: bool,
@@ -83,6 +85,7 @@ def command(
         resume=resume,
         reflect=reflect,
         seeds=seeds,
+        outcomes=not no_outcomes,
         say=lambda line: say(line, err=as_json),
     )
     if as_json:

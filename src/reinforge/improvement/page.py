@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from reinforge.evaluation.changes import MetricChange
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file
-from reinforge.improvement.record import RECIPE, SearchRecord, Trial, read_validations
+from reinforge.improvement.record import RECIPE, SearchRecord, Trial, describe_recipe, read_validations
 from reinforge.runs.page.elements import Content, Line, Point, build, build_section, build_table, draw_chart, to_html
 from reinforge.runs.page.page import PAGE, build_changes, build_document
 from reinforge.runs.rows import BASELINE
@@ -145,7 +145,7 @@ def _build_recipe(record: SearchRecord) -> Element | None:
         return None
     return build_section(
         "Recipe",
-        build("p", f"The winner's configuration: reinforge finetune {path}"),
+        build("p", f"The winner's configuration: {describe_recipe(path)}"),
         build("pre", path.read_text(encoding="utf-8")),
         id="recipe",
     )

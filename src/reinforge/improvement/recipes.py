@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reinforge.algorithms.expert_iteration import ExpertIterationConfig
 from reinforge.config.pipeline import list_stages
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import Config
@@ -31,6 +30,9 @@ LORA = (
 )
 STEPS = (f"{FINETUNING}.policy.batch.steps_per_job", "4")
 CLIPPED = json.dumps(small_models.ALGORITHM)
+BEST_OF_GROUP = "{_type: rejection_sampling}"
+BY_REWARD = "{_type: expert_iteration, rollout_selection_method: weighted_sampling}"
+"""Whatever the scale of the rewards: the default imitates replies with 0.9 or more."""
 WITHOUT_REWARDS = ("sft", "distill", "dpo", "kto", "ipo", "orpo", "simpo")
 DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
@@ -39,8 +41,7 @@ IMITATION_EPOCHS = 2
 """Before reinforcement learning, in `imitate-then-reinforce`."""
 EXAMPLES_PER_EPOCH = 16
 """Where the configuration has all in each epoch: a search can only stop between epochs."""
-GOOD_REWARD = ExpertIterationConfig().reward_threshold
-REWARDS, GOOD, SIGNAL = "rewards that differ", f"rewards of {GOOD_REWARD:g} or more", "groups whose rewards differ"
+REWARDS, SIGNAL = "rewards that differ", "groups whose rewards differ"
 """What a recipe needs of the agent's own episodes to learn from."""
 
 
@@ -53,7 +54,7 @@ class SearchRecipe:
     overrides: Overrides = ()
     prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
     into_weights: bool = False  # it imitates the replies to that prompt, and is asked with its own again
-    needs: str | None = None  # `REWARDS`, `GOOD` or `SIGNAL`; None: it can learn without them
+    needs: str | None = None  # `REWARDS` or `SIGNAL`; None: it can learn without them
     epochs_path: str = NUM_EPOCHS  # the setting that says for how long it trains: of a pipeline, that of the last stage
     epochs_before: int = 0  # of the stages before that one
 
@@ -108,8 +109,7 @@ def _propose_updates(config: Config) -> list[SearchRecipe]:
 def _propose_algorithms(config: Config, reflect: str | None) -> list[SearchRecipe]:
     found, has_groups = list[SearchRecipe](), _find_groups(config) is not None
     if get_type(config.finetuning.algorithm) not in ("expert_iteration", "rejection_sampling"):
-        imitate, needs = ("rejection_sampling", SIGNAL) if has_groups else ("expert_iteration", GOOD)
-        algorithm = f"{{_type: {imitate}}}"
+        algorithm, needs = (BEST_OF_GROUP, SIGNAL) if has_groups else (BY_REWARD, REWARDS)
         if _trains_stages(config):
             why = f"imitates the best replies for {IMITATION_EPOCHS} epochs, then trains as configured"
             found.append(_add_first_stage("imitate-then-reinforce", why, (("algorithm", algorithm),), needs))

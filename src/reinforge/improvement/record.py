@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import find_json, read_json_file, write_json
-from reinforge.improvement.recipes import GOOD, GOOD_REWARD, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
+from reinforge.improvement.outcomes import SearchOutcome, TaskFeatures
+from reinforge.improvement.recipes import PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
 from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
 from reinforge.trainer.context import RESERVED
+from reinforge.trainer.evaluate import Evaluation
+from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 SEARCH, RECIPE = "search.json", "recipe.yml"
 MAX_EPOCHS = 1000
@@ -20,6 +24,8 @@ MAX_EPOCHS = 1000
 VERDICT_SHARE, LEAST_SHARE = 0.2, 0.05
 """Shares of the budget that are kept for the verdict: while what it takes is unknown, and at least, since the last
 trial may overrun its share by half an epoch."""
+MARGIN = 1.1
+"""How many times what the untouched agent took on `confirm` is kept for the winner; more if its replies got longer."""
 MIN_EPISODES = 30
 """With fewer, that all are alike may be chance."""
 
@@ -49,16 +55,22 @@ class Trial:
     used: float = 0.0
     epochs: int = 0
     start_cost: float = 0.0  # of loading the model and measuring it untrained
+    select_cost: float = 0.0  # of that measurement on `select` alone
+    growth: float = 1.0  # length of its replies in the last epoch, relative to the first
+    judge_cost: float | None = None
+    """What the untouched agent took on `confirm`, once the share of the rung is to pay the verdict, too."""
     finished: int = -1  # the last rung that it has finished
     rung: int = -1  # the last rung that it has begun
     rung_from: float = 0.0  # `used` when that began
     rung_epochs: int = 0  # `epochs` when that began
+    gain_rate: float | None = None  # gain on `select` for each unit of the budget, at the end of its first rung
     rung_best: list[int | None] = field(default_factory=list)  # `best_epoch` at the end of each rung
     rung_end: float = 0.0  # up to where `used` may grow in it
     baseline: float | None = None  # the untrained model's score
     score: float | None = None  # the best one
     best_epoch: int | None = None
     stopped: str | None = None  # why it is not trained on; None: it may be
+    is_behind: bool = False  # that is only because another was better
     prompts: dict[str, str] | None = None  # better texts of the agent, which were found; None: not searched for yet
     prompt_cost: float = 0.0  # of that search
     rows: str | None = None  # the file with the replies to imitate, which it left; None: the prompts are used instead
@@ -75,16 +87,32 @@ class Trial:
 
     @property
     def epoch_cost(self) -> float:
-        """Mean cost of an epoch of the current rung; 0: none has ended."""
+        """Mean cost of an epoch of the current rung, or of all epochs until one of it has ended."""
         new = self.epochs - self.rung_epochs
-        return (self.used - max(self.rung_from, self.start_cost)) / new if new else 0.0
+        if new:
+            return (self.used - max(self.rung_from, self.start_cost)) / new
+        return (self.used - self.start_cost) / self.epochs if self.epochs else 0.0
 
     @property
-    def has_used_share(self) -> bool:
-        """Whether another epoch would leave the share of the rung by more than a half of it; each rung has an epoch."""
+    def ahead(self) -> float:
+        """What it takes to train one more epoch (half of it, if others share the overrun) and to end the rung."""
+        measured = self.growth * self.select_cost
+        if self.judge_cost is None:
+            return self.epoch_cost / 2 + measured
+        return self.epoch_cost + measured + max(MARGIN, self.growth) * self.judge_cost
+
+    @property
+    def resume_cost(self) -> float:
+        """What loading the model takes."""
+        return max(0.0, self.start_cost - self.prompt_cost - self.select_cost)
+
+    def has_used_share(self, *, is_running: bool = True) -> bool:
+        """Returns whether another epoch would leave the share of the rung; each rung but the last has one."""
         if self.seed is not None:
             return self.epochs >= self.most_epochs
-        return self.epochs > self.rung_epochs and self.used + self.epoch_cost / 2 > self.rung_end
+        if self.judge_cost is None:
+            return self.epochs > self.rung_epochs and self.used + self.ahead > self.rung_end
+        return self.used + self.ahead + (0.0 if is_running else self.resume_cost) > self.rung_end
 
     @property
     def name(self) -> str:
@@ -101,6 +129,7 @@ class FirstEpoch:
     num_groups: int  # of the epoch; 0: the algorithm does not compare siblings, or it is unknown
     num_with_signal: int  # those of them whose rewards differ enough
     is_solved: bool  # every score on `select` is 1, nearly all of the epoch are, and none is higher
+    features: TaskFeatures = field(default_factory=TaskFeatures)
 
     def find_missing(self) -> list[str]:
         """Returns what recipes need, but these episodes do not have."""
@@ -108,7 +137,6 @@ class FirstEpoch:
             return []
         missing = {
             REWARDS: self.lowest == self.highest,
-            GOOD: self.highest < GOOD_REWARD,
             SIGNAL: self.lowest == self.highest or (self.num_groups > 0 and self.num_with_signal == 0),
         }
         return [need for need, is_missing in missing.items() if is_missing]
@@ -133,12 +161,12 @@ class SearchRecord:
     """Number of trials in each rung; empty: the first trial has not shown yet what a trial costs."""
     first_epoch: FirstEpoch | None = None  # None: unknown
     arm_cost: float = 0.0
-    """What one model takes on `confirm`, as the first trial predicts it; 0: it cannot."""
+    """What one model takes on `confirm`, as the first trial predicts it, and then measured; 0: unknown."""
     judged: float = 0.0  # what the verdict took, and those on other seeds
     num_seeds: int = 1  # trainings of the winner, with the search's own
     repeats: list[Trial] = field(default_factory=list)
-    untouched: dict[str, float] = field(default_factory=dict)
-    """The untouched agent's score on each `confirm` example."""
+    before: Evaluation | None = None
+    """The untouched agent on `confirm`, without its episodes; None: not measured, as no trial has beaten it yet."""
     result: dict[str, Any] | None = None  # once it is over
 
     def locate(self, trial: Trial) -> Path:
@@ -159,8 +187,19 @@ class SearchRecord:
 
     @property
     def for_trials(self) -> float:
-        """What the trials and repeated trainings may use together; the rest is for the verdict."""
+        """What the trials and repeated trainings may use together; the rest is for the verdict.
+
+        Once the untouched agent is measured, their shares pay what is left of the verdict; see `Trial.judge_cost`.
+        """
+        if self.before is not None:
+            return self.budget.total - self.judged
         return self.budget.total - max(self.verdict_share * self.budget.total, self.verdict_cost)
+
+    def read_outcome(self) -> SearchOutcome | None:
+        """Returns what each recipe gained in its first rung; None: none was measured."""
+        rates = {trial.recipe.name: trial.gain_rate for trial in self.trials}
+        gains = {name: 60 * rate for name, rate in rates.items() if rate is not None}
+        return SearchOutcome(self.folder.name, self.first_epoch.features, gains) if gains and self.first_epoch else None
 
     @property
     def open_trials(self) -> list[Trial]:
@@ -169,7 +208,8 @@ class SearchRecord:
     def write(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
         values |= {name: list(map(asdict, getattr(self, name))) for name in ("trials", "repeats")}
-        values["first_epoch"] = None if self.first_epoch is None else asdict(self.first_epoch)
+        for name in ("first_epoch", "before"):
+            values[name] = None if values[name] is None else asdict(values[name])
         write_json(self.folder / SEARCH, {**values, "budget": asdict(self.budget)})
 
     @classmethod
@@ -181,13 +221,37 @@ class SearchRecord:
         for name in ("trials", "repeats"):
             data[name] = list(map(_read_trial, data[name]))
         if (first := data["first_epoch"]) is not None:
-            data["first_epoch"] = FirstEpoch(**first)
+            features = TaskFeatures(**first.pop("features"))
+            data["first_epoch"] = FirstEpoch(**first, features=features)
+        if data["before"] is not None:
+            data["before"] = _read_evaluation(data["before"])
         return cls(folder, SearchBudget(**data.pop("budget")), **data)
+
+
+def describe_recipe(path: Path) -> str:
+    """Returns what runs a recipe, and first what to write in place of functions that only Python can pass."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    command, passed = f"reinforge finetune {path}", list_passed(text)
+    if not passed:
+        return command
+    return f"{command}, once it names {', '.join(passed)} as `module:name` in a file of the project"
+
+
+def list_passed(recipe: str) -> list[str]:
+    """Returns the functions of a recipe that were passed in Python, which no file can name."""
+    return list(dict.fromkeys(each["name"] for each in PYTHON_OBJECT.finditer(recipe)))
 
 
 def read_validations(record: SearchRecord, trial: Trial) -> list[ValidationRow]:
     rows = find_json(record.locate(trial) / "validation_history.json") or []
     return [ValidationRow.from_dict(row) for row in rows]
+
+
+def _read_evaluation(row: dict[str, Any]) -> Evaluation:
+    report = row.pop("report")
+    for values in (report["summaries"], row["pass_at"]):
+        values |= {name: MetricSummary(**each) for name, each in values.items()}
+    return Evaluation(report=EvaluationReport(**report), **row)
 
 
 def _read_trial(row: dict[str, Any]) -> Trial:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
+from reinforge.improvement.outcomes import SearchOutcome, rank_recipes
 from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
@@ -39,7 +41,7 @@ class Trials(Protocol):
     async def train(self, trial: Trial) -> None:
         """Trains until the trial's share is used, measures it on `select`, and records both in the trial."""
 
-    def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
+    async def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
         """Returns what its measurement on `select` and its first epoch show; None: not known."""
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
@@ -58,6 +60,7 @@ class Search:
     Args:
         recipes: What to try; the first is the configuration as it is.
         say: Prints a line.
+        outcomes: Of earlier searches, which order the recipes.
     """
 
     def __init__(
@@ -67,8 +70,9 @@ class Search:
         recipes: Sequence[SearchRecipe],
         gate: GateConfig,
         say: Callable[[str], None],
+        outcomes: Sequence[SearchOutcome] = (),
     ):
-        self.record, self.trials, self.gate, self.say = record, trials, gate, say
+        self.record, self.trials, self.gate, self.say, self.outcomes = record, trials, gate, say, outcomes
         if not record.trials:
             record.trials = [Trial(number, recipe) for number, recipe in enumerate(recipes, 1)]
 
@@ -83,17 +87,22 @@ class Search:
     async def _search(self) -> dict[str, Any]:
         record = self.record
         if not record.sizes:
-            await self._train(record.trials[0], 0.0)  # one epoch shows what a trial costs, and what others can learn
-            record.first_epoch = self.trials.read_first_epoch(record.trials[0])
+            await self._train(record.trials[0])  # one epoch shows what a trial costs, and what others can learn
+            record.first_epoch = await self.trials.read_first_epoch(record.trials[0])
             if (why := self._prune()) is not None:
                 return self._end(why)
+            self._order()
             self._plan()
-        while record.rung < len(record.sizes):
+        while record.rung < len(record.sizes) or await self._extend():
+            if record.sizes[record.rung] == 1:
+                await self._measure_untouched()
             for trial in record.open_trials:
                 if trial.finished < record.rung:
-                    await self._train(trial, self._compute_share())
+                    await self._train(trial, self._compute_share(record.open_trials))
                     trial.finished = record.rung
                     trial.rung_best.append(trial.best_epoch)
+                    if record.rung == 0 and trial.score is not None and trial.baseline is not None:
+                        trial.gain_rate = (trial.score - trial.baseline) / trial.used
                     record.write()
             record.rung += 1
             self._halve()
@@ -107,13 +116,13 @@ class Search:
         self._decide(f"the search ends: {why}")
         return {"promoted": False, "reason": why, "winner": None}
 
-    def _compute_share(self) -> float:
-        """Returns what each trial of the rung may use, given what all have used and the leader will use again."""
+    def _compute_share(self, trials: Sequence[Trial]) -> float:
+        """Returns what each of these may use in this rung, given what all have used and the leader will use again."""
         record, repeats = self.record, self.record.num_seeds - 1
         used = {each.number: each.rung_from if each.rung == record.rung else each.used for each in record.trials}
-        most = max(used[trial.number] for trial in record.open_trials)
+        most = max((used[trial.number] for trial in trials), default=0.0)
         left = max(0.0, record.for_trials - sum(used.values()) - repeats * most)
-        return compute_share(left, record.sizes[record.rung :], repeats)
+        return compute_share(left, record.sizes[record.rung :] or [1], repeats)
 
     def _prune(self) -> str | None:
         """Drops the recipes that have nothing to learn from; returns why none is worth a trial, None: some are."""
@@ -134,6 +143,17 @@ class Search:
                 self._decide(f"not tried, as untouched the agent has no {need} ({found}): {names}")
         record.trials[1:] = sorted(others, key=lambda trial: trial.stopped is not None)
         return None
+
+    def _order(self) -> None:
+        """Puts first what helped on the nearest tasks."""
+        record, others = self.record, self.record.open_trials[1:]
+        names = [trial.recipe.name for trial in others]
+        ranked = rank_recipes(names, record.first_epoch.features, self.outcomes) if record.first_epoch else None
+        if ranked is not None:
+            self._decide(ranked[1])
+            last = len(names)
+            places = {name: place for place, name in enumerate(ranked[0])}
+            record.trials[1:] = sorted(record.trials[1:], key=lambda trial: places.get(trial.recipe.name, last))
 
     def _plan(self) -> None:
         """Decides how many trials the budget allows."""
@@ -165,17 +185,22 @@ class Search:
             message = f"{shown(record.budget.total)} are too few for {what}"
             raise ConfigError(Problem(option, message, f"allow {shown(math.ceil(least))} or more"))
 
-    async def _train(self, trial: Trial, share: float) -> None:
-        """Trains a trial for its share of the rung; one that was interrupted keeps the share that it had."""
+    async def _train(self, trial: Trial, share: float | None = None) -> None:
+        """Trains a trial for its share of the rung; one that was interrupted keeps the share that it had.
+
+        Args:
+            share: None: one epoch.
+        """
         record = self.record
         if trial.rung != record.rung:
             trial.rung, trial.rung_from, trial.rung_epochs, trial.rung_end = record.rung, trial.used, trial.epochs, 0.0
-        if not trial.rung_end and share:
-            trial.rung_end = trial.rung_from + share
-            if trial.has_used_share:
+        if not trial.rung_end and share is not None:
+            trial.rung_end, trial.judge_cost = trial.rung_from + share, self._find_judge_cost()
+            if trial.has_used_share(is_running=False):
                 return
             how = f"{trial.epochs} epochs so far" if trial.epochs else trial.recipe.why
-            self.say(f"{trial.name}: {how} ({record.budget.format(share)})")
+            verdict = "" if trial.judge_cost is None else ", with its verdict"
+            self.say(f"{trial.name}: {how} ({record.budget.format(share)}{verdict})")
             record.write()
         await self.trials.train(trial)
         if trial.stopped is not None:
@@ -186,10 +211,10 @@ class Search:
         record = self.record
         if record.rung >= len(record.sizes):
             return
-        ranked = sorted(record.open_trials, key=lambda trial: (-_get_score(trial), trial.number))
+        ranked = sorted(record.open_trials, key=_get_rank)
         for trial in ranked[record.sizes[record.rung] :]:
             leader = ranked[0]
-            trial.stopped = f"{leader.name} is ahead on select"
+            trial.stopped, trial.is_behind = f"{leader.name} is ahead on select", True
             change = self.trials.compare(trial, leader)
             known = change is not None and change.ci_high is not None and change.ci_high < 0
             why = "it is worse" if known else "no difference is known, but the budget allows only the best"
@@ -200,22 +225,54 @@ class Search:
         for trial in record.open_trials:
             self._decide(f"{trial.name} continues: {_format(trial.baseline)} -> {_format(trial.score)} on select")
 
+    async def _extend(self) -> bool:
+        """Adds a rung if the budget allows one more epoch: of the last trial, or of the best that was only behind."""
+        record = self.record
+        await self._measure_untouched()
+        behind = sorted((each for each in record.trials if each.is_behind), key=_get_rank)
+        trial = next(iter((*record.open_trials, *behind)), None)
+        if trial is None or not trial.epochs:
+            return False
+        trial.judge_cost, share = self._find_judge_cost(), self._compute_share([trial])
+        if trial.resume_cost + trial.ahead > share:
+            return False
+        trial.stopped, trial.is_behind = None, False
+        trial.rung_best += [trial.best_epoch] * (record.rung - len(trial.rung_best))
+        record.sizes.append(1)
+        self._decide(f"{trial.name} is trained on: {record.budget.format(share)} are left, with its verdict")
+        record.write()
+        return True
+
+    def _find_judge_cost(self) -> float | None:
+        return self.record.arm_cost if self.record.before is not None else None
+
+    async def _measure_untouched(self) -> None:
+        """Measures the untouched agent on `confirm` once a trial has beaten it: the winner will take about as long."""
+        record, best = self.record, self._find_best()
+        if record.before is not None or best is None or not _has_gained(best):
+            return
+        self.say("the untouched agent on confirm, to know what the verdict takes")
+        found = await self._measure(None)
+        record.before, record.arm_cost = replace(found, records=[], wall_s=0.0, files=[]), record.judged
+        record.write()
+
+    def _find_best(self) -> Trial | None:
+        return min((trial for trial in self.record.trials if trial.score is not None), key=_get_rank, default=None)
+
     async def _judge(self) -> dict[str, Any]:
         """Compares the best trial with the untouched agent on `confirm`, once."""
-        scored = [trial for trial in self.record.trials if trial.score is not None]
-        best = max(scored, key=lambda trial: (_get_score(trial), -trial.number), default=None)
-        if best is None or (best.best_epoch in (None, BASELINE) and not best.prompts):
+        best, before = self._find_best(), self.record.before
+        if best is None or before is None:
             why = "no trial beat the untouched agent on the select examples" if best else "no trial could be measured"
             return {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
         epoch = BASELINE if best.best_epoch is None else best.best_epoch
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
-        before, after = await self._measure(None), await self._measure(best)
+        after = await self._measure(best)
         verdict = decide(self.gate, self.trials.metric, before.report, after.report)
         overrides = tuple(dict((*best.overrides, best.recipe.set_epochs(epoch + 1))).items())
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
-        self.record.untouched = before.report.scores.get(self.trials.metric, {})
         return {
             "winner": best.name,
             "epoch": epoch,
@@ -258,7 +315,8 @@ class Search:
         record.write()
 
     def _compare(self, after: Evaluation) -> dict[str, Any] | None:
-        before, scores = self.record.untouched, after.report.scores.get(self.trials.metric, {})
+        assert self.record.before is not None
+        before, scores = (each.report.scores.get(self.trials.metric, {}) for each in (self.record.before, after))
         if len(before.keys() & scores.keys()) < 2:
             return None
         return compute_paired_difference(before, scores, self.gate.margin, clusters=after.report.clusters).as_dict()
@@ -302,6 +360,15 @@ def compute_share(left: float, sizes: Sequence[int], repeats: int) -> float:
 
 def _get_score(trial: Trial) -> float:
     return -math.inf if trial.score is None else trial.score
+
+
+def _get_rank(trial: Trial) -> tuple[float, int]:
+    return -_get_score(trial), trial.number
+
+
+def _has_gained(trial: Trial) -> bool:
+    """Returns whether training or a prompt made the agent better on `select`."""
+    return trial.best_epoch not in (None, BASELINE) or bool(trial.prompts)
 
 
 def _format(score: float | None) -> str:

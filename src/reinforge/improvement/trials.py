@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
+from reinforge.engine.learning_rate import count_parameters
 from reinforge.errors import (
     BudgetReached,
     ConfigError,
@@ -23,9 +23,18 @@ from reinforge.errors import (
 )
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference, format_interval
 from reinforge.files import find_json, remove_folder, replace_file
+from reinforge.improvement.outcomes import TaskFeatures
 from reinforge.improvement.prompts import ROWS, search_demonstrations, search_with_gepa
 from reinforge.improvement.recipes import GEPA, Overrides
-from reinforge.improvement.record import MAX_EPOCHS, RECIPE, FirstEpoch, SearchRecord, Trial, read_validations
+from reinforge.improvement.record import (
+    MAX_EPOCHS,
+    RECIPE,
+    FirstEpoch,
+    SearchRecord,
+    Trial,
+    list_passed,
+    read_validations,
+)
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, copy_model
 from reinforge.runs.comparison import Arm
@@ -33,14 +42,18 @@ from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow, choose_best_validation
 from reinforge.trainer.context import RunContext
-from reinforge.trainer.evaluate import Evaluation, EvaluationOptions, evaluate
+from reinforge.trainer.evaluate import Evaluation, EvaluationOptions, evaluate, load_examples
 from reinforge.trainer.gate import MODEL
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.preflight.recommendation import TOP
 from reinforge.trainer.run import run_async
+from reinforge.trainer.setup.components import ComponentBuilder
 
 EPISODES = 120
 """Episodes that a search for prompts may run."""
+NEEDS_MODULE = """# These functions were passed in Python: {names}
+# To run this file, put them into a module beside it, and write `module:name` in place of each <python ...>.
+"""
 
 Load = Callable[[Overrides], LoadedConfig]
 Say = Callable[[str], None]
@@ -67,7 +80,6 @@ class RunTrials:
             await self._find_prompts(trial)
         if trial.stopped is None:
             await self._train(trial)
-        gc.collect()  # reference cycles hold the model of a run, and its size is unknown to the collector
 
     async def _find_prompts(self, trial: Trial) -> None:
         """Searches for better texts of the agent, on training examples; a trial without any is stopped.
@@ -113,14 +125,16 @@ class RunTrials:
             trial.used, trial.epochs = float(sampled) if in_tokens else spent, num_epochs
             if num_epochs == 0:
                 trial.start_cost = trial.used
-            measured = trial.start_cost if in_tokens else context.validation_s  # the latter once the next stage began
-            if trial.number == 1 and context.verdict_size and measured and not self.record.arm_cost:
+            if not trial.select_cost:  # in seconds it is known once the next stage has begun
+                trial.select_cost = trial.start_cost - trial.prompt_cost if in_tokens else context.validation_s
+            trial.growth = _measure_growth(context.journal.metrics(before=num_epochs))
+            if trial.number == 1 and context.verdict_size and trial.select_cost and not self.record.arm_cost:
                 episodes = (context.verdict_size - 1) / 2  # of an arm of the verdict, for one of a validation
-                self.record.arm_cost = trial.start_cost + (episodes - 1) * measured
+                self.record.arm_cost = trial.start_cost + (episodes - 1) * trial.select_cost
             self.record.write()
             if num_epochs >= trial.most_epochs:
                 return "all epochs are done"
-            return "its share of the budget is used" if trial.has_used_share else None
+            return "its share of the budget is used" if trial.has_used_share() else None
 
         options.find_pause = find_pause
         seeds: Overrides = ()
@@ -155,7 +169,7 @@ class RunTrials:
             if best is not None:
                 trial.score, trial.best_epoch = best.metrics.get(self.metric), best.epoch
 
-    def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
+    async def read_first_epoch(self, trial: Trial) -> FirstEpoch | None:
         if trial.baseline is None:
             return None
         folder = self.record.locate(trial)
@@ -176,6 +190,26 @@ class RunTrials:
             num_groups=num_groups,
             num_with_signal=round(num_groups * (1 - (metrics.share_without_signal or 0.0))),
             is_solved=set(of_select) == {1.0} and max(of_epoch, default=1.0) <= 1 and fmean(of_epoch or [1.0]) >= TOP,
+            features=await self._measure_features(trial, metrics),
+        )
+
+    async def _measure_features(self, trial: Trial, first: EpochMetrics) -> TaskFeatures:
+        loaded, folder = self.load(()), self.record.locate(trial)
+        async with ComponentBuilder(loaded, self.registry) as builder:
+            rows = len(await load_examples(builder, "train", None))
+        summary, [untouched, *_] = find_json(folder / "summary.json") or {}, read_validations(self.record, trial)
+        num_episodes = sum(summary.get("episodes", {}).values())
+        without = first.share_without_signal
+        model = loaded.config.finetuning.policy.model
+        if untouched.checkpoint:  # it also stands for a bundled model
+            model = str(Checkpoints(folder).verify(untouched.checkpoint))
+        return TaskFeatures(
+            signal=None if without is None else 1 - without,
+            base=trial.baseline,
+            reply_tokens=first.completion_tokens,
+            prompt_tokens=summary["tokens"]["prompt"] / num_episodes if num_episodes else None,
+            parameters=count_parameters(model),
+            rows=rows,
         )
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
@@ -192,9 +226,7 @@ class RunTrials:
         options, overrides = EvaluationOptions(split="confirm"), trial.overrides if trial is not None else ()
         if trial is not None:
             options = replace(options, model=str(self._find_checkpoint(trial)))
-        found = await evaluate(self.load(overrides), options, self.registry)
-        gc.collect()
-        return found
+        return await evaluate(self.load(overrides), options, self.registry)
 
     def _find_checkpoint(self, trial: Trial) -> Path:
         row = choose_best_validation(read_validations(self.record, trial), self.metric)
@@ -204,7 +236,10 @@ class RunTrials:
         return Checkpoints(self.record.locate(trial)).verify(row.checkpoint)
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
-        replace_file(self.record.folder / RECIPE, dump_config(self.load(overrides)))
+        text = dump_config(self.load(overrides))
+        if passed := list_passed(text):
+            text = NEEDS_MODULE.format(names=", ".join(passed)) + text
+        replace_file(self.record.folder / RECIPE, text)
         model = self.record.folder / MODEL
         if not promoted:
             return None
@@ -212,6 +247,12 @@ class RunTrials:
             remove_folder(model)
         copy_model(self._find_checkpoint(trial), model)
         return model
+
+
+def _measure_growth(epochs: Sequence[EpochMetrics]) -> float:
+    """Returns the mean length of the last epoch's replies, relative to the first: 20, 25, 30 tokens -> 1.5."""
+    lengths = [each.completion_tokens for each in epochs if each.completion_tokens]
+    return lengths[-1] / lengths[0] if lengths else 1.0
 
 
 class _TrialProgress(SilentProgress):

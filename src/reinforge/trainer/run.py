@@ -464,6 +464,7 @@ class _Run:
 
     async def _clean_up(self) -> None:
         """Frees the trainer's resources; an error here never hides how the run ended."""
+        self.context.policy = None  # it has the model, and the context is part of reference cycles
         try:
             async with asyncio.timeout(CLEANUP_S if self.summary.is_incomplete else None):
                 await self.trainer.cleanup()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.errors import EngineError, boundary
@@ -143,6 +144,7 @@ class LoRABatch:
         self.model, self.device, self.min_rows = model, model.device, min_rows
         self._segments: list[tuple[str, Tensor]] | None = None
         self._hooked: set[int] = set()
+        self._hooks = list[RemovableHandle]()
         self.hook_layers()
 
     def hook_layers(self) -> None:
@@ -155,8 +157,13 @@ class LoRABatch:
                 raise EngineError(f"cannot sample several adapters in one batch: {path} has one; {fix}")
             if isinstance(layer, nn.Module) and isinstance(layer, LoraLayer) and id(layer) not in self._hooked:
                 self._hooked.add(id(layer))
-                layer.register_forward_pre_hook(self._skip_adapters, with_kwargs=True)
-                layer.register_forward_hook(self._add_own_adapters)
+                self._hooks.append(layer.register_forward_pre_hook(self._skip_adapters, with_kwargs=True))
+                self._hooks.append(layer.register_forward_hook(self._add_own_adapters))
+
+    def close(self) -> None:
+        """Gives the layers back, which would otherwise keep this object, and it the model."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def route_rows(self, names: Sequence[str]) -> Iterator[None]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -134,7 +134,20 @@ def use_fused_layers(module: nn.Module, *, has_adapters: bool) -> None:
         if key not in verdicts:
             verdicts[key] = is_fused_exact(layer, fused)
         if verdicts[key]:
-            layer.forward = MethodType(fused, layer)
+            layer.forward = FusedForward(fused, layer)
+
+
+class FusedForward:
+    """A formula as the `forward` of a layer, which it does not keep alive, as a method in the layer itself would."""
+
+    def __init__(self, fused: Callable[..., Tensor], layer: nn.Module):
+        self._fused, self._layer = fused, ref(layer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._fused(self._layer(), *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedForward:
+        return FusedForward(self._fused, memo[id(self._layer())])  # the copy of the layer, whose attribute this is
 
 
 def find_fused_forward(layer: Any) -> Callable[..., Tensor] | None:

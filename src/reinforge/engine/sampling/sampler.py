@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reinforge.engine.devices import free_cached_memory, is_out_of_memory
+from reinforge.engine.devices import copy_to_device, free_cached_memory, is_out_of_memory
 from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
@@ -107,6 +108,7 @@ class ReplySampler:
                     model.config.model_type,
                 )
             logger.info("deterministic: decode steps have at least %d rows", self._min_rows)
+        self._to_device = partial(copy_to_device, device=model.device)
         self._masks = AttentionMasks(model)
         self._cache = KVCache(model, max_num_seqs)
         least = self._min_rows if deterministic else 1
@@ -227,6 +229,8 @@ class ReplySampler:
             self._closing = True
             self._condition.notify_all()
         self._thread.join()
+        if self._lora_batch is not None:
+            self._lora_batch.close()
 
     def stats(self) -> SamplerStats:
         """Returns the counts so far, for the watchdog and the report."""
@@ -548,8 +552,3 @@ class ReplySampler:
             if not is_out_of_memory(cause):
                 raise
             self._shrink_prefix_cache()
-
-    def _to_device(self, array: NDArray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        is_staged = self.model.device.type == "cuda"  # MPS would read the batch's own arrays after they have changed
-        return tensor if self.model.device.type == "cpu" else tensor.to(self.model.device, non_blocking=is_staged)
