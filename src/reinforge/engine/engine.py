@@ -13,6 +13,7 @@ await engine.policy.publish(version)         # or engine.rollback()
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -48,7 +49,6 @@ from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.policy import EmbeddedPolicy, find_end_tokens
-from reinforge.engine.sampling.grammar import GrammarCompiler
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import LearnerSnapshot
@@ -74,6 +74,7 @@ from reinforge.types.sample import (
 from reinforge.types.seeding import stable_seed
 
 if TYPE_CHECKING:
+    from reinforge.engine.sampling.grammar import GrammarCompiler
     from reinforge.engine.training.data_parallel import DataParallel
 
 T = TypeVar("T")
@@ -119,7 +120,8 @@ class Engine:
         self._has_trained = False
         ends = find_end_tokens(model.module, tokenizer)
         self._renderer = PromptRenderer(tokenizer, ends, history=config.history)
-        self._grammars = GrammarCompiler(tokenizer, model.vocab_size, ends)
+        self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = threading.Lock()
         self._served = ServedCopy(model, adapters) if serves_during_jobs else None
         self._sampler = ReplySampler(
             model if self._served is None else self._served.model,
@@ -734,12 +736,21 @@ class Engine:
             self._renderer,
             model_name,
             adapter=adapter,
-            grammars=self._grammars,
+            grammars=partial(_call_weakly, WeakMethod(self._open_grammars)),
             score=partial(_call_weakly, WeakMethod(self._score_tokens), adapter=adapter),
             fingerprint=partial(_call_weakly, WeakMethod(self.fingerprint), adapter),
             published=partial(_call_weakly, WeakMethod(self._jobs.drop_snapshot), adapter),
             copy_weights=copy_weights,
         )
+
+    def _open_grammars(self) -> GrammarCompiler:
+        """Returns what compiles grammars; most runs need none."""
+        from reinforge.engine.sampling.grammar import GrammarCompiler
+
+        with self._grammars_lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(self.tokenizer, self.model.vocab_size, self.policy.ends)
+            return self._grammars
 
     def remove_adapter(self, name: str) -> None:
         """Frees an adapter of `add_adapter` once no reply of it is in flight; requests that wait for it fail.
@@ -766,7 +777,8 @@ class Engine:
         for learner in self._learners.values():
             learner.stopping.set()
         self._sampler.close()
-        self._grammars.close()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
 

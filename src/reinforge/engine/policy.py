@@ -10,14 +10,12 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.engine.callers import Caller, Outboxes
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.text_stream import TextStream
-from reinforge.engine.sampling.constraints import build_constraint
-from reinforge.engine.sampling.grammar import CompiledGrammar, GrammarCompiler
 from reinforge.engine.sampling.params import check_params
 from reinforge.engine.sampling.running_batch import SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler import ReplySampler
@@ -27,8 +25,12 @@ from reinforge.types.request import Message, ModelReply, ModelRequest, ReplyPiec
 from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from reinforge.engine.sampling.constraints import TokenConstraint
+    from reinforge.engine.sampling.grammar import CompiledGrammar, GrammarCompiler
+    from reinforge.types.request import SamplingParams
 
+logger = logging.getLogger(__name__)
 
 SHORT_PROMPT = 1 << 16
 """Characters, with 100 for each message and tool, that are rendered in less than a few milliseconds."""
@@ -72,7 +74,7 @@ class EmbeddedPolicy(PolicyServer):
         name: str,
         *,
         adapter: str = DEFAULT_ADAPTER,
-        grammars: GrammarCompiler,
+        grammars: Callable[[], GrammarCompiler],
         score: Callable[[Sequence[Sequence[int]]], list[FloatArray]],
         fingerprint: Callable[[], str],
         published: Callable[[], None],
@@ -167,7 +169,7 @@ class EmbeddedPolicy(PolicyServer):
         """Returns the grammar that a reply must match, ready for the sampler; None: it is free."""
         if request.grammar is None:
             return None
-        return await self._grammars.compile(self.renderer.bind_grammar(request.grammar))
+        return await self._grammars().compile(self.renderer.bind_grammar(request.grammar))
 
     async def count_prompt(self, request: ModelRequest) -> int:
         return len(await asyncio.get_running_loop().run_in_executor(_RENDERER, self.renderer.render, request))
@@ -279,7 +281,7 @@ class EmbeddedPolicy(PolicyServer):
                 f"the prompt has {len(prompt)} tokens, but the limit is {self.max_model_len} (max_model_len)"
             )
         limit = room if params.max_tokens is None else max(1, min(room, params.max_tokens))
-        constraint = build_constraint(params, self.sampler.model.vocab_size, grammar)
+        constraint = self._build_constraint(params, grammar)
         if constraint is not None and constraint.changes_logits:
             self._warn_of_untrained_replies()
         built = SampleRequest(prompt, limit, params, constraint, adapter=self.adapter, owner=caller)
@@ -288,6 +290,13 @@ class EmbeddedPolicy(PolicyServer):
             built.num_stop_tokens = 4 + max((len(text.encode()) for text in params.stop), default=0)
             built.has_stop_text = partial(self._has_stop, params.stop, frozenset(params.stop_token_ids))
         return built
+
+    def _build_constraint(self, params: SamplingParams, grammar: CompiledGrammar | None) -> TokenConstraint | None:
+        if grammar is None and not (params.logit_bias or params.frequency_penalty or params.presence_penalty):
+            return None
+        from reinforge.engine.sampling.constraints import build_constraint
+
+        return build_constraint(params, self.sampler.model.vocab_size, grammar)
 
     def _has_stop(self, texts: Sequence[str], ends: Container[int], token_ids: list[int]) -> bool:
         if token_ids[-1] in ends:

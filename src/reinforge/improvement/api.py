@@ -26,7 +26,7 @@ from reinforge.improvement.search import Search
 from reinforge.improvement.trials import Load, RunTrials, Say
 from reinforge.registry import Registry
 from reinforge.runs.journal.journal import LOCK
-from reinforge.runs.removal import check_run_name
+from reinforge.runs.run_folder import check_run_name
 from reinforge.trainer.api import Rows, build_run_data
 from reinforge.trainer.options import LiveRun, RunOptions
 from reinforge.trainer.shutdown import run_interruptible

@@ -19,9 +19,6 @@ from reinforge.runs.journal.journal import LOCK, describe_owner, lock_run
 from reinforge.runs.manifest import OWN_FILES
 from reinforge.runs.run_folder import is_in_use
 
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-RESERVED_NAMES = {"last"}
-
 MAX_LISTED = 5
 
 PARTIAL_REMOVAL = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")
@@ -43,16 +40,6 @@ def remove_run(folder: Path) -> None:
         remove_folder(folder)
     finally:
         lock.release()
-
-
-def check_run_name(name: str, argument: str = "--run_name") -> None:
-    """Raises `ConfigError` if a name cannot be that of a run: of its folder, on the command line and in messages."""
-    allowed = "use up to 128 letters (a-z, A-Z), digits, -, _ and dots; the first one a letter or a digit"
-    if name in RESERVED_NAMES:
-        message = f'"{name}" cannot be the name of a run: it means the run that was started last'
-        raise ConfigError(Problem(argument, message, "choose another name"))
-    if not RUN_NAME.fullmatch(name):
-        raise ConfigError(Problem(argument, f"{name!r} cannot be the name of a run", allowed))
 
 
 def ensure_removable(folder: Path) -> None:

@@ -34,6 +34,8 @@ MAX_TAGS, MAX_LABEL = 20, 500
 """Tags of a run, and characters of a tag or a note."""
 NOT_STARTED = "the run stopped during startup"
 PARTIAL_FILE = re.compile(r"\..+\.tmp-\d+")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+RESERVED_NAMES = {"last"}
 KILLED = "the process was killed, or the machine went down"
 
 
@@ -70,6 +72,16 @@ class RunRecord:
             "versions": [asdict(row) for row in self.versions],
             "snapshots": [asdict(row) for row in self.snapshots],
         }
+
+
+def check_run_name(name: str, argument: str = "--run_name") -> None:
+    """Raises `ConfigError` if a name cannot be that of a run: of its folder, on the command line and in messages."""
+    allowed = "use up to 128 letters (a-z, A-Z), digits, -, _ and dots; the first one a letter or a digit"
+    if name in RESERVED_NAMES:
+        message = f'"{name}" cannot be the name of a run: it means the run that was started last'
+        raise ConfigError(Problem(argument, message, "choose another name"))
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(Problem(argument, f"{name!r} cannot be the name of a run", allowed))
 
 
 def read_record(folder: Path) -> RunRecord:

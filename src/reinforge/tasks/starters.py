@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from reinforge.algorithms.sft import SFT
 from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError
@@ -31,6 +30,7 @@ from reinforge.types.sample import TrainingSample
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from reinforge.algorithms.sft import SFT
     from reinforge.engine import Engine
 
 PAD, END = "<|pad|>", "<|end|>"
@@ -224,6 +224,8 @@ def write_blank_model(folder: Path, recipe: Recipe, tokenizer: Any) -> None:
 
 
 def _train(engine: Engine, recipe: Recipe, episodes: Iterator[Trajectory], progress: RunProgress) -> None:
+    from reinforge.algorithms.sft import SFT  # a cached model needs none
+
     algorithm = SFT()
     progress.stage(None, "MAKE MODEL", None)
     engine.begin_job()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from reinforge.config.schema import FinetuneConfig
 from reinforge.runs.progress import RunProgress
-from reinforge.runs.removal import check_run_name
+from reinforge.runs.run_folder import check_run_name
 
 if TYPE_CHECKING:
     from reinforge.trainer.context import RunContext

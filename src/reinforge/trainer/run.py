@@ -36,7 +36,6 @@ from reinforge.runs.manifest import write_listed
 from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.predictions import locate_predictions, measure_predictions, read_predictions
 from reinforge.runs.progress import SilentProgress
-from reinforge.runs.removal import ensure_removable, remove_run
 from reinforge.runs.report import write_report
 from reinforge.runs.rows import EpochMetrics, ValidationRow, list_guard_events
 from reinforge.runs.run_folder import ResumePoint
@@ -155,6 +154,8 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
             shrink_splits(parts.splits, loaded.config.trajectory_builders[str(config.trajectory_builder)])
         refuse_absent_model(loaded.config)
         if options.overwrite and folder.exists():
+            from reinforge.runs.removal import remove_run
+
             remove_run(folder)
         journal = RunJournal.open(folder) if options.resume else RunJournal(folder)
         try:
@@ -184,6 +185,8 @@ def _ensure_replaceable(folder: Path) -> None:
     if not (folder / JOURNAL).is_file():
         message = f"{folder} is not a run folder, since it has no {JOURNAL}, so it is not overwritten"
         raise ConfigError(Problem("overwrite", message, "choose another run_name"))
+    from reinforge.runs.removal import ensure_removable
+
     ensure_removable(folder)
 
 

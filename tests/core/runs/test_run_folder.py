@@ -18,8 +18,8 @@ from reinforge.files import commit_folder, find_damage, make_staging_path
 from reinforge.runs import removal
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.removal import check_run_name, find_obstacle
-from reinforge.runs.run_folder import read_runs
+from reinforge.runs.removal import find_obstacle
+from reinforge.runs.run_folder import check_run_name, read_runs
 from reinforge.trainer.options import RunOptions
 from tests.project import call as call_main
 from tests.scripted_run import ScriptedRun

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
-from reinforge.engine.sampling.constraints import TokenConstraint
 from reinforge.engine.sampling.kv_cache import MIN_ROWS
 from reinforge.errors import EngineError
 from reinforge.types.request import SamplingParams
 from reinforge.types.supports import Support
+
+if TYPE_CHECKING:
+    from reinforge.engine.sampling.constraints import TokenConstraint
 
 
 @dataclass(frozen=True, slots=True)

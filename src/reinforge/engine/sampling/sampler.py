@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.text_part import iterate_expert_parameters
-from reinforge.engine.sampling.constrained_sampling import ConstrainedTokens, RowConstraints, sample_constrained
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
@@ -50,6 +49,9 @@ from reinforge.engine.sampling.token_sampling import (
 )
 from reinforge.errors import EngineError
 from reinforge.types.supports import MAX_SUPPORT
+
+if TYPE_CHECKING:
+    from reinforge.engine.sampling.constrained_sampling import ConstrainedTokens
 
 logger = logging.getLogger(__name__)
 
@@ -485,6 +487,8 @@ class ReplySampler:
         self, rows: NDArray[np.int64], logits_BV: Tensor, temperatures_B: Tensor, uniforms_B: Tensor
     ) -> ConstrainedTokens:
         """Samples a token for each of these rows, which have filters or constraints."""
+        from reinforge.engine.sampling.constrained_sampling import ConstrainedTokens, RowConstraints, sample_constrained
+
         batch = self._batch
         filters = self._build_filters(rows) if batch.is_filtered[rows].any() else None
         found = [(place, batch.requests[row].constraint) for place, row in enumerate(rows.tolist())]

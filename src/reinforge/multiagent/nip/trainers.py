@@ -21,7 +21,7 @@ from reinforge.multiagent.nip.experiment import ExperimentSettings, HyperParamet
 from reinforge.multiagent.nip.experiment_sections import experiment_config
 from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.runs.progress import RunProgress, default_progress
-from reinforge.runs.removal import check_run_name
+from reinforge.runs.run_folder import check_run_name
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer.api import Rows, run_blocking
 from reinforge.trainer.options import RunOptions
