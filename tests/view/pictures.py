@@ -52,7 +52,7 @@ async def list_pages(page: Page, address: str, chosen: str) -> dict[str, str]:
     found["report"] = urljoin(address, f"{runs[0]}/report.html")
     await page.goto(urljoin(address, f"{runs[0]}/episodes?order=reward"))
     await page.wait_for_timeout(SETTLED_MS)
-    links = await page.eval_on_selector_all("#rows a", READ_LINKS)
+    links = await page.eval_on_selector_all("#rows tbody a", READ_LINKS)
     if links:
         found["episode"] = urljoin(address, links[0])
     return found

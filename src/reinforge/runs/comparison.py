@@ -94,7 +94,7 @@ class RunComparison:
         if low > 0:
             return f"{second} is better in {metric}: {found.difference}."
         if high < 0:
-            return f"{first} is better in {metric}: {found.difference}."
+            return f"{first} is better in {metric}: {second} differs by {found.difference}."
         return f"No difference in {metric} was shown: its 95 % interval {found.difference} includes 0."
 
     def as_dict(self) -> dict[str, Any]:

@@ -73,5 +73,5 @@ def _build_commands(overview: RunOverview) -> Element | None:
         which = "the promoted model" if summary.promoted else "the best checkpoint, which the run did not promote"
         commands = [*([verdict] if (verdict := summary.find_verdict_command()) else []), *commands]
     parts = [build("pre", command, class_="copy") for command in commands]
-    text = f"They use {which}. A checkpoint is promoted by the verdict of its run only."
+    text = f"These commands use {which}. Only the verdict of its run promotes a checkpoint."
     return build_section("The model of the run", build("p", text), parts, id="commands")
