@@ -24,7 +24,11 @@ SECOND_S = 1.0
 
 def main(processes: str, run: int, signals: frozenset[int], limit_s: float, message: str) -> None:
     unread_s = 0.0
-    with socket.socket(fileno=0) as reader:
+    try:
+        reader = socket.socket(fileno=0)
+    except OSError:  # an agent has closed it, and its number is another file's now
+        return
+    with reader:
         while os.getppid() == run:
             found = peek(reader)
             if found == b"":
