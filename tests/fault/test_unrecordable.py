@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -215,8 +216,12 @@ def test_objects_that_raise_where_they_are_read_cost_their_episodes(tmp_path, ki
 
 def test_a_ctrl_c_while_an_output_is_read_is_not_taken_for_the_agents():
     """Outside a run, whose own handler of SIGINT never raises, a KeyboardInterrupt may be the user's."""
-    with pytest.raises(KeyboardInterrupt):
-        files.to_json(Interrupts())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            files.to_json(Interrupts())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("score", [Exits, Interrupts, lambda: EvalOutputItem.model_construct(id="0", score=Exits())])
