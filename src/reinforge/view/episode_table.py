@@ -27,7 +27,7 @@ from reinforge.safe_text import to_printable
 COLLECT, FAILED = "collect", "failed"
 DEFAULT_ORDER, BASELINE_NAME = "when", "baseline"
 MAX_CELL = 160
-"""Characters of a text in a row."""
+"""Characters of a string in a row."""
 NUM_READ = 1000
 """Episodes whose excerpts are read at once."""
 _SPLITS = {"collect": "train", "validate": "select"}

@@ -111,7 +111,7 @@ def test_columns_of_numbers_are_right_aligned():
         assert [number for number, cell in enumerate(cells) if cell.get("class") == "num"] == [1, 2, 3, 4, 5, 7]
 
 
-def test_a_chart_holds_its_values_for_the_page_that_draws_them_anew():
+def test_a_chart_holds_its_values_for_the_page_that_redraws_them():
     points = [Point(-1, 0.5, 0.4, 0.6), Point(0, float("nan")), Point(1, 0.75)]
     figure = draw_chart("Reward", [Line("a", "training", points), Line("b", "kept", [Point(0, None)])])
     values = [[-1, 0.5, 0.4, 0.6], [0, None], [1, 0.75]]

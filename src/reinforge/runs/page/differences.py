@@ -1,4 +1,4 @@
-"""Two versions of a text beside each other, with the words that differ marked."""
+"""Two versions of a string beside each other, with the words that differ marked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reinforge.runs.page.elements import Content, build
 MAX_QUESTION = 500
 """Characters of a question."""
 MAX_WORDS = 300
-"""Words of each text that are compared, since the time grows with their product."""
+"""Words of each string that are compared, since the time grows with their product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ChangedReply:
 
 
 def mark_difference(before: str, after: str) -> tuple[list[Content], list[Content]]:
-    """Returns two texts as the parts of elements.
+    """Returns two strings as the parts of elements.
 
     Example: "a black cat", "a cat" -> ["a ", <del>black </del>, "cat"], ["a ", "cat"].
     """
