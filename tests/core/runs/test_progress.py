@@ -219,6 +219,7 @@ def test_a_stage_outside_a_run_has_its_own_share(clock):
 
 def test_a_command_has_a_display_from_its_start_to_its_result(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
     stream = Terminal()
     with open_progress(stream=stream) as progress:
         assert progress._live.is_started
