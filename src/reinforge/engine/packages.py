@@ -8,6 +8,7 @@ import sys
 from reinforge.errors import Problem
 
 BITSANDBYTES = "bitsandbytes"
+EMBEDDINGS = "all_minilm_l6_v2"
 
 
 def is_installed(name: str) -> bool:

@@ -74,7 +74,8 @@ def _describe_stage(stage: str, data: dict[str, Any]) -> str:
     if "promoted" in data:
         return {True: "promoted", False: "not promoted", None: "no verdict"}.get(data["promoted"], "no verdict")
     if stage == GUARD:
-        return f"guard {get('guard', '?')} {'stopped the run' if get('action') == 'halt' else 'warned'}"
+        action = {"halt": "stopped the run", "note": "noted"}.get(str(get("action")), "warned")
+        return f"guard {get('guard', '?')} {action}"
     if stage == "CONFIG":
         return f"changed: {'; '.join(map(str, get('changed', [])))}"
     return stage

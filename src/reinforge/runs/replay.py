@@ -89,7 +89,8 @@ class RunReplay:
         if row.stage == GUARD:
             self._pass_epochs_on(row.epoch + 1)
             event = GuardEvent(**row.data)
-            self._progress.note(f"warning: {event.text if row.epoch == BASELINE else event}")
+            kind = "" if event.action == "note" else "warning: "
+            self._progress.note(f"{kind}{event.text if row.epoch == BASELINE else event}")
             return
         epoch = None if row.epoch == BASELINE else row.epoch
         is_after_training = row.stage.startswith("CONFIRM")

@@ -296,11 +296,11 @@ GUARD = "GUARD"
 
 @dataclass(frozen=True, slots=True)
 class GuardEvent:
-    """A guard has warned, or stopped the run."""
+    """A guard has warned, stopped the run, or noted that it does not measure."""
 
     epoch: int  # the epoch after which it did; -1: before training
-    guard: str  # its name in `finetuning.guards`
-    action: Literal["warn", "halt"]
+    guard: str  # its name in `finetuning.guards`; or what was found before training, such as "contamination"
+    action: Literal["warn", "halt", "note"]
     text: str  # what was found and what to do, as sentences
     value: float | None = None  # None: there is no figure
     limit: float | None = None  # of the figure

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from reinforge.config.finetuning_blocks import GuardLimits, GuardsConfig
 from reinforge.config.schema import FinetuneConfig, GateConfig, SplitsConfig
+from reinforge.engine.packages import EMBEDDINGS, is_installed
 from reinforge.errors import GuardHalted, Problem
 from reinforge.evaluation.contamination import Repetition, find_repetitions, is_trained_on
 from reinforge.evaluation.splits import PATH
@@ -333,22 +335,38 @@ def list_held_out_metrics(gate: GateConfig, reward: str) -> list[str]:
 
 
 def find_warnings(
-    config: FinetuneConfig, splits: Splits, reward: str, evaluators: Sequence[str], *, trains_on_reward: bool = True
+    config: FinetuneConfig,
+    splits: Splits,
+    reward: str,
+    evaluators: Sequence[str],
+    *,
+    trains_on_reward: bool = True,
+    load_embedder: Callable[[], Any] | None = None,
 ) -> list[GuardEvent]:
     """Returns what to know about the measure of a run before it trains.
 
     Args:
         trains_on_reward: False if the rows of the dataset are trained on, which no reward was computed for.
+        load_embedder: Makes an `Embed` for the search by meaning; None: that of the package, if it is installed.
     """
     events = []
     if trains_on_reward and not list_held_out_metrics(config.gate, reward):
         events.append(GuardEvent(BASELINE, "held_out_metric", "warn", _describe_missing_metric(reward, evaluators)))
-    if config.splits.near_duplicates == "warn" and (found := _search(splits, config.splits)):
+    found = _search(splits, config.splits) if config.splits.near_duplicates == "warn" else []
+    if found:
         text = (
             f"{describe_repetitions(found, splits)}. The verdict then measures what the model has seen. Remove them "
             f"(`reinforge data dedupe`), or set {NEAR_DUPLICATES}: group, which puts them into one split"
         )
         events.append(GuardEvent(BASELINE, "contamination", "warn", text))
+    is_searched = config.splits.near_duplicates != "allow" and _is_searched(splits, config.splits)
+    if is_searched and (load_embedder is not None or is_installed(EMBEDDINGS)):
+        from reinforge.evaluation.meaning import search_by_meaning  # where it can embed
+
+        found, text = search_by_meaning(splits, found, load_embedder)
+        if found:
+            text = f"by meaning, {describe_repetitions(found, splits)}. The verdict may measure what the model has seen"
+        events += [GuardEvent(BASELINE, "contamination_by_meaning", "warn" if found else "note", text)] if text else []
     return events
 
 
@@ -363,10 +381,12 @@ def refuse_repetitions(splits: Splits, config: SplitsConfig) -> list[Problem]:
 
 
 def _search(splits: Splits, config: SplitsConfig) -> list[Repetition]:
+    return find_repetitions(splits, config.near_duplicate_similarity) if _is_searched(splits, config) else []
+
+
+def _is_searched(splits: Splits, config: SplitsConfig) -> bool:
     items = [item for examples in splits.values() for item in examples]
-    if len(items) > MAX_COMPARED or (config.key is not None and all(_is_id(item, config.key) for item in items)):
-        return []
-    return find_repetitions(splits, config.near_duplicate_similarity)
+    return len(items) <= MAX_COMPARED and not (config.key and all(_is_id(item, config.key) for item in items))
 
 
 def _is_id(item: EvalInputItem, key: str) -> bool:

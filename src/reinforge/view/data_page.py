@@ -93,7 +93,7 @@ def _build_examples(name: str, phase: str, counts: Counts, table: EpisodeTable) 
 
 def _build_repetitions(overview: RunOverview) -> Element:
     events = list_guard_events(overview.record.stages) if overview.record is not None else []
-    found = [build("p", f"{event.text}.") for event in events if event.guard == CONTAMINATION]
+    found = [build("p", f"{event.text}.") for event in events if event.guard.startswith(CONTAMINATION)]
     nothing = (
         "The run has not warned of held-out examples that nearly repeat a training example. Datasets above 20,000 "
         "examples are not searched when a run starts; `reinforge data dedupe` searches any file."

@@ -51,5 +51,5 @@ def _build_events(overview: RunOverview) -> Element:
 
 
 def _build_action(action: str) -> Element:
-    name, tone = {"halt": ("stopped the run", "bad")}.get(action, ("warned", "warn"))
+    name, tone = {"halt": ("stopped the run", "bad"), "note": ("noted", "")}.get(action, ("warned", "warn"))
     return build("span", name, class_=f"badge {tone}")

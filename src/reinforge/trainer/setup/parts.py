@@ -146,7 +146,7 @@ def start_guards(parts: Parts, context: RunContext) -> None:
     for event in find_warnings(config, parts.splits, parts.reward_metric, evaluators, trains_on_reward=is_trained_on):
         if event.guard not in known:
             context.journal.record_stage(event.epoch, GUARD, event.as_dict())
-            context.progress.note(f"warning: {event.text}")
+            context.progress.note(event.text if event.action == "note" else f"warning: {event.text}")
     is_relative = context.is_relative
     context.guards = GuardWatch(
         config.guards, context.journal, lambda text: context.progress.note(text), held_out, is_relative=is_relative
