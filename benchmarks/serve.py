@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py                  whole replies and streams, against the sampler in the server's process
     python benchmarks/serve.py --transformers   the same, and `transformers serve` on the same model with the same load
+    python benchmarks/serve.py --first_token    seconds until the first token of streams that begin together
 
 64 clients in a second process each send their next chat when the reply has come. The sampler alone answers the same
 requests, with the same seeds and so the same tokens, in the server's process and event loop, without HTTP. The sides
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import subprocess
@@ -76,6 +78,52 @@ async def load(url: str, model: str, *, stream: bool, each: int, tokens: int) ->
         return sum(counts) / (time.perf_counter() - started)
 
 
+def lengthen(body: dict[str, Any], words: int) -> dict[str, Any]:
+    """Returns a body with a longer prompt, which has its own start, so that no cache shortens it."""
+    seed = body["seed"]
+    text = " ".join(f"{WORDS[(seed * 31 + place * (seed + 7)) % len(WORDS)]} {seed}" for place in range(words))
+    return {**body, "messages": [{"role": "user", "content": text}]}
+
+
+async def time_streams(url: str, bodies: list[dict[str, Any]]) -> tuple[list[float], float]:
+    """Returns the seconds until the first token of each stream, and the longest pause between two of their tokens."""
+    timeout, pauses = aiohttp.ClientTimeout(total=1800), [0.0]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        started = time.perf_counter()
+
+        async def read(body: dict[str, Any]) -> float:
+            times: list[float] = []
+            async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        times.append(time.perf_counter())
+            pauses.extend(after - before for before, after in itertools.pairwise(times))
+            return times[0] - started
+
+        return list(await asyncio.gather(*map(read, bodies))), max(pauses)
+
+
+async def compare_first_tokens(server: OurServer, args: argparse.Namespace) -> None:
+    """Prints the median time to the first token, and how often one prefill of all prompts together fits into it."""
+    number = 0
+    for words in (8, 40):
+        ratios = []
+        for _ in range(args.rounds):
+            ours = [
+                build_body(server.model, number + n, stream=True, tokens=args.tokens) for n in range(2 * args.streams)
+            ]
+            bodies, number = [lengthen(body, words) for body in ours], number + len(ours)
+            prefill = await server.prefill([body["messages"] for body in bodies[: args.streams]])
+            firsts, pause = await time_streams(server.url, bodies[args.streams :])
+            p50 = statistics.median(firsts)
+            ratios.append(p50 / prefill)
+            print(f"    prefill {prefill:.2f} s; first token: p50 {p50:.2f} s, last {max(firsts):.2f} s", end="; ")
+            print(f"longest pause {pause:.2f} s", flush=True)
+        found = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{args.streams} streams, {words} pairs of words: p50 / prefill {found}", flush=True)
+
+
 class RawSampler:
     """A feature that answers the same chats without HTTP, and says how fast."""
 
@@ -86,7 +134,7 @@ class RawSampler:
         """Returns the one route."""
         from aiohttp import web
 
-        return [web.post("/raw", self.measure)]
+        return [web.post("/raw", self.measure), web.post("/prefill", self.prefill)]
 
     async def start(self) -> None:
         """Does nothing."""
@@ -113,6 +161,17 @@ class RawSampler:
         started = time.perf_counter()
         counts = await asyncio.gather(*(chat(client) for client in range(CLIENTS)))
         return write_json({"rate": sum(counts) / (time.perf_counter() - started)})
+
+    async def prefill(self, request: Any) -> Any:
+        """Samples one token after each prompt, all together, and returns the seconds."""
+        from reinforge.serving.routes import read_json, write_json
+        from reinforge.types.request import ModelRequest, SamplingParams
+
+        prompts = (await read_json(request, trains=True))["prompts"]
+        requests = [ModelRequest(messages, SamplingParams(max_tokens=1, seed=1)) for messages in prompts]
+        started = time.perf_counter()
+        await asyncio.gather(*map(self.policy.sample, requests))
+        return write_json({"seconds": time.perf_counter() - started})
 
 
 async def run_server(model: str, dtype: str) -> None:
@@ -150,6 +209,17 @@ class OurServer:
         timeout = aiohttp.ClientTimeout(total=1800)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.post(f"{self.url}/raw", json=body) as got:
             return float((await got.json())["rate"])
+
+    async def prefill(self, prompts: list[Any]) -> float:
+        """Returns the seconds of one prefill of all prompts together, without HTTP."""
+        timeout = aiohttp.ClientTimeout(total=1800)
+        body = {"prompts": prompts}
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{self.url}/prefill", json=body) as got,
+        ):
+            assert got.status == 200, await got.text()
+            return float((await got.json())["seconds"])
 
     def close(self) -> None:
         """Ends the server."""
@@ -253,6 +323,8 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=2, help="chats of each client in a round")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--first_token", action="store_true")
+    parser.add_argument("--streams", type=int, default=CLIENTS, help="of --first_token")
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -262,17 +334,21 @@ def main() -> None:
     from benchmarks.machine import describe as describe_machine
     from benchmarks.machine import refuse_if_busy
 
-    refuse_if_busy()
+    if not args.force:
+        refuse_if_busy()
     print(describe_machine())
     with tempfile.TemporaryDirectory() as folder:
         model, dtype = args.model, args.dtype
         if args.tiny:
             from tests.models import make_tiny_model
 
-            model, dtype = str(make_tiny_model(Path(folder) / "tiny")), "float32"
+            model, dtype = str(make_tiny_model(Path(folder) / "tiny", max_position_embeddings=2048)), "float32"
         print(f"{model}, {dtype}: {CLIENTS} clients, {args.tokens} tokens a reply, {args.rounds} rounds")
         server = OurServer(model, dtype)
         try:
+            if args.first_token:
+                asyncio.run(compare_first_tokens(server, args))
+                return
             asyncio.run(compare_with_sampler(server, args.rounds, args.each, args.tokens))
             if args.transformers:
                 asyncio.run(compare_with_transformers(server, args, find_folder(model)))

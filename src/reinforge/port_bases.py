@@ -326,6 +326,10 @@ class PolicyServerBase:
     def release_memory(self) -> None:
         """Frees memory that sampling does not need at present, without waiting for it; a server calls it repeatedly."""
 
+    def count_waiting(self) -> int:
+        """Returns the replies that wait until others end, also those of other policies of the same sampler."""
+        return 0
+
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs | ChatPrompt:
         """Returns the tokens of a given reply, as if the policy had sampled it.
 

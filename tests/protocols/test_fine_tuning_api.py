@@ -156,7 +156,7 @@ async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, 
         ({"metadata": {"a": "x" * 513}}, "metadata", "at most 16 pairs"),
         ({"suffix": "x" * 65}, "suffix", "at most 64"),
         ({"seed": -1}, "seed", "whole number from 0"),
-        ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations", "not supported"),
+        ({"integrations": "wandb"}, "integrations", "must be a list of objects"),
         ({"extra_body": {"n_epochs": 3}}, None, "Unrecognized request argument supplied: n_epochs"),
         ({"extra_body": {"job_key": 3}}, "job_key", "must be a string"),
     ],
@@ -167,6 +167,19 @@ async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client, bo
     assert message in refused.value.message
     assert param is None or refused.value.param == param
     assert server.api.store.list_jobs(None, 9) == ([], False)
+
+
+async def test_integrations_are_ignored_with_a_warning(server, client):
+    """The trainers of neural-interactive-proofs always ask for one."""
+    job = await create(client, integrations=[{"type": "wandb", "wandb": {"project": "p", "api_key": "canary-7"}}])
+    assert job.integrations == []
+    created, warning = [each async for each in client.fine_tuning.jobs.list_events(job.id)][::-1][:2]
+    assert created.message == f"Created fine-tuning job: {job.id}"
+    assert (warning.level, warning.type, "integrations are ignored" in warning.message) == ("warn", "message", True)
+    await server.wait(job.id)
+    files = [file for file in server.api.settings.folder.rglob("*") if file.is_file()]
+    assert len(files) > 3
+    assert not any(b"canary-7" in file.read_bytes() for file in files)
 
 
 async def test_a_field_that_a_grader_reads_after_the_answers_json_is_checked_too(server, client):

@@ -97,6 +97,55 @@ async def test_a_page_of_another_site_reaches_nothing(headers, monkeypatch):
         assert (await client.post("/v1/chat/completions", json=ASK, headers=headers)).status_code == 200
 
 
+PAGE = "https://chat.example.org"
+CROSS = {"origin": PAGE, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+PREFLIGHT = {
+    **CROSS,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
+
+
+async def test_a_page_of_an_allowed_origin_may_use_the_server_with_its_key():
+    policy = ScriptedPolicy()
+    async with serve({"m": policy}, token=TOKEN, allowed_origins=[PAGE]) as app, http(app) as client:
+        asked = await client.options("/v1/chat/completions", headers=PREFLIGHT)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (204, PAGE)
+        assert asked.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-os"
+        assert "POST" in asked.headers["access-control-allow-methods"]
+        refused = await client.post("/v1/chat/completions", json=ASK, headers=CROSS)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+        for fields in ({}, {"stream": True}):
+            headers = {**CROSS, "authorization": f"Bearer {TOKEN}"}
+            answered = await client.post("/v1/chat/completions", json={**ASK, **fields}, headers=headers)
+            assert (answered.status_code, answered.headers["access-control-allow-origin"]) == (200, PAGE)
+            assert "retry-after" in answered.headers["access-control-expose-headers"]
+            assert (answered.headers["vary"], "access-control-allow-credentials" in answered.headers) == (
+                "origin",
+                False,
+            )
+        await client.get(f"/?key={TOKEN}")  # the cookie of the chat page is no key for other pages
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.get("/v1/models", headers=CROSS)).status_code == 401
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://chat.example.org", f"{PAGE}:444", "null", "*"])
+async def test_pages_of_all_other_origins_stay_refused(origin):
+    async with serve({"m": ScriptedPolicy()}, allowed_origins=[PAGE]) as app, http(app) as client:
+        for method, headers in (("OPTIONS", PREFLIGHT), ("POST", CROSS)):
+            refused = await client.request(method, "/v1/chat/completions", headers={**headers, "origin": origin})
+            assert refused.status_code == 403
+            assert not any(name.startswith("access-control") for name in refused.headers)
+        rebound = await client.options("/v1/chat/completions", headers={**PREFLIGHT, "host": "evil.example"})
+        assert rebound.status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "chat.example.org", f"{PAGE}/", f"{PAGE}/a", "https://*.example.org"])
+def test_only_whole_origins_can_be_allowed(origin):
+    with pytest.raises(ConfigError, match="--allowed_origins.*is not the origin of a page"):
+        RequestGuard("127.0.0.1", None, allowed_origins=[PAGE, origin])
+
+
 async def test_the_own_page_may_ask():
     async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
         headers = {"origin": app.address, "sec-fetch-site": "same-origin"}

@@ -11,6 +11,7 @@ import pytest
 from reinforge.engine.sampling import sampler
 from reinforge.serving import app as app_module
 from reinforge.serving.routes import ServerLimits
+from reinforge.types.request import CLIENT
 from tests.doubles import ScriptedPolicy
 from tests.serving.serving import http, says, serve, wait_for
 
@@ -18,9 +19,26 @@ ASK = {"model": "m", "messages": says("hi")}
 CHAT = "/v1/chat/completions"
 
 
-async def ask(app, **fields):
-    async with http(app) as client:
+async def ask(app, key="any", **fields):
+    async with http(app, headers={"authorization": f"Bearer {key}"}) as client:
         return await client.post(CHAT, json={**ASK, **fields})
+
+
+class Held(ScriptedPolicy):
+    """Answers when it is let go; notes the client of each request."""
+
+    def __init__(self, num_waiting=0):
+        super().__init__()
+        self.go, self.clients, self.num_waiting = asyncio.Event(), [], num_waiting
+
+    async def sample(self, request):
+        self.requests.append(request)
+        self.clients.append(CLIENT.get())
+        await self.go.wait()
+        return await super().sample(request)
+
+    def count_waiting(self):
+        return self.num_waiting
 
 
 async def send_raw(app, *pieces):
@@ -173,26 +191,59 @@ async def test_a_reply_without_a_limit_gets_that_of_the_server():
 
 
 async def test_too_many_calls_at_a_time_get_429_and_a_time_to_wait():
-    class Held(ScriptedPolicy):
-        """Answers when it is let go."""
-
-        go = asyncio.Event()
-
-        async def sample(self, request):
-            self.requests.append(request)
-            await self.go.wait()
-            return await super().sample(request)
-
-    policy = Held()
+    policy = Held(num_waiting=1)
     async with serve({"m": policy}, limits=ServerLimits(max_in_flight=2, retry_after_s=3)) as app:
         waiting = [asyncio.ensure_future(ask(app)) for _ in range(2)]
         await wait_for(lambda: len(policy.requests) == 2)
         refused = await ask(app)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
-        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert refused.headers["x-queue-position"] == "2", "one waits already"
+        error = refused.json()["error"]
+        assert error["type"] == "rate_limit_error"
+        assert "place 2 in the queue: try again in 3 s" in error["message"]
         policy.go.set()
         assert [response.status_code for response in await asyncio.gather(*waiting)] == [200, 200]
         assert (await ask(app)).status_code == 200
+
+
+@pytest.mark.parametrize(("num_waiting", "wait_s"), [(39, range(4, 60)), (10_000, [60])])
+async def test_the_time_to_wait_is_that_of_the_queue(num_waiting, wait_s):
+    """One call at a time, each 0.1 s long or a little longer: the 40th place comes after 4 s."""
+    policy = Held(num_waiting)
+    async with serve({"m": policy}, limits=ServerLimits(max_in_flight=1)) as app:
+        first = asyncio.ensure_future(ask(app))
+        await wait_for(lambda: policy.clients)
+        await asyncio.sleep(0.11)
+        policy.go.set()
+        assert (await first).status_code == 200
+        policy.go.clear()
+        second = asyncio.ensure_future(ask(app))
+        await wait_for(lambda: len(policy.clients) == 2)
+        refused = await ask(app)
+        assert (refused.status_code, int(refused.headers["retry-after"]) in wait_s) == (429, True)
+        policy.go.set()
+        await second
+
+
+async def test_a_client_cannot_keep_others_out():
+    """Of 4 calls, A has all; B gets in with its share of 2, C with 4 // 3 = 1; 8 is the end."""
+    policy = Held()
+    async with serve({"m": policy}, limits=ServerLimits(max_in_flight=4)) as app:
+        begun, found = [], []
+        for key in "AAAAABBBCCDDEFGH":
+            task = asyncio.ensure_future(ask(app, key))
+            await wait_for(lambda task=task: task.done() or len(policy.clients) > len(begun))
+            if task.done():
+                assert task.result().status_code == 429
+            else:
+                begun.append(task)
+                found.append(key)
+        assert "".join(found) == "AAAABBCD"
+        assert len(set(policy.clients[:4])) == len(set(policy.clients[4:6])) == 1
+        assert len(set(policy.clients)) == 4
+        policy.go.set()
+        assert {response.status_code for response in await asyncio.gather(*begun)} == {200}
+        assert (await ask(app, "A")).status_code == 200
 
 
 async def test_addresses_in_a_request_are_never_opened():

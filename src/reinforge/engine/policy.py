@@ -21,7 +21,15 @@ from reinforge.engine.sampling.running_batch import SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprob, TokenLogprobs
+from reinforge.types.request import (
+    CLIENT,
+    Message,
+    ModelReply,
+    ModelRequest,
+    ReplyPiece,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from reinforge.types.sample import FloatArray
 from reinforge.types.supports import Supports
 
@@ -162,8 +170,11 @@ class EmbeddedPolicy(PolicyServer):
         grammar = await self.compile_grammar(request)
         texts = (request.prompt or "", *(message.get("content") or "" for message in request.messages))
         if sum(map(len, texts)) + 100 * (len(texts) + len(request.tools or ())) <= SHORT_PROMPT:
-            return self.build_request(request, caller, grammar)
-        return await caller.loop.run_in_executor(_RENDERER, self.build_request, request, caller, grammar)
+            built = self.build_request(request, caller, grammar)
+        else:
+            built = await caller.loop.run_in_executor(_RENDERER, self.build_request, request, caller, grammar)
+        built.client = CLIENT.get()
+        return built
 
     async def compile_grammar(self, request: ModelRequest) -> CompiledGrammar | None:
         """Returns the grammar that a reply must match, ready for the sampler; None: it is free."""
@@ -254,6 +265,9 @@ class EmbeddedPolicy(PolicyServer):
 
     def release_memory(self) -> None:
         self.sampler.release_memory()
+
+    def count_waiting(self) -> int:
+        return self.sampler.stats().waiting
 
     def stats(self) -> SamplerStats:
         return self.sampler.stats()

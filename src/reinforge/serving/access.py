@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import secrets
 import socket
 import stat
@@ -23,6 +24,10 @@ from reinforge.serving.routes import ApiError
 OPEN_PATHS = frozenset({"/healthz"})
 """Paths that need no key."""
 PAGE = "/"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?")
+PREFLIGHT = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
+SHARED = {"access-control-expose-headers": "retry-after, x-queue-position, x-request-id, x-should-retry"}
+"""Sent to pages of allowed origins; never `access-control-allow-credentials`."""
 
 
 class RequestGuard:
@@ -30,9 +35,13 @@ class RequestGuard:
 
     Args:
         token: The key that every request must carry; None or empty: no key is needed.
+        allowed_origins: Origins of other pages that may use the server, such as `https://chat.example.org`; they send
+            the key in a header, and no cookie of theirs counts.
     """
 
-    def __init__(self, host: str, token: str | None, allowed_hosts: Iterable[str] = ()):
+    def __init__(
+        self, host: str, token: str | None, allowed_hosts: Iterable[str] = (), allowed_origins: Iterable[str] = ()
+    ):
         self.is_local = is_loopback(host)
         if not self.is_local and not token:
             message = f"other machines can reach {host}, and no API key is set"
@@ -41,6 +50,10 @@ class RequestGuard:
         self.token = token or None
         named = {split_host(name) for name in allowed_hosts} | {host.strip("[]").lower()}
         self._hosts = named | HOST_NAMES | {"::1"} | (set() if self.is_local else _list_own_names())
+        self._origins = {origin.strip().lower() for origin in allowed_origins}
+        if wrong := next((origin for origin in self._origins if not _ORIGIN.fullmatch(origin)), None):
+            fix = "list each one as https://HOST or https://HOST:PORT, without a path; there is no wildcard"
+            raise ConfigError(Problem("--allowed_origins", f"{wrong!r} is not the origin of a page", fix))
         self._key: AccessKey | None = None
 
     def open(self, port: int) -> None:
@@ -51,7 +64,8 @@ class RequestGuard:
         if self._key is None or request.path in OPEN_PATHS:
             return
         given = read_key(request.headers)
-        if not (self._key.accepts(given) if given else self._key.find_in(request.cookies)):
+        only_header = bool(given) or self._find_origin(request.headers) is not None
+        if not (self._key.accepts(given) if only_header else self._key.find_in(request.cookies)):
             message = "the API key is wrong or missing; send `Authorization: Bearer TOKEN` or `x-api-key`"
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
@@ -60,11 +74,34 @@ class RequestGuard:
         if not self._is_own(split_host(host)):
             fix = "use 127.0.0.1, or start the server with --allowed_hosts" if self.is_local else "see --allowed_hosts"
             raise ApiError(403, f"the Host header {host[:100]!r} names another machine; {fix}", code="forbidden_host")
+        if self._find_origin(headers) is not None:
+            return
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
         is_link = headers.get("sec-fetch-mode") == "navigate"  # a form of another site has an Origin as well
         if is_foreign or (not is_link and headers.get("sec-fetch-site", "none") not in ("none", "same-origin")):
             raise ApiError(403, "requests from pages of other sites are refused", code="forbidden_origin")
+
+    def _find_origin(self, headers: Mapping[str, str]) -> str | None:
+        """Returns the allowed origin of the page that sends a request; None: it has another origin, or none."""
+        origin = headers.get("origin", "")
+        return origin if origin.lower() in self._origins else None
+
+    def answer_preflight(self, request: web.Request) -> web.Response | None:
+        """Returns the response to a browser that asks whether a page may send a request; None: this is not asked."""
+        asked = request.headers
+        if request.method != "OPTIONS" or "access-control-request-method" not in asked or not self._find_origin(asked):
+            return None
+        self._check_host(asked)
+        headers = {"access-control-allow-headers": asked.get("access-control-request-headers", ""), **PREFLIGHT}
+        return web.Response(status=204, headers=headers)
+
+    async def share(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Lets pages of allowed origins read a response, whatever its status."""
+        if self._origins:
+            response.headers["vary"] = "origin"
+        if (origin := self._find_origin(request.headers)) is not None:
+            response.headers.update({"access-control-allow-origin": origin, **SHARED})
 
     def _is_own(self, name: str) -> bool:
         if name in self._hosts:

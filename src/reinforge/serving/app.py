@@ -108,6 +108,7 @@ class ServeApp:
         token: str | None = None,
         limits: ServerLimits | None = None,
         allowed_hosts: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
     ):
         self.models, self.host, self.port = models, host, port
         self.limits = limits or ServerLimits()
@@ -119,7 +120,7 @@ class ServeApp:
             self._metrics,
             *features,
         ]
-        self._guard = RequestGuard(host, token, allowed_hosts)
+        self._guard = RequestGuard(host, token, allowed_hosts, allowed_origins)
         self._runner: web.AppRunner | None = None
         self._listener: socket.socket | None = None
         self._started: list[Feature] = []
@@ -149,7 +150,7 @@ class ServeApp:
         app[LIMITS], app[READER] = self.limits, self._reader
         for feature in self._features:
             app.add_routes(feature.routes())
-        app.on_response_prepare.append(_add_headers)
+        app.on_response_prepare.extend((_add_headers, self._guard.share))
         app.on_shutdown.append(self._end_requests)
         self._runner = web.AppRunner(
             app,
@@ -220,6 +221,8 @@ class ServeApp:
         try:
             if (traded := self._guard.trade_key(request)) is not None:
                 return traded
+            if (allowed := self._guard.answer_preflight(request)) is not None:
+                return allowed
             self._guard.check(request)
             with self._hold_body(request):
                 if is_abortable(request.match_info.handler):

@@ -7,8 +7,10 @@ GET  /v1/models             /v1/models/{name}
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from reinforge.rollout.capture import derive_call_seed, sample_choices
 from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_request, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
+from reinforge.rollout.http.access import read_key
 from reinforge.rollout.http.exchange import (
     EVENT_STREAM,
     ROUTES,
@@ -45,9 +48,11 @@ from reinforge.serving.routes import (
     write_page,
 )
 from reinforge.types.episode import ModelCall
-from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
+from reinforge.types.request import CLIENT, ModelReply, ModelRequest, ReplyDelta
 
 COMPLETIONS, MESSAGES, COUNT = "/v1/completions", "/v1/messages", "/count_tokens"
+MAX_RETRY_S = 60
+"""Longest `Retry-After`: beyond it, the official clients choose their own time."""
 _PREFIXES = {"/v1/chat/completions": "chatcmpl-", COMPLETIONS: "cmpl-"}
 
 
@@ -285,7 +290,8 @@ def _find_dialect(path: str) -> Dialect:
 class ChatApi(Feature):
     def __init__(self, models: ServedModels, limits: ServerLimits):
         self._models, self._limits = models, limits
-        self.num_in_flight = 0
+        self.num_in_flight, self._by_client = 0, Counter[int]()
+        self._call_s = 0.0  # how long a call takes, the newest counting most
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -300,7 +306,8 @@ class ChatApi(Feature):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers one call, or counts its tokens for Anthropic's clients; sampling stops if the client disconnects."""
         body = await read_bytes(request)
-        with self._admit():
+        CLIENT.set(client := hash((request.remote, read_key(request.headers))))
+        with self._admit(client):
             arguments = request.path, self._limits.max_choices, self._limits.max_tokens
             call, prepared = await request.config_dict[READER].read(read_call, body, *arguments, kind=READ_CALL)
             model = self._models.find(call.model)
@@ -315,18 +322,36 @@ class ChatApi(Feature):
             return write_json(dialect.write_answer(await caller.complete(prepared), call))
 
     @contextmanager
-    def _admit(self) -> Iterator[None]:
-        """Counts a call while it is in flight."""
-        limits = self._limits
-        if self.num_in_flight >= limits.max_in_flight:
-            message = f"the server is answering {self.num_in_flight} requests, which is its limit; try again later"
-            headers = {"retry-after": str(limits.retry_after_s)}
-            raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+    def _admit(self, client: int) -> Iterator[None]:
+        """Counts a call while it is in flight; above the limit, only clients with less than an equal share get in."""
+        most, own = self._limits.max_in_flight, self._by_client[client]
+        share = most // (len(self._by_client) + (own == 0))
+        if self.num_in_flight >= most and (own >= share or self.num_in_flight >= 2 * most):
+            raise self._refuse_call()
+        started_s = time.monotonic()
         self.num_in_flight += 1
+        self._by_client[client] += 1
         try:
             yield
+            seconds = time.monotonic() - started_s
+            self._call_s += (seconds - self._call_s) / (10 if self._call_s else 1)
         finally:
             self.num_in_flight -= 1
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
+
+    def _refuse_call(self) -> ApiError:
+        """Returns the refusal of a call, with the time after which those that wait now will have begun."""
+        place = 1 + max((model.policy.count_waiting() for model in self._models), default=0)
+        wait_s = math.ceil(place * self._call_s / self.num_in_flight)
+        wait_s = min(max(wait_s, self._limits.retry_after_s), MAX_RETRY_S)
+        message = (
+            f"the server is answering {self.num_in_flight} requests, which is its limit; yours would have place "
+            f"{place} in the queue: try again in {wait_s} s"
+        )
+        headers = {"retry-after": str(wait_s), "x-queue-position": str(place)}
+        return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
     async def refuse(self, request: web.Request) -> web.StreamResponse:
         raise ApiError(404, f"{request.path}: {_NO_EMBEDDINGS}", code="not_supported")

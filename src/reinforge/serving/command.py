@@ -48,6 +48,12 @@ ACCESS, TRAINING = "Access", "Training"
     group=ACCESS,
     help="Additional names of this machine that clients may use in URLs, such as gpu1.example.org.",
 )
+@option(
+    "allowed_origins",
+    metavar="ORIGIN,...",
+    group=ACCESS,
+    help="Origins of other web pages that may use the server (CORS), such as https://chat.example.org; default: none.",
+)
 @option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
 @option(
     "compare",
@@ -70,7 +76,8 @@ ACCESS, TRAINING = "Access", "Training"
     type=click.IntRange(min=1),
     default=512,
     group=LIMITS,
-    help="Maximum number of concurrent requests; further ones get 429.",
+    help="Maximum number of concurrent requests; further ones get 429, except those of clients with less than an equal "
+    "share, up to twice as many.",
 )
 @option(
     "fine_tuning",
@@ -182,6 +189,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         token=token,
         limits=ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
         allowed_hosts=filter(None, (options["allowed_hosts"] or "").split(",")),
+        allowed_origins=filter(None, (options["allowed_origins"] or "").split(",")),
     )
     try:
         app.listen()  # before models are loaded, which takes long

@@ -27,8 +27,10 @@ class ServerLimits:
         body_timeout_s: Seconds in which a request's body must have arrived.
         idle_timeout_s: Seconds after which a connection without a whole request line and headers is closed.
         write_timeout_s: Seconds after which a client that does not read its stream is disconnected.
-        max_in_flight: Maximum model calls that are answered or wait at a time; further ones get 429.
+        max_in_flight: Maximum model calls that are answered or wait at a time; further ones get 429, except those of a
+            client that has less than an equal share of them, up to twice as many.
         max_tokens: Maximum tokens of one reply, whatever the request says; None: up to the context limit.
+        retry_after_s: Least seconds in the `Retry-After` of a refusal.
     """
 
     max_body_bytes: int = field(default_factory=lambda: get_limits().request_bytes)

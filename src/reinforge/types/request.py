@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -139,6 +140,10 @@ class ModelRequest:
     """The earlier call that the messages continue, for a policy that splices histories; None: unknown, or there is
     none."""
     num_top_logprobs: int = 0  # how many of the most likely tokens the reply names at each position
+
+
+CLIENT: ContextVar[int] = ContextVar("reinforge_client", default=0)
+"""The client of a server for whom requests are made; 0: there are no clients that compete."""
 
 
 @dataclass(frozen=True, slots=True)

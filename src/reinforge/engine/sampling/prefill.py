@@ -59,6 +59,8 @@ def group_by_prompt(requests: Iterable[SampleRequest], prefix_cache: PrefixCache
             prefills[key].requests.append(request)
         else:
             cached, num_cached = prefix_cache.find(request.prompt, request.adapter) or (None, 0)
+            if request.computed is not None and len(request.computed.token_ids) > num_cached:
+                cached, num_cached = request.computed, len(request.computed.token_ids)
             prefills[key] = PrefillRequest(request.prompt, [request], request.adapter, cached, num_cached)
     return list(prefills.values())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from reinforge.types.supports import Support
 
 if TYPE_CHECKING:
     from reinforge.engine.sampling.constraints import TokenConstraint
+    from reinforge.engine.sampling.prefix_cache import CachedPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class SampleRequest:
     has_stop_text: Callable[[list[int]], bool] | None = None  # do the last tokens contain a stop string?
     num_stop_tokens: int = 0  # how many of the last tokens `has_stop_text` looks at
     adapter: str = DEFAULT_ADAPTER  # the adapter that samples
+    client: int = 0  # who asks: with fewer replies in flight than others, its next one begins before theirs
+    computed: CachedPrefix | None = None  # the part of a long prompt that is computed already
     owner: object = None  # identifies the caller for `deliver`
     token_ids: tuple[int, ...] = ()  # the reply, as the next three
     logprobs: tuple[float, ...] = ()
@@ -61,6 +65,24 @@ class SampleRequest:
     cancelled: bool = False  # set by a caller that no longer waits
     new_tokens: list[tuple[int, float]] | None = None
     """Each token and its log-prob at once, for a caller that streams; None: the caller takes the reply whole."""
+
+
+def take_turns(
+    waiting: Iterable[SampleRequest], begun: Iterable[SampleRequest], last_s: Mapping[int, float]
+) -> list[SampleRequest]:
+    """Returns waiting requests in the order in which they begin: a client with fewer replies in flight comes first.
+
+    Example: clients a a a b wait, and a has a reply in flight -> b a a a.
+
+    Args:
+        last_s: When a reply of each client began last; among equals, the client with the earliest one comes first.
+    """
+    counts = Counter(request.client for request in begun)
+    ranked = list[tuple[int, float, SampleRequest]]()
+    for request in waiting:
+        ranked.append((counts[request.client], last_s.get(request.client, 0.0), request))
+        counts[request.client] += 1
+    return [request for *_, request in sorted(ranked, key=lambda each: each[:2])]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +38,7 @@ from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.projection import find_stable_rows
-from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats
+from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats, take_turns
 from reinforge.engine.sampling.sampler_trials import SamplerTrials
 from reinforge.engine.sampling.threads import leave_core_to_agents
 from reinforge.engine.sampling.token_sampling import (
@@ -59,7 +60,8 @@ T = TypeVar("T")
 
 PREFILL_TOKENS = 2048
 """Padded prompt tokens in one forward: bounds memory, and keeps activations near the caches."""
-
+READER_TOKENS = 512
+"""Prompt tokens between two decode steps while clients read replies as they grow: they wait that long for a token."""
 
 UNUSED_S = 10.0  # seconds for which no step needed half of the KV cache, before `release_memory` frees it
 
@@ -124,7 +126,9 @@ class ReplySampler:
         self._lora_batch = LoRABatch(model, least) if mixes_adapters else None
         self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes, whole_only=model.has_states)
         self._batch = RunningBatch(max_num_seqs)
-        self._admitted: list[SampleRequest] = []
+        self._admitted: list[SampleRequest] = []  # they have a slot, but their prompts are not computed yet
+        self._last_s: dict[int, float] = {}  # when a reply of each client began last
+        self._can_continue = True
         self._waiting: deque[SampleRequest] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._condition = threading.Condition()
@@ -245,7 +249,7 @@ class ReplySampler:
             kv_cache_bytes=self._cache.num_bytes,
             steps=self._steps,
             running=self._batch.count,
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._admitted),
         )
 
     def _validate(self) -> None:
@@ -260,7 +264,7 @@ class ReplySampler:
         trials.check()
         self._prefiller.pads = trials.can_pad()
         if not trials.can_continue():
-            self._prefix_cache.max_bytes = 0
+            self._prefix_cache.max_bytes, self._can_continue = 0, False
 
     # Called by the sampler's thread.
 
@@ -275,12 +279,13 @@ class ReplySampler:
 
     def _wait_for_work(self) -> bool:
         with self._condition:
-            while not (self._closing or self._calls or self._batch.count or self._can_admit()):
+            while not (self._closing or self._calls or self._can_advance()):
                 self._condition.wait()
             return not self._closing
 
-    def _can_admit(self) -> bool:
-        return any(request.adapter not in self._paused for request in self._waiting)
+    def _can_advance(self) -> bool:
+        is_busy = bool(self._batch.count or self._admitted)
+        return is_busy or any(request.adapter not in self._paused for request in self._waiting)
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -312,12 +317,12 @@ class ReplySampler:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._condition:
-                if self._closing or not (self._batch.count or self._can_admit()):
+                if self._closing or not self._can_advance():
                     return
             self._advance()
 
     def _drain(self, adapter: str, change: Callable[[], None] | None = None) -> None:
-        while any(request.adapter == adapter for request in self._batch.requests) and not self._closing:
+        while any(request.adapter == adapter for request in self._list_begun()) and not self._closing:
             self._advance()
         self._prefix_cache.clear(adapter)  # the weights may change now, and training needs the memory
         if self._prefiller.fast_llama is not None:  # others, if any, use the model's own weights
@@ -327,9 +332,9 @@ class ReplySampler:
 
     def _fail(self, cause: Exception) -> None:
         with self._condition:
-            begun = [request for request in self._admitted if not request.token_ids]
-            requests = list(dict.fromkeys((*self._batch.clear(), *begun, *self._waiting)))
+            requests = list(dict.fromkeys((*self._batch.clear(), *self._admitted, *self._waiting)))
             self._waiting.clear()
+            self._admitted.clear()
         self._prefix_cache.clear()
         error = cause if isinstance(cause, EngineError) else EngineError(f"sampling: {type(cause).__name__}: {cause}")
         for request in requests:
@@ -337,28 +342,89 @@ class ReplySampler:
         if requests:
             self._deliver(requests)
 
+    def _list_begun(self) -> list[SampleRequest]:
+        return [*self._batch.requests, *self._admitted]
+
     def _pop_waiting(self) -> list[SampleRequest]:
         """Returns the requests to begin now: as many as there are free slots."""
         popped: list[SampleRequest] = []
         held: list[SampleRequest] = []
+        begun = self._list_begun()
+        if len(begun) >= self.max_num_seqs:
+            return popped
         with self._condition:
-            while self._waiting and self._batch.count + len(popped) < self.max_num_seqs:
+            clients = {request.client for request in self._waiting}
+            self._last_s = {client: last_s for client, last_s in self._last_s.items() if client in clients}
+            if len(clients) > 1:
+                self._waiting = deque(take_turns(self._waiting, begun, self._last_s))
+            while self._waiting and len(begun) + len(popped) < self.max_num_seqs:
                 request = self._waiting.popleft()
                 if request.adapter in self._paused:
                     held.append(request)
                 elif not request.cancelled:
                     request.version = self.versions[request.adapter]
+                    self._last_s[request.client] = time.monotonic()
                     popped.append(request)
             self._waiting.extendleft(reversed(held))
         return popped
 
     def _admit(self) -> None:
-        self._admitted = self._pop_waiting()
+        self._admitted = [request for request in self._admitted if not request.cancelled] + self._pop_waiting()
         if not self._admitted:
             return
+        had_readers = self._has_readers()
+        for batch in self._choose_prompts(had_readers):
+            if had_readers and self._can_split(batch[0]):
+                self._compute_part(batch[0])
+            else:
+                self._begin(batch)
+            if not had_readers and self._has_readers():
+                break  # the first tokens of streams have just been sampled
+
+    def _has_readers(self) -> bool:
+        """Returns True if a client reads a reply as it grows."""
+        return bool(self._batch.is_streamed[: self._batch.count].any())
+
+    def _choose_prompts(self, has_readers: bool) -> list[list[PrefillRequest]]:
+        """Returns the prompts to compute before the next decode step, in batches.
+
+        Args:
+            has_readers: Only about `READER_TOKENS` of short prompts, and of a long one: those that came first.
+        """
         prefills = group_by_prompt(self._admitted, self._prefix_cache)
-        for batch in self._prefiller.batch(prefills, self._prefill_tokens):
-            self._begin(batch)
+        if not has_readers:
+            return self._prefiller.batch(prefills, self._prefill_tokens)
+        turns = {request: turn for turn, request in enumerate(self._admitted)}
+        batches = self._prefiller.batch(prefills, min(self._prefill_tokens, READER_TOKENS))
+        batches.sort(key=lambda batch: min(turns[prefill.requests[0]] for prefill in batch))
+        chosen, left = [], [READER_TOKENS, READER_TOKENS]
+        for batch in batches:
+            num_tokens = len(batch) * batch[-1].num_new
+            is_long = num_tokens > READER_TOKENS
+            left[is_long] -= min(num_tokens, READER_TOKENS)
+            if left[is_long] >= 0:
+                chosen.append(batch)
+        return chosen
+
+    def _can_split(self, prefill: PrefillRequest) -> bool:
+        return prefill.num_new > READER_TOKENS and self._can_continue and not self._is_deterministic
+
+    def _compute_part(self, prefill: PrefillRequest) -> None:
+        """Computes the next `READER_TOKENS` of a long prompt; its reply does not begin yet."""
+        end, slot = prefill.num_cached + READER_TOKENS, self._batch.count
+        part = replace(prefill, prompt=prefill.prompt[:end], requests=prefill.requests[:1])
+
+        def compute() -> CachedPrefix:
+            self._cache.reserve(len(prefill.prompt) + 1, slot, slot + 1)  # it grows once, not with each part
+            self._prefiller.run([part], slot)
+            return CachedPrefix(part.prompt, self._cache.copy_out(slot, end), part.adapter)
+
+        with self._route_adapters([part.adapter]):
+            computed = self._retry_with_smaller_cache(compute)
+        for request in prefill.requests:
+            request.computed = computed
+        self._prefilled_tokens += READER_TOKENS
+        self._reused_tokens -= READER_TOKENS  # `_begin` counts all that is not new as reused
 
     def _begin(self, prefills: list[PrefillRequest]) -> None:
         """Computes prompts into the next slots and samples the first token of each reply."""
@@ -367,10 +433,13 @@ class ReplySampler:
             logits = self._retry_with_smaller_cache(lambda: self._prefiller.run(prefills, start))
         for prefill in prefills:
             for request in prefill.requests:
+                request.computed = None
                 batch.add(request, self._choose_seed(request), self.model.vocab_size)
             self._prompt_tokens += len(prefill.prompt) * len(prefill.requests)
             self._prefilled_tokens += prefill.num_new
             self._reused_tokens += prefill.num_cached
+        begun = {request for prefill in prefills for request in prefill.requests}
+        self._admitted = [request for request in self._admitted if request not in begun]
         self._sample(logits, start)
 
     @contextmanager

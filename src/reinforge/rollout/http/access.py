@@ -1,7 +1,7 @@
 """Who may reach a server of ours: its own user's programs and browser, with its key, under a name of this machine.
 
     a page of another site, by DNS rebinding   its Host header names that site       -> 403
-    a page of another site, by a request       there are no CORS headers, and the cookie is SameSite=Strict
+    a page of another site, by a request       no CORS headers by default, and the cookie is SameSite=Strict
     a program of another user of this machine  has no key                            -> 401
     text of a model in a page                  no inline script, no eval, no HTML from text (Trusted Types)
 

@@ -29,7 +29,13 @@ from reinforge.protocols.openai.server.graders import GradersApi
 from reinforge.protocols.openai.server.models import TunedModels
 from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.records import FineTuningJob, JobState
-from reinforge.protocols.openai.server.request import hash_request, read_grader, read_job, read_job_key
+from reinforge.protocols.openai.server.request import (
+    hash_request,
+    read_grader,
+    read_job,
+    read_job_key,
+    warn_of_integrations,
+)
 from reinforge.protocols.openai.server.runner import FineTuningRunner, ProcessLauncher
 from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, KeyReused
 from reinforge.serving.loading import BaseModels, ModelLoader, TrainingHost, find_bases, lock_folder
@@ -124,7 +130,7 @@ class FineTuningApi(Feature):
     async def create_job(self, request: web.Request) -> web.Response:
         """Creates a job, once: the same request sent again gets the same job."""
         body = await read_json(request)
-        job, job_key = read_job(body), read_job_key(body)
+        job, job_key, warning = read_job(body), read_job_key(body), warn_of_integrations(body)
         digest = hash_parts("job", hash_request(body))
         header = escape_surrogates(request.headers.get(IDEMPOTENCY_KEY, ""))
         if len(header) > MAX_KEY:
@@ -136,7 +142,8 @@ class FineTuningApi(Feature):
             created = await asyncio.to_thread(partial(self.store.find_created, digest, keys, is_retry=is_retry))
             if created is None:  # a file or a model of a job that exists may have been deleted since
                 await asyncio.to_thread(self._check, job)
-                created = await asyncio.to_thread(partial(self.store.create_job, job, digest, keys, is_retry=is_retry))
+                create = partial(self.store.create_job, job, digest, keys, is_retry=is_retry, warning=warning)
+                created = await asyncio.to_thread(create)
         except KeyReused as error:
             raise ApiError(409, str(error), code="idempotency_key_reused") from None
         if created.id == job.id:

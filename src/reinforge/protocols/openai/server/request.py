@@ -45,9 +45,6 @@ def read_job(body: Mapping[str, Any]) -> FineTuningJob:
     if further := sorted(set(body) - set(KEYS)):
         hint = did_you_mean(further[0], KEYS)
         raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(further)[:200]}{hint}")
-    if body.get("integrations"):
-        message = "integrations are not supported: a request cannot make the server send data elsewhere"
-        raise ApiError(400, message, param="integrations", code="unsupported_value")
     return FineTuningJob(
         id=make_id("ftjob"),
         created_at=int(time.time()),
@@ -58,6 +55,19 @@ def read_job(body: Mapping[str, Any]) -> FineTuningJob:
         seed=_read_seed(body.get("seed")),
         suffix=_read_suffix(body.get("suffix")),
         metadata=_read_metadata(body.get("metadata")),
+    )
+
+
+def warn_of_integrations(body: Mapping[str, Any]) -> str | None:
+    """Returns the warning of a job whose client asks the server to send its metrics elsewhere; None: it does not."""
+    integrations = body.get("integrations") or []
+    if not isinstance(integrations, list) or not all(isinstance(each, dict) for each in integrations):
+        raise ApiError(400, "integrations must be a list of objects", param="integrations")
+    if not integrations:
+        return None
+    return (
+        "integrations are ignored: a request cannot make this server send data elsewhere. The metrics are in the job's "
+        "events and in its result file"
     )
 
 

@@ -59,13 +59,20 @@ class JobStore(FileStore):
         return None if known is None else self.find_job(known)
 
     def create_job(
-        self, job: FineTuningJob, digest: str, keys: Collection[str] = (), *, is_retry: bool = False
+        self,
+        job: FineTuningJob,
+        digest: str,
+        keys: Collection[str] = (),
+        *,
+        is_retry: bool = False,
+        warning: str | None = None,
     ) -> FineTuningJob:
         """Records a new job, or returns the one that the same request has created.
 
         Args:
             digest: Hash of the whole request.
             is_retry: The client sends the request again; see `find_created`.
+            warning: The message of a second event.
 
         Raises:
             KeyReused: One of the keys belongs to another request.
@@ -81,6 +88,8 @@ class JobStore(FileStore):
             for key in keys:
                 self._remember(database, digest, job.id, key)
             _insert_event(database, job.id, make_event(job.id, "created", f"Created fine-tuning job: {job.id}"))
+            if warning is not None:
+                _insert_event(database, job.id, make_event(job.id, "warning", warning, "warn"))
             return job
 
     def find_job(self, id_: str) -> FineTuningJob:
