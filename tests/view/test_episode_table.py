@@ -33,7 +33,9 @@ def record(journal, phase, epoch, example, generation, reward, outcome=Outcome.O
 def say(journal, number, question, reply, expected="42", **fields):
     """Records an episode in which the agent asks a model once."""
     messages = [{"role": "system", "content": "Be terse."}, {"role": "user", "content": question}]
-    answered = ModelReply({"role": "assistant", "content": reply}, "stop", None, 9, len(reply))
+    answered = ModelReply(
+        {"role": "assistant", "content": reply}, "stop", None, 9, len(reply), worker=fields.pop("worker", "")
+    )
     call = ModelCall(f"c{number}", fields.pop("llm", "policy"), "m", ModelRequest(messages), answered, (), 0.0, 1.0)
     item = examples(1)[0].copy_with_updates(output_obj=reply, expected_output_obj=expected)
     scores = {
@@ -139,8 +141,8 @@ def test_a_row_shows_what_was_asked_answered_and_expected(journal):
 
 
 def test_text_is_searched_in_question_reply_and_expected_answer_and_every_column_sorts(journal):
-    say(journal, 1, "Capital of France?", "Paris", "paris", reward=1.0)
-    say(journal, 2, "Capital of Peru?", "No idea at all", "Lima", llm="judge")
+    say(journal, 1, "Capital of France?", "Paris", "paris", reward=1.0, worker="worker 1")
+    say(journal, 2, "Capital of Peru?", "No idea at all", "Lima", llm="judge", worker="worker 2")
     say(journal, 3, "Zebra or PARIS?", "", "x", reward=0.5)
     journal.flush()
     table = EpisodeTable(journal.folder)
@@ -152,6 +154,7 @@ def test_text_is_searched_in_question_reply_and_expected_answer_and_every_column
     assert found(text="pARis") == ["q1", "q3"]
     assert (found(text="lima"), found(text="Be terse"), found(text="q2")) == (["q2"], [], ["q2"])
     assert (found(agent="judge"), sorted(table.agents)) == (["q2"], ["judge", "policy"])
+    assert (found(worker="worker 1"), sorted(table.workers)) == (["q1"], ["worker 1", "worker 2"])
     assert found(order="question") == ["q1", "q2", "q3"]
     assert found(order="-question") == ["q3", "q2", "q1"]
     assert found(order="reply") == ["q2", "q1", "q3"], "an empty reply comes last"

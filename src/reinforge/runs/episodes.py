@@ -53,6 +53,7 @@ class EpisodeExcerpt:
     expected: str = ""
     scores: tuple[tuple[str, float | None], ...] = ()  # of each evaluator; None: it has none
     agents: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()  # that sampled its replies; empty: there is one place to sample from
     turns: int = 0  # model calls
     tokens: int = 0  # sampled
     seconds: float = 0.0
@@ -83,6 +84,7 @@ def make_excerpt(data: dict[str, Any]) -> EpisodeExcerpt:
         _take_excerpt("" if data.get("expected") is None else format_content(data["expected"])),
         tuple((name, _read_score(score["score"])) for name, score in data["scores"].items()),
         tuple(dict.fromkeys(agents)),
+        tuple(sorted({call["worker"] for call in calls if call.get("worker")})),
         len(calls),
         sum(reply["num_completion_tokens"] or 0 for call in calls for reply in (call, *call.get("others", ()))),
         data["wall_s"],

@@ -10,7 +10,7 @@ import platform
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class EngineWorker:
         """Returns at once, even while the engine computes."""
 
     async def sample(self, name: str, request: ModelRequest) -> ModelReply:
-        return await self.engine.policies[name].sample(request)
+        return replace(await self.engine.policies[name].sample(request), worker=f"worker {self.number}")
 
     async def score_tokens(self, name: str, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         return await self.engine.policies[name].score(token_ids)

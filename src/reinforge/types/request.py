@@ -185,6 +185,7 @@ class ModelReply:
     raw_text: str | None = None
     """The reply with its special tokens, as the model wrote it, from which tool calls and reasoning are parsed; None:
     the model does not report it."""
+    worker: str = field(default="", compare=False)  # that sampled it; empty: there is one place to sample from
 
     @property
     def version(self) -> int | None:

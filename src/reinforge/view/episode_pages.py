@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from reinforge.runs.page.chats import ChatStyle, build_chat
 from reinforge.runs.page.differences import mark_difference
 from reinforge.runs.page.elements import Content, build, build_details, build_section, build_table
-from reinforge.runs.page.page import build_colors
+from reinforge.runs.page.page import COLORS, MODEL_COLORS, build_colors
 from reinforge.runs.rows import EpisodeRow, ListedEpisode
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path, build_trail
 from reinforge.view.episode_table import (
@@ -59,8 +59,9 @@ def _build_filters(path: str, table: EpisodeTable, query: EpisodeQuery) -> Eleme
         "to": _build_input("high", query.as_dict().get("high", ""), "number", step="any"),
         "Example": _build_input("example", query.example, "search", class_="short"),
     }
-    if len(table.agents) > 1 or query.agent:
-        fields["Agent"] = _build_choice("agent", {key: key for key in sorted(table.agents)}, query.agent)
+    for name, known, chosen in (("agent", table.agents, query.agent), ("worker", table.workers, query.worker)):
+        if len(known) > 1 or chosen:
+            fields[name.capitalize()] = _build_choice(name, {key: key for key in sorted(known)}, chosen)
     order = _build_input("order", query.order, "hidden") if query.order != DEFAULT_ORDER else None
     labels = [build("label", f"{title} ", field) for title, field in fields.items()]
     button = build("noscript", build("button", "Filter", type="submit"))
@@ -141,16 +142,32 @@ def build_episode_link(name: str, key: str, query: EpisodeQuery | None = None) -
 
 
 def build_episode_page(
-    name: str, episode: ListedEpisode, row: EpisodeRow, table: EpisodeTable, style: ChatStyle, query: EpisodeQuery
+    name: str,
+    episode: ListedEpisode,
+    row: EpisodeRow,
+    table: EpisodeTable,
+    style: ChatStyle,
+    query: EpisodeQuery,
+    models: str | None,
 ) -> Element:
+    """Returns the page of one episode.
+
+    Args:
+        models: Which models the scores of the style are of; empty: it has none, and the page
+            offers them; None: there are no models to ask.
+    """
     raw = build_anchor("JSON", build_link(build_run_path(name, "episode.json"), key=episode.key))
     back = build_anchor("list", build_link(build_run_path(name, "episodes"), **query.as_dict()))
     chat = build_chat(row, style)
     chat.set("id", "chat")
+    scored = build_link(build_run_path(name, "episode"), **query.as_dict(), key=episode.key, models="1")
+    ask = build_anchor("Color by entropy, or by what training changed", scored)
+    asked = build("span", ask, ": loads the models from before and after training.")
     content: list[Content] = [
         build("p", _build_neighbors(name, episode, table, query), back, " · ", raw, class_="neighbors"),
         _build_group(name, episode, table),
-        build_colors(),
+        build_colors({**MODEL_COLORS, **COLORS} if models else COLORS),
+        build("p", models or asked, class_="note") if models is not None else None,
         build("div", chat, build("div", _build_others(name, episode, table)), class_="beside"),
         build("p", "Keys: j or ] opens the next episode, k or [ the previous one, t sets the colors.", class_="note"),
     ]

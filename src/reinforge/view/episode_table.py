@@ -92,6 +92,7 @@ class EpisodeQuery:
         low, high: The least and the greatest reward.
         example: The whole id.
         agent: One of the agents of a multi-agent episode, or functions and `llms` that called the model.
+        worker: One of those that sampled its replies.
         order: One of `COLUMNS`; with a minus in front, the greatest first.
     """
 
@@ -103,13 +104,14 @@ class EpisodeQuery:
     high: float | None = None
     example: str = ""
     agent: str = ""
+    worker: str = ""
     order: str = DEFAULT_ORDER
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> EpisodeQuery:
         """Returns the query of an address; a `ValueError` names a value that is not allowed."""
         values: dict[str, Any] = {
-            name: given.get(name, "") for name in ("text", "phase", "outcome", "example", "agent")
+            name: given.get(name, "") for name in ("text", "phase", "outcome", "example", "agent", "worker")
         }
         order = given.get("order") or DEFAULT_ORDER
         if order.removeprefix("-") not in COLUMNS:
@@ -139,7 +141,7 @@ class EpisodeQuery:
 
     @property
     def needs_excerpts(self) -> bool:
-        return bool(self.text or self.agent or self.column.has_excerpt)
+        return bool(self.text or self.agent or self.worker or self.column.has_excerpt)
 
 
 def write_number(value: float | None) -> str:
@@ -164,6 +166,7 @@ class EpisodeTable:
         self._selected: tuple[EpisodeQuery, Sequence[ListedEpisode]] | None = None
         self._excerpts: dict[int, EpisodeExcerpt] = {}
         self.agents: Counter[str] = Counter()
+        self.workers: Counter[str] = Counter()
         self.epochs: Counter[int] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.phases: Counter[str] = Counter()
@@ -229,6 +232,7 @@ class EpisodeTable:
                 excerpt = make_excerpt(load_json(_NUMBERS.sub('"":0', found[number])))
             self._excerpts[number] = excerpt
             self.agents.update(excerpt.agents)
+            self.workers.update(excerpt.workers)
         return len(numbers)
 
     def read_prompts(self, episodes: Sequence[ListedEpisode]) -> dict[int, str]:
@@ -267,6 +271,8 @@ class EpisodeTable:
             found = [each for each in found if each.reward is not None and each.reward <= high]
         if query.agent:
             found = [each for each in found if query.agent in self.excerpt(each).agents]
+        if query.worker:
+            found = [each for each in found if query.worker in self.excerpt(each).workers]
         if text := query.text.lower():
             found = [each for each in found if text in f"{each.example_id}\n{self.excerpt(each).searched}".lower()]
         return found

@@ -23,7 +23,7 @@ from reinforge.registry import REGISTRY
 from reinforge.rollout.http.access import HEADERS, KEY, LOOPBACK, REPORT_POLICY, AccessKey, is_own_host
 from reinforge.runs.comparison import compare_runs
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.page.chats import ChatStyle, TrainedTokens
+from reinforge.runs.page.chats import ChatStyle, ModelScores, TrainedTokens
 from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
 from reinforge.runs.run_folder import RunOverview
@@ -39,6 +39,7 @@ from reinforge.view.reward_page import build_reward_page
 from reinforge.view.run_list import RunQuery, build_run_list
 from reinforge.view.run_page import build_run_page
 from reinforge.view.stability_page import build_stability_page
+from reinforge.view.token_scores import TokenScorer, find_first_model
 
 POLL_S = 2.0
 """Seconds between two looks at the files of an open page's run."""
@@ -90,6 +91,7 @@ class ViewServer:
         self.port, self._poll_s = port, poll_s
         self._library = RunLibrary(output_dir)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="view")
+        self._models, self._scorer = ThreadPoolExecutor(1, thread_name_prefix="view-models"), TokenScorer()
         self._closing = asyncio.Event()
         self._indexing: dict[Path, asyncio.Task[None]] = {}
         self._runner: web.AppRunner | None = None
@@ -113,6 +115,8 @@ class ViewServer:
         if self._runner is not None:
             await self._runner.cleanup()
         self._executor.shutdown(cancel_futures=True)
+        self._models.submit(self._scorer.close)
+        self._models.shutdown()
 
     def _prepare(self) -> None:
         self._library.list_overviews()
@@ -243,15 +247,20 @@ class ViewServer:
 
     async def _show_episode(self, request: web.Request) -> web.Response:
         folder, query, key = self._find_folder(request), _read_query(request), request.query.get("key", "")
+        row = await self._read(JournalReader(folder).find_episode, key)
+        models, scores = None if find_first_model(folder) is None else "", dict[str, ModelScores]()
+        if row is not None and request.query.get("models"):
+            loop = asyncio.get_running_loop()
+            models, scores = await loop.run_in_executor(self._models, self._scorer.score, folder, row.data)
 
         def build() -> Element:
             table = self._library.read_table(folder)
-            listed, row = table.find(key), JournalReader(folder).find_episode(key)
+            listed = table.find(key)
             if listed is None or row is None:
                 raise web.HTTPNotFound(reason="There is no such episode")
             texts, trained = self._library.read_texts(folder), TrainedTokens.read(self._library.read_config(folder))
-            style = ChatStyle(texts, trained, table.find_baseline(listed))
-            return build_episode_page(folder.name, listed, row, table, style, query)
+            style = ChatStyle(texts, trained, table.find_baseline(listed), scores)
+            return build_episode_page(folder.name, listed, row, table, style, query, models)
 
         return _write_page(await self._read(build))
 

@@ -112,28 +112,35 @@ def _decode(
     values: list[Tensor],
     slides: list[bool],
     window: int | None,
-    length: int,
+    lengths: list[int],
+    num_long: int,
     sizes: LlamaSizes,
 ) -> Tensor:
     """Returns the rows' logits after one more token each, and writes its keys and values into slots, `[S, K, C, D]`.
 
-    Row b attends to slot b; everything else is computed in the order of the adapters.
+    Row b attends to slot b, the first `num_long` rows to `lengths[0]` tokens and the others to `lengths[-1]`; everything
+    else is computed in the order of the adapters.
     """
     count, ordered = token_ids.shape[0], pick_rows(positions, rows.order)
     x = F.embedding(pick_rows(token_ids, rows.order), outer.embedding)
     cos, sin = outer.cos.index_select(0, ordered)[:, None], outer.sin.index_select(0, ordered)[:, None]
     indices = build_write_indices(positions, sizes.num_kv_heads, keys[0].shape[2])
     indices = pick_rows(indices.view(count, -1), rows.order).view(-1)
-    zero, places = torch.zeros([], device=x.device, dtype=x.dtype), torch.arange(length, device=x.device)[None]
+    zero, places = torch.zeros([], device=x.device, dtype=x.dtype), torch.arange(lengths[0], device=x.device)[None]
     full = build_additive_mask(positions[:, None], places, None, zero, sizes.least)
     sliding = full if window is None else build_additive_mask(positions[:, None], places, window, zero, sizes.least)
     for number, layer in enumerate(layers):
         query, key, value = _project_qkv(x, layer, rows, cos, sin, sizes)
         keys[number].view(-1, sizes.head_size).index_copy_(0, indices, key.reshape(-1, sizes.head_size))
         values[number].view(-1, sizes.head_size).index_copy_(0, indices, value.reshape(-1, sizes.head_size))
-        own_keys, own_values = keys[number][:count, :, :length], values[number][:count, :, :length]
-        mask = sliding if slides[number] else full
-        attended = decode_attention(pick_rows(query, rows.places), own_keys, own_values, mask, sizes.scale)
+        query, mask = pick_rows(query, rows.places), sliding if slides[number] else full
+        parts: list[Tensor] = []
+        for first, last, length in ((0, num_long, lengths[0]), (num_long, count, lengths[-1])):
+            if first < last:
+                own = keys[number][first:last, :, :length], values[number][first:last, :, :length]
+                part = mask[first:last, :, :, :length]
+                parts.append(decode_attention(query[first:last], own[0], own[1], part, sizes.scale))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         x = _finish_layer(x, pick_rows(attended.view(count, -1), rows.order), layer, rows, sizes)
     return _compute_logits(pick_rows(x, rows.places), outer, sizes)
 
@@ -210,15 +217,21 @@ class FastLlama:
         finally:
             self._names = None
 
-    def decode_step(self, token_ids_B: Tensor, positions_B: Tensor, length: int) -> Tensor:
-        """Returns the logits after one more token of each row, `[B, V]`."""
+    def decode_step(
+        self, token_ids_B: Tensor, positions_B: Tensor, lengths: Sequence[int], num_long: int | None = None
+    ) -> Tensor:
+        """Returns the logits after one more token of each row, `[B, V]`.
+
+        Args:
+            lengths: Tokens that the first `num_long` rows attend to and, if there are two, the others.
+        """
         (rows, layers), (keys, values) = self._choose_weights(len(token_ids_B)), self._slots()
         capacity = keys[0].shape[2]
-        if capacity <= MAX_SPARE * length:
-            length = capacity
-        outer, slides, window = self.weights.collect_outer(length), self.slides, self.masks.window
+        chosen = [capacity if capacity <= MAX_SPARE * length else length for length in lengths]
+        num_long = len(token_ids_B) if num_long is None else num_long
+        outer, slides, window = self.weights.collect_outer(chosen[0]), self.slides, self.masks.window
         return self._decode(
-            token_ids_B, positions_B, rows, layers, outer, keys, values, slides, window, length, self.sizes
+            token_ids_B, positions_B, rows, layers, outer, keys, values, slides, window, chosen, num_long, self.sizes
         )
 
     def can_prefill(self, length: int) -> bool:

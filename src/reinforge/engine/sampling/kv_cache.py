@@ -9,6 +9,8 @@ Shapes: S slots, C their capacity in tokens, L tokens that a step attends to, B 
 
 from __future__ import annotations
 
+import math
+import mmap
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +49,7 @@ class KVCacheLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocates the slots for keys and values of these shapes, `[B, H, T, D]`."""
         self.keys, self.values = (
-            states.new_zeros(self.cache.num_slots, states.shape[1], self.cache.capacity, states.shape[3])
+            make_zeros(states, (self.cache.num_slots, states.shape[1], self.cache.capacity, states.shape[3]))
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -115,6 +117,12 @@ class KVCache(ModelCache):
         self.slot_states = [LayerStates() if kind.has_states else None for kind in model.layer_kinds]
         self._has_states = model.has_states
         super().__init__(layers, [None] * len(layers))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer; 0 before any prompt was computed."""
+        slots = self._list_slots()[:2]
+        return sum(each.nbytes for each in slots) // max(1, self.num_slots * self.capacity)
 
     @property
     def num_bytes(self) -> int:
@@ -201,7 +209,7 @@ class KVCache(ModelCache):
             target[slot] = source
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
-        """Copies the first `length` tokens and the states of slots `sources` to slots `targets`."""
+        """Copies the first `length` tokens and the states of slots `sources` to slots `targets`, which may be the same."""
         source_rows, target_rows = torch.from_numpy(sources).to(self.device), torch.from_numpy(targets).to(self.device)
         for slots in self._list_slots():
             slots[target_rows, :, :length] = slots[source_rows, :, :length]
@@ -236,9 +244,24 @@ class KVCache(ModelCache):
         return self._indices[num_heads]
 
 
+def make_zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns zeros of a tensor's type and device.
+
+    On the CPU the system provides each page when it is first written. One long reply makes all slots long, and to clear
+    gigabytes that nobody writes would stop the others for seconds.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    try:
+        pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for a KV cache of {shape}: {error}") from error
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
+
+
 def _copy_part(slots: Tensor, shape: tuple[int, ...], part: tuple[slice, ...]) -> Tensor:
     """Returns slots of another shape with the same contents in one part."""
-    copied = slots.new_zeros(shape)
+    copied = make_zeros(slots, shape)
     copied[part] = slots[part]
     return copied
 

@@ -239,6 +239,14 @@ class RunningBatch:
             if not constraint.can_continue:
                 leaving[row], ended[row] = True, constraint.is_complete
 
+    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Puts row `sources[i]` in the place of row `targets[i]`; the two may name the same rows in another order."""
+        for array in self.list_arrays():
+            array[targets] = array[sources]
+        moved = [self.requests[row] for row in sources]
+        for target, request in zip(targets, moved, strict=True):
+            self.requests[target] = request
+
     def remove(self, leaving: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Removes rows and fills their places with the last rows; returns which rows moved where.
 
@@ -247,10 +255,7 @@ class RunningBatch:
         count = self.count - int(leaving.sum())
         targets = np.flatnonzero(leaving[:count])
         sources = np.flatnonzero(~leaving[count:]) + count
-        for array in self.list_arrays():
-            array[targets] = array[sources]
-        for source, target in zip(sources, targets, strict=True):
-            self.requests[target] = self.requests[source]
+        self.move(sources, targets)
         del self.requests[count:]
         self.positions[count : self.count] = 0
         self.count = count

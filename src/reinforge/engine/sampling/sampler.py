@@ -63,6 +63,31 @@ PREFILL_TOKENS = 2048
 READER_TOKENS = 512
 """Prompt tokens between two decode steps while clients read replies as they grow: they wait that long for a token."""
 
+GATHERED_PART, MAX_HELD_STEPS = 4, 4
+"""Requests wait until they are a fourth of the running replies, or for four steps."""
+
+LEAST_SAVED, MUCH_SAVED = {"cpu": 2**19}, 2**26
+"""Bytes of keys and values in a layer that a step must save to attend in two parts; `MUCH_SAVED` on other devices."""
+
+
+def find_long_rows(lengths: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+    """Returns which rows should attend apart from the others, which are at most half as long; all: none should.
+
+    Args:
+        lengths: Tokens that each row attends to.
+        least: How many places fewer all rows together must attend to.
+
+    Example: lengths 900, 100, 120, least 1000 -> True, False, False: 2 x 780 places fewer.
+    """
+    best, longest = np.ones(len(lengths), np.bool_), int(lengths.max())
+    for most in (longest // 2, longest // 4, longest // 8):
+        is_short = lengths <= most
+        saved = int(is_short.sum()) * (longest - int(lengths[is_short].max(initial=0)))
+        if saved >= least:
+            best, least = ~is_short, saved
+    return best
+
+
 UNUSED_S = 10.0  # seconds for which no step needed half of the KV cache, before `release_memory` frees it
 
 
@@ -136,7 +161,7 @@ class ReplySampler:
         self._closing = False
         self._load = 0.0
         self._sampled_tokens, self._prompt_tokens, self._prefilled_tokens, self._reused_tokens = 0, 0, 0, 0
-        self._steps = 0
+        self._steps, self._held_steps = 0, 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
         try:
@@ -368,8 +393,25 @@ class ReplySampler:
             self._waiting.extendleft(reversed(held))
         return popped
 
+    def _holds_back(self) -> bool:
+        """Returns True while the few requests that could begin should wait for others.
+
+        A prompt that is computed alone costs as much as a decode step of all replies, or more: the weights are read
+        either way. So arrivals are gathered until they are a share of the running batch, for a few steps at most.
+        """
+        with self._condition:
+            num_waiting = sum(request.adapter not in self._paused for request in self._waiting)
+        num_ready = min(num_waiting, self.max_num_seqs - len(self._list_begun()))
+        if GATHERED_PART * num_ready >= self._batch.count:
+            self._held_steps = 0
+        elif num_ready > 0:
+            self._held_steps = (self._held_steps + 1) % (MAX_HELD_STEPS + 1)
+        return self._held_steps > 0
+
     def _admit(self) -> None:
-        self._admitted = [request for request in self._admitted if not request.cancelled] + self._pop_waiting()
+        self._admitted = [request for request in self._admitted if not request.cancelled]
+        if not self._holds_back():
+            self._admitted += self._pop_waiting()
         if not self._admitted:
             return
         had_readers = self._has_readers()
@@ -478,22 +520,47 @@ class ReplySampler:
         batch = self._batch
         if not batch.count:
             return
-        size = max(batch.count, self._min_rows)
+        size, num_long = max(batch.count, self._min_rows), self._put_long_rows_first()
         with self._route_adapters([request.adapter for request in batch.requests]):
             logits = self._retry_with_smaller_cache(
-                lambda: self._forward(batch.last_tokens[:size], batch.positions[:size])
+                lambda: self._forward(batch.last_tokens[:size], batch.positions[:size], num_long)
             )
         batch.positions[: batch.count] += 1
         self._steps += 1
         self._sample(logits[: batch.count], 0)
 
-    def _forward(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Returns the logits after one more token of each row, `[B, V]`."""
+    def _put_long_rows_first(self) -> int | None:
+        """Moves rows so that long ones attend apart from the others, and returns how many they are; None: all are alike.
+
+        Otherwise one long conversation would make all others attend to as many places as it has tokens.
+        """
+        batch = self._batch
+        if self._prefiller.fast_llama is None or self._is_deterministic:
+            return None
+        least = LEAST_SAVED.get(self.model.device.type, MUCH_SAVED) // max(1, self._cache.token_bytes)
+        is_long = find_long_rows(batch.positions[: batch.count] + 1, least)
+        misplaced = np.flatnonzero(is_long != np.sort(is_long)[::-1])
+        if len(misplaced):
+            sources = misplaced[np.argsort(~is_long[misplaced], kind="stable")]
+            self._cache.move(sources, misplaced, round_up(int(batch.positions[misplaced].max())))
+            batch.move(sources, misplaced)
+        num_long = int(is_long.sum())
+        return num_long if num_long < batch.count else None
+
+    def _forward(
+        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], num_long: int | None = None
+    ) -> Tensor:
+        """Returns the logits after one more token of each row, `[B, V]`.
+
+        Args:
+            num_long: Number of rows that attend apart from those after them, which are shorter; None: all.
+        """
         length = round_up(int(positions.max()) + 1)
         self._cache.reserve(length, self._batch.count, len(token_ids))
         token_ids_B, positions_B = self._to_device(token_ids), self._to_device(positions)
         if self._prefiller.fast_llama is not None:
-            return self._prefiller.fast_llama.decode_step(token_ids_B, positions_B, length)
+            lengths = [round_up(int(part.max()) + 1) for part in np.split(positions, [num_long or 0]) if len(part)]
+            return self._prefiller.fast_llama.decode_step(token_ids_B, positions_B, lengths, num_long)
         self._cache.begin_step(positions_B, length)
         features = self.model.features(
             token_ids_B[:, None],

@@ -35,6 +35,7 @@ class ReplyLogprobs:
 
     logprobs: Tensor  # `[B, T]` log p of each token, 0 after a reply's end
     mask: Tensor  # `[B, T]` True where there is a token
+    entropies: Tensor  # `[B, T]` of the distribution of each token, in nats, 0 after a reply's end
     values: Tensor | None = None  # `[B, T]` the critic's value before each token; None without a critic
 
 
@@ -56,11 +57,12 @@ def score_replies(
         raise TrajectoryError("cannot score a reply without tokens or without a prompt")
     samples = [_make_sample(tokens) for tokens in replies]
     counts_B = torch.tensor([sample.num_trained for sample in samples], device=model.device)
-    order, logprobs, values = list[int](), list[Tensor](), list[Tensor]()
+    order, logprobs, entropies, values = list[int](), list[Tensor](), list[Tensor](), list[Tensor]()
     for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
         batch = collate([samples[i] for i in indices], model.device)
-        logprobs_BL, _ = token_logprobs(model, batch, masks=masks, critic=critic)
+        logprobs_BL, entropies_BL = token_logprobs(model, batch, masks=masks, critic=critic)
         logprobs.append(logprobs_BL[batch.loss_mask])
+        entropies.append(entropies_BL[batch.loss_mask])
         if batch.values is not None:
             values.append(batch.values[batch.loss_mask])
         order += indices
@@ -73,7 +75,7 @@ def score_replies(
     def fill_rows(parts: list[Tensor]) -> Tensor:
         return empty_BT.index_put((order_B[rows_N], places_N), torch.cat(parts))
 
-    return ReplyLogprobs(fill_rows(logprobs), mask_BT, fill_rows(values) if values else None)
+    return ReplyLogprobs(fill_rows(logprobs), mask_BT, fill_rows(entropies), fill_rows(values) if values else None)
 
 
 def _make_sample(tokens: TokenLogprobs) -> TrainingSample:

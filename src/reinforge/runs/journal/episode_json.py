@@ -129,6 +129,8 @@ def _dump_reply(reply: ModelReply) -> dict[str, Any]:
     }
     if reply.logprobs is not None:
         dumped["endpoint_logprobs"] = reply.logprobs
+    if reply.worker:
+        dumped["worker"] = reply.worker
     if tokens is None or not tokens.restricted:
         return dumped
     supports = None if tokens.supports is None else _dump_supports(tokens.supports)
@@ -166,6 +168,7 @@ def _parse_reply(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
         data["num_completion_tokens"],
         policy_version=data["policy_version"] if tokens is None else None,
         logprobs=data.get("endpoint_logprobs"),
+        worker=data.get("worker", ""),
     )
 
 

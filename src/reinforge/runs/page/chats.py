@@ -1,4 +1,4 @@
-"""An episode as a chat whose sampled tokens are colored by log-prob or by relative reward, or marked as trained.
+"""An episode as a chat whose sampled tokens are colored by log-prob, by relative reward, or by what models say of them.
 
 Colors are classes of the style sheet, chosen by the reader with radio buttons; nothing on the page is a script.
 """
@@ -27,6 +27,9 @@ MAX_TOKENS = 1500
 LOGPROB_STEPS = (-0.1, -0.5, -1.0, -2.0, -4.0)
 """Borders of the colors: p above 0.90, 0.61, 0.37, 0.14, 0.02, and below."""
 RELATIVE_STEPS = (0.05, 0.25)
+ENTROPY_STEPS = (0.1, 0.5, 1.0, 1.5, 2.5)
+CHANGE_STEPS = (0.25, 1.0)
+"""Nats; the second is a token that became 2.7 times as likely, or as unlikely."""
 TOKENIZER = "tokenizer.json"
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for a part of a character."""
@@ -114,12 +117,21 @@ class TrainedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelScores:
+    """What the models from before and after training say of the tokens of one reply, in nats at temperature 1."""
+
+    entropies: Sequence[float]  # of the distributions of the model after training
+    changes: Sequence[float]  # log p after training minus log p before it
+
+
+@dataclass(frozen=True, slots=True)
 class ChatStyle:
     """How the replies of an episode are split and colored."""
 
     texts: TokenTexts = field(default_factory=TokenTexts)
     trained: TrainedTokens = field(default_factory=TrainedTokens)
     baseline: float | None = None  # mean reward of the group, for a training episode; None: not one
+    scores: Mapping[str, ModelScores] = field(default_factory=dict)  # by call id; empty: the models were not asked
 
 
 def build_chat(row: EpisodeRow, style: ChatStyle) -> Element:
@@ -191,6 +203,8 @@ def _build_reply(call: dict[str, Any], style: ChatStyle, relative: float | None)
     facts = [str(call["llm"]), f"{call['num_completion_tokens']} tokens", str(call["finish_reason"])]
     if call["policy_version"] is not None:
         facts.append(f"version {call['policy_version']}")
+    if call.get("worker"):
+        facts.append(call["worker"])
     if logprobs and None in logprobs:  # tokens that were given, not sampled
         logprobs = None
     if logprobs:
@@ -204,7 +218,8 @@ def _build_reply(call: dict[str, Any], style: ChatStyle, relative: float | None)
         section.append(build("pre", _shorten(text) if text else "(no text)"))
     else:
         marks = style.trained.mark(call) if relative is not None else None
-        section.append(build("pre", _build_tokens(pieces, logprobs, marks or [False] * len(ids), relative)))
+        scores = style.scores.get(call["call_id"])
+        section.append(build("pre", _build_tokens(pieces, logprobs, marks or [False] * len(ids), relative, scores)))
         if len(ids) > MAX_TOKENS:
             section.append(build("p", f"{len(ids) - MAX_TOKENS:,} more tokens are not shown.", class_="note"))
     section.extend(_build_tool_calls(reply))
@@ -212,16 +227,25 @@ def _build_reply(call: dict[str, Any], style: ChatStyle, relative: float | None)
 
 
 def _build_tokens(
-    pieces: Sequence[tuple[str, int]], logprobs: Sequence[float], marks: Sequence[bool], relative: float | None
+    pieces: Sequence[tuple[str, int]],
+    logprobs: Sequence[float],
+    marks: Sequence[bool],
+    relative: float | None,
+    scores: ModelScores | None,
 ) -> list[Element]:
-    """Returns a span per token with the classes of its log-prob, and of the relative reward if training uses it."""
+    """Returns a span per token with the classes of its figures; the relative reward is one if training uses it."""
     spans, place = [], 0
     for text, count in pieces:
-        logprob, is_trained = sum(logprobs[place : place + count]), any(marks[place : place + count])
+        part = slice(place, place + count)
+        logprob, is_trained = sum(logprobs[part]), any(marks[part])
         place += count
         names, tip = [choose_logprob_class(logprob)], f"log-prob {logprob:.3f}"
         if is_trained and relative is not None:
-            names, tip = [*names, "m", choose_relative_class(relative)], f"{tip}, relative reward {relative:+.3f}"
+            names, tip = [*names, "m", choose_class(relative)], f"{tip}, relative reward {relative:+.3f}"
+        if scores is not None:
+            entropy, change = max(scores.entropies[part]), sum(scores.changes[part])
+            names += [f"e{sum(entropy > border for border in ENTROPY_STEPS)}", f"c{choose_class(change, CHANGE_STEPS)}"]
+            tip = f"{tip}, entropy {entropy:.3f}, change {change:+.3f}"
         spans.append(build("span", text, class_=" ".join(names), title=tip))
     return spans
 
@@ -230,9 +254,10 @@ def choose_logprob_class(logprob: float) -> str:
     return f"p{sum(logprob < border for border in LOGPROB_STEPS)}"
 
 
-def choose_relative_class(relative: float) -> str:
-    size = sum(abs(relative) > border for border in RELATIVE_STEPS)
-    return "a0" if size == 0 else f"{'g' if relative > 0 else 'n'}{size}"
+def choose_class(value: float, steps: Sequence[float] = RELATIVE_STEPS) -> str:
+    """Returns the class of a value that may be above or below 0: `a0` near it, `g1`, `g2` above, `n1`, `n2` below."""
+    size = sum(abs(value) > border for border in steps)
+    return "a0" if size == 0 else f"{'g' if value > 0 else 'n'}{size}"
 
 
 def _format(content: Any) -> str:

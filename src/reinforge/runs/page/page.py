@@ -66,6 +66,11 @@ COLORS = {
     "mask": "tokens that training uses: underlined",
     "nothing": "no colors",
 }
+MODEL_COLORS = {
+    "entropy": "entropy of the trained model: the redder, the less certain",
+    "change": "change of log-prob by training: green became likelier, red less likely",
+}
+"""Need both models, so only a page that has loaded them offers these."""
 
 
 def write_page(folder: Path, summary: RunSummary | None = None, path: Path | None = None) -> Path:
@@ -163,9 +168,9 @@ def _describe_origin(content: PageContent) -> str:
     return f"Written by reinforge {__version__}{f' with {named}' if named else ''}. Intervals are 95 %."
 
 
-def build_colors() -> Element:
+def build_colors(colors: Mapping[str, str] = COLORS) -> Element:
     buttons = []
-    for number, (name, text) in enumerate(COLORS.items()):
+    for number, (name, text) in enumerate(colors.items()):
         button = build("input", type="radio", name="color", id=f"by-{name}", checked="" if number == 0 else None)
         buttons.append(build("label", button, f" {text}"))
     return build("fieldset", build("legend", "Color the tokens of replies by"), buttons)
