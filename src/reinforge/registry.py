@@ -51,7 +51,7 @@ BUILTINS = {
         "tasks.shop.questions": "shop",
         "tasks.tic_tac_toe.dataset": "tic_tac_toe",
         "tasks.tickets.dataset": "tickets",
-        "environments.tasks": "environment",
+        "environments.agent": "environment",
         "tasks.word_problems.dataset": "word_problems",
     },
     "environment": {f"environments.{name}": name for name in _ENVIRONMENTS.split()},

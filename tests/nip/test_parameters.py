@@ -1,7 +1,9 @@
 """Parameters of experiments: fields, defaults and validation."""
 
+import inspect
 import json
 from dataclasses import fields
+from itertools import pairwise
 
 import pytest
 
@@ -126,9 +128,11 @@ def test_defaults_are_always_taken():
 
 
 def test_every_field_is_documented():
-    """In its class; a block by its own, an unsupported field by what to use instead."""
+    """Beside it or below it; a block by its own, an unsupported field by what to use instead."""
     for owner in (HyperParameters, ExperimentSettings, PureTextAgentParameters, TextRlParameters):
-        missing = {each.name for each in fields(owner) if f"    {each.name}: " not in owner.__doc__}
+        lines = inspect.getsource(owner).splitlines()
+        documented = {a.split(":")[0].strip() for a, b in pairwise(lines) if "  # " in a or b.startswith('    """')}
+        missing = {each.name for each in fields(owner)} - documented
         assert missing <= {*owner.UNSUPPORTED, *BLOCKS}, owner
 
 

@@ -194,7 +194,8 @@ class FineTuningServer:
 
     async def wait(self, job_id: str, seconds: float = 120) -> Any:
         async with asyncio.timeout(seconds):
-            await self.api.runner.wait(job_id)
+            while (task := self.api.runner._tasks.get(job_id)) is not None:
+                await asyncio.wait({task})
         return self.api.store.find_job(job_id)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.protocols.tinker.server.api import TinkerApi, TinkerSettings
-from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, _find_message
+from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, _find_messages
 from reinforge.serving.app import ServeApp
 from reinforge.serving.models import ServedModels
 
@@ -102,7 +102,7 @@ class TinkerClient:
         if response.headers["content-type"] != CONTENT_TYPE:
             return response.json()
         kind = "SampleResponse" if ":sample:" in promise["request_id"] else "ForwardBackwardOutput"
-        message = _find_message(kind)()
+        message = _find_messages()[kind]()
         message.ParseFromString(response.content)
         return message
 
@@ -156,7 +156,7 @@ def build_body(model_id, seq_id, data, loss="cross_entropy", config=None, forwar
         config: Its settings.
         forward_only: Compute no gradient.
     """
-    message = _find_message("ForwardBackwardRequest")(
+    message = _find_messages()["ForwardBackwardRequest"](
         model_id=model_id, seq_id=seq_id, loss_fn=loss, forward_only=forward_only
     )
     for tokens, inputs in data:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.registry import REGISTRY
-from reinforge.tasks.tic_tac_toe import DEMO, DEMO_LONG
+from reinforge.tasks.tic_tac_toe import DEMO, LONG
 from reinforge.tasks.tic_tac_toe.dataset import TicTacToeDataset
 from reinforge.tasks.tickets import TICKETS
 from reinforge.tasks.word_problems import CALCULATOR, WORD_PROBLEMS
@@ -19,12 +19,12 @@ from tests.models import make_tiny_model
     ("path", "overrides", "metric", "evaluator", "num_confirm"),
     [
         (DEMO, [], "win", "tic_tac_toe_win", 1000),
-        (DEMO_LONG, [], "win", "tic_tac_toe_win", 1000),
+        (DEMO, [*LONG], "win", "tic_tac_toe_win", 1000),
         (TICKETS, [], "exact", "tickets_exact", 300),
         (WORD_PROBLEMS, [], "correct", "numeric", 200),
         (WORD_PROBLEMS, [*CALCULATOR], "correct", "numeric", 200),
     ],
-    ids=["demo", "demo_long", "tickets", "word problems", "calculator"],
+    ids=["demo", "long demo", "tickets", "word problems", "calculator"],
 )
 def test_a_run_is_judged_by_its_plain_metric_on_examples_enough(path, overrides, metric, evaluator, num_confirm):
     config = load_config(path, overrides=overrides).config
@@ -36,9 +36,9 @@ def test_a_run_is_judged_by_its_plain_metric_on_examples_enough(path, overrides,
     assert dataset.num_train >= run.num_epochs * config.trajectory_builders["groups"].examples_per_epoch
 
 
-@pytest.mark.parametrize("path", [DEMO, DEMO_LONG], ids=lambda path: path.stem)
-def test_a_demo_is_judged_by_games_against_a_random_opponent(path):
-    config = load_config(path).config
+@pytest.mark.parametrize("overrides", [(), LONG], ids=["demo", "long demo"])
+def test_a_demo_is_judged_by_games_against_a_random_opponent(overrides):
+    config = load_config(DEMO, overrides=overrides).config
     rows = TicTacToeDataset(config.eval.general.dataset).rows()
     assert {row["opponent"] for row in rows if row["split"] == "confirm"} == {"random"}
     assert config.finetuning.curriculum_learning.min_reward_diff < config.eval.evaluators["shaped"].per_move

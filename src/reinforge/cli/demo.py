@@ -63,10 +63,10 @@ def command(
         raise click.UsageError("--calculator needs --pretrained")
     if long_run and pretrained:
         raise click.UsageError("--long cannot be combined with --pretrained")
-    from reinforge.tasks.tic_tac_toe import DEMO, DEMO_LONG
+    from reinforge.tasks.tic_tac_toe import DEMO, LONG
     from reinforge.tasks.word_problems import CALCULATOR, WORD_PROBLEMS
 
-    file = WORD_PROBLEMS if pretrained else DEMO_LONG if long_run else DEMO
+    file = WORD_PROBLEMS if pretrained else DEMO
     train(
         file if resume is None else None,
         as_json=as_json,
@@ -79,7 +79,7 @@ def command(
         allow_config_change=False,
         at_end=lambda summary: _describe_end(summary.folder),
         overrides=(
-            *(CALCULATOR if calculator else ()),
+            *(CALCULATOR if calculator else LONG if long_run else ()),
             *([] if seed is None else [("finetuning.seed", str(seed))]),
             *overrides,
         ),

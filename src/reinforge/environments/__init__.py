@@ -4,6 +4,5 @@ sections.py       the sections that one name stands for
 worker.py         the process in which environments run
 host.py           the workers of a run
 session.py        an episode's environment: `context.environment`
-agent.py          the agent that plays any environment
-tasks.py          an environment's tasks as a dataset
+agent.py          the agent that plays any environment, and an environment's tasks as a dataset
 """

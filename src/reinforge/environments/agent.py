@@ -1,4 +1,7 @@
-"""The agent that plays any environment: it shows the policy what the environment says, and gives its replies back."""
+"""The agent that plays any environment: it shows the policy what the environment says, and gives its replies back.
+
+The environment's tasks are the run's dataset.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from reinforge.config.schema import DatasetConfig
 from reinforge.dialects.tool_calls import detect_tool_format
 from reinforge.environments.text_tools import PROMPT, read_calls, write_tools
 from reinforge.errors import ConfigError, PolicyFailure, Problem
-from reinforge.interfaces import Builder, PolicyServer
-from reinforge.registry import register_workflow
+from reinforge.evaluation.datasets import RowDataset
+from reinforge.interfaces import Builder, DatasetLoader, PolicyServer
+from reinforge.registry import register_dataset, register_workflow
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.episode import extract_text
 from reinforge.rollout.workflows.outside_agent import AgentWorkflowConfig, OutsideWorkflow
 from reinforge.types.environment import Reply
 from reinforge.types.evaluation import EvalInputItem
+
+ADD = "add `environment: TYPE:NAME`; `reinforge environments list` has them"
 
 
 class EnvironmentWorkflowConfig(AgentWorkflowConfig, name="environment"):
@@ -78,7 +85,17 @@ class EnvironmentPlayer:
 @register_workflow(config_type=EnvironmentWorkflowConfig)
 async def environment(config: EnvironmentWorkflowConfig, builder: Builder) -> AsyncIterator[OutsideWorkflow]:
     if builder.config.environment is None:
-        fix = "add `environment: TYPE:NAME`; `reinforge environments list` has them"
-        raise ConfigError(Problem("environment", "the workflow `environment` plays one, but none is configured", fix))
+        raise ConfigError(Problem("environment", "the workflow `environment` plays one, but none is configured", ADD))
     player = EnvironmentPlayer(config, builder.policy)
     yield OutsideWorkflow(player, config.llm, True, config.share_environment_seed, name="environment")
+
+
+class EnvironmentDatasetConfig(DatasetConfig, name="environment"):
+    """The tasks of the configured `environment`."""
+
+
+@register_dataset(config_type=EnvironmentDatasetConfig)
+async def environment_tasks(config: EnvironmentDatasetConfig, builder: Any) -> AsyncIterator[DatasetLoader]:
+    if (host := await builder.get_environment()) is None:
+        raise ConfigError(Problem("environment", "the dataset has an environment's tasks, but none is configured", ADD))
+    yield RowDataset(await host.load())

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -56,10 +56,6 @@ class BfclConfig(EnvironmentConfig, name="bfcl"):
 
 
 @register_environment(config_type=BfclConfig)
-async def bfcl(config: BfclConfig, builder: Any) -> AsyncIterator[EnvironmentSource]:
-    yield FunctionCalls(config)
-
-
 class FunctionCalls(EnvironmentSource):
     """Rows such as `{"id": "simple_python_1", "question": ..., "answer": [...], "task": "simple_python", ...}`."""
 
@@ -79,23 +75,18 @@ class FunctionCalls(EnvironmentSource):
     def _load_category(self, name: str) -> list[EvalInputItem]:
         file = FILE.format(name)
         answers = {} if name in NO_CALL else _read_rows(self.folder / "possible_answer" / file)
-        items = []
-        for row_id, entry in _read_rows(self.folder / file).items():
-            messages = entry["question"][0]
-            row = {
+        rows = [
+            {
                 "id": row_id,
-                "question": messages[-1]["content"],
+                "question": entry["question"][0][-1]["content"],
                 "answer": answers[row_id]["ground_truth"] if answers else [],
                 "task": name,
-                "messages": messages,
+                "messages": entry["question"][0],
                 "functions": entry["function"],
             }
-            items.append(
-                EvalInputItem(
-                    id=row_id, input_obj=row["question"], expected_output_obj=row["answer"], full_dataset_entry=row
-                )
-            )
-        return items
+            for row_id, entry in _read_rows(self.folder / file).items()
+        ]
+        return list(map(EvalInputItem.from_row, rows))
 
     def create(self) -> FunctionCallTask:
         return FunctionCallTask(self)
@@ -178,16 +169,13 @@ def to_tool_name(name: str) -> str:
 
 
 def _to_schema(described: Mapping[str, Any]) -> dict[str, Any]:
-    schema = {**described, "type": _get_types().get(described.get("type"), "string")}
+    kinds = importlib.import_module(f"{PACKAGE}.constants.type_mappings").GORILLA_TO_OPENAPI
+    schema = {**described, "type": kinds.get(described.get("type"), "string")}
     if "properties" in described:
         schema["properties"] = {name: _to_schema(each) for name, each in described["properties"].items()}
     if "items" in described:
         schema["items"] = _to_schema(described["items"])
     return schema
-
-
-def _get_types() -> dict[Any, str]:
-    return importlib.import_module(f"{PACKAGE}.constants.type_mappings").GORILLA_TO_OPENAPI
 
 
 def load_checker() -> Callable[[Any, Calls, Any, str], dict[str, Any]]:

@@ -101,10 +101,8 @@ async def _show(loaded: LoadedConfig, model: str | None, task: str | None, *, as
     async with open_host(config, type_name, loaded.project_root) as host:
         items = {str(item.id): item for item in await host.load()}
         if task is not None and task not in items:
-            message = (
-                f'{host.name} has no task "{task}"{did_you_mean(task, items) or ";"} the first is {next(iter(items))}'
-            )
-            raise ConfigError(Problem("--task", message))
+            hint = f"{did_you_mean(task, items) or ';'} the first is {next(iter(items))}"
+            raise ConfigError(Problem("--task", f'{host.name} has no task "{task}"{hint}'))
         item = items[task] if task is not None else next(iter(items.values()))
         if as_json and model is None:
             say_json({"environment": host.name, "license": config.license, "task": item.full_dataset_entry})

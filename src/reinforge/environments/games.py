@@ -36,12 +36,11 @@ def list_games(config: GamesConfig, num_players: int = 1) -> list[EvalInputItem]
 
     The policy sits at each seat in turn.
     """
-    items = []
+    rows = []
     for index in range(config.size):
         seat = index % num_players
         question = f"{config.name}, game {index}" + (f" as player {seat}" if num_players > 1 else "")
         # seeds that lie close together would give two configurations the same games
         seed = (config.seed * 1_000_003 + index) % 2**31
-        row = {"id": f"{config.name}-{index:05}", "question": question, "seed": seed, "seat": seat}
-        items.append(EvalInputItem(id=row["id"], input_obj=question, expected_output_obj=None, full_dataset_entry=row))
-    return items
+        rows.append({"id": f"{config.name}-{index:05}", "question": question, "seed": seed, "seat": seat})
+    return list(map(EvalInputItem.from_row, rows))

@@ -125,10 +125,7 @@ class Harbor(EnvironmentSource):
         folders = [path.parent for path in sorted([*self.root.glob("task.toml"), *self.root.glob("*/task.toml")])]
         if not folders:
             raise ConfigError(Problem("folder", f"there is no folder with a task.toml in {self.root}"))
-        return [
-            EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
-            for row in map(self._read, folders)
-        ]
+        return [EvalInputItem.from_row(self._read(folder)) for folder in folders]
 
     def _read(self, folder: Path) -> dict[str, Any]:
         context, dockerfile = folder / "environment", folder / "environment" / "Dockerfile"
@@ -197,7 +194,9 @@ class HarborTask(Environment):
         return Observation([{"role": "user", "content": item.input_obj}], self.source.tools)
 
     async def step(self, reply: Reply) -> StepResult:
-        results = [await self._run(call) for call in reply.tool_calls]
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": await self._run(call)} for call in reply.tool_calls
+        ]
         if results and self.left_s > 0:
             return StepResult(Observation(results, self.source.tools))
         try:
@@ -206,10 +205,7 @@ class HarborTask(Environment):
             raise WorkspaceError(str(error)) from None
         return StepResult(reward=report.pop("reward"), done=True, info=report)
 
-    async def _run(self, call: ToolUse) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": call.id, "content": await self._run_command(call)}
-
-    async def _run_command(self, call: ToolUse) -> str:
+    async def _run(self, call: ToolUse) -> str:
         """Runs a command, and returns what it wrote and how it ended."""
         if call.name != "bash" or not isinstance(command := call.arguments.get("command"), str) or "\0" in command:
             return 'error: call bash with {"command": "..."}'

@@ -153,11 +153,7 @@ def _settle(call: Call, value: Any) -> None:
 
 
 class EnvironmentHost:
-    """The environments of a run.
-
-    Args:
-        type_name: The environment's `_type`.
-    """
+    """The environments of a run; `type_name` is their `_type`."""
 
     def __init__(self, config: EnvironmentConfig, type_name: str, project_root: Path):
         self.config, self.name = config, f"{type_name}:{getattr(config, config.main_key, '')}".removesuffix(":")

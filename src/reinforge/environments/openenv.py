@@ -78,11 +78,9 @@ class OpenEnvConfig(EnvironmentConfig, name="openenv"):
     @classmethod
     def build_sections(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Returns sections of a configuration that has these settings, as far as it leaves them out."""
-        sessions, num_workers = (
-            settings.get(key, cls.model_fields[key].default) for key in ("sessions", "num_workers")
-        )
-        num_servers = 1 if settings.get("url") else num_workers
-        return {"eval": {"general": {"max_concurrency": sessions * num_servers}}}
+        given = {name: field.default for name, field in cls.model_fields.items()} | settings
+        num_servers = 1 if given["url"] else given["num_workers"]
+        return {"eval": {"general": {"max_concurrency": given["sessions"] * num_servers}}}
 
 
 @register_environment(config_type=OpenEnvConfig)
@@ -104,10 +102,7 @@ class OpenEnv(EnvironmentSource):
         self.ensure_server()
         seeds = [self.config.seed * 1_000_003 + index for index in range(self.config.size)]
         rows = [{"id": f"openenv-{n:05}", "question": f"openenv {seed}", "seed": seed} for n, seed in enumerate(seeds)]
-        return [
-            EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
-            for row in rows
-        ]
+        return list(map(EvalInputItem.from_row, rows))
 
     def create(self) -> OpenEnvEpisode:
         return OpenEnvEpisode(self)

@@ -12,7 +12,6 @@ import json
 import re
 import sys
 import types
-from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -84,10 +83,6 @@ class ReasoningGymConfig(EnvironmentConfig, name="reasoning_gym"):
 
 
 @register_environment(config_type=ReasoningGymConfig)
-async def reasoning_gym(config: ReasoningGymConfig, builder: Any) -> AsyncIterator[EnvironmentSource]:
-    yield ReasoningGym(config)
-
-
 class ReasoningGym(EnvironmentSource):
     """Rows such as `{"id": "spell_backward-00012", "question": ..., "answer": ..., "task": ..., "index": 12}`."""
 
@@ -158,9 +153,7 @@ class ReasoningGym(EnvironmentSource):
             row["transfer"] = True
         if (templates := getattr(dataset, "task_indices", None)) is not None:
             row["template"] = f"{name}-{templates[index]}"
-        return EvalInputItem(
-            id=row["id"], input_obj=row["question"], expected_output_obj=row["answer"], full_dataset_entry=row
-        )
+        return EvalInputItem.from_row(row)
 
     def create(self) -> ReasoningTask:
         return ReasoningTask(self)
@@ -263,9 +256,9 @@ def find_datasets() -> dict[str, str]:
 
 
 def _find_package() -> Path:
-    spec = importlib.util.find_spec(PACKAGE) if PACKAGE not in sys.modules else None
     if PACKAGE in sys.modules:
         return Path(sys.modules[PACKAGE].__path__[0])
+    spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise ConfigError(Problem("_type", "the package reasoning-gym is not installed", ReasoningGymConfig.install))
     return Path(spec.origin).parent

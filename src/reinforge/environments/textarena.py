@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import random
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,10 +59,6 @@ class TextArenaConfig(GamesConfig, name="textarena"):
 
 
 @register_environment(config_type=TextArenaConfig)
-async def textarena(config: TextArenaConfig, builder: Any) -> AsyncIterator[EnvironmentSource]:
-    yield TextArena(config)
-
-
 class TextArena(EnvironmentSource):
     def __init__(self, config: TextArenaConfig):
         self.config = config

@@ -160,15 +160,9 @@ class Rollouts(EnvironmentSource):
         self.config = config
 
     def load(self) -> list[EvalInputItem]:
-        rows = [
-            {"id": f"{self.config.name}-{index:05}", **json.loads(json.dumps(row))}
-            for index, row in enumerate(itertools.islice(self.read_rows(), self.config.size))
-        ]
         return [
-            EvalInputItem(
-                id=row["id"], input_obj=row["question"], expected_output_obj=row["answer"], full_dataset_entry=row
-            )
-            for row in rows
+            EvalInputItem.from_row({"id": f"{self.config.name}-{index:05}", **json.loads(json.dumps(row))})
+            for index, row in enumerate(itertools.islice(self.read_rows(), self.config.size))
         ]
 
     def create(self) -> Rollout:

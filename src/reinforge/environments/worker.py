@@ -1,10 +1,5 @@
 """The process in which environments run: it loads one source and does one call after the other.
 
-    load     the tasks
-    reset    makes the environment of an episode, and starts it
-    step     a reply of the agent
-    close    the episode has ended
-
 Python's and NumPy's global random generators are swapped with each call, so that episodes do not disturb each other.
 """
 
@@ -33,18 +28,14 @@ class WorkerBuilder:
 
 
 async def load_source(spec: Message, project_root: Path) -> tuple[Perform, Message]:
-    _limit_memory(spec["memory_mb"])
+    import resource  # not on Windows
+
+    resource.setrlimit(resource.RLIMIT_DATA, (spec["memory_mb"] << 20,) * 2)
     os.dup2(2, 1)  # what a package prints must not stand between the lines of `--json`
     component = REGISTRY.get("environment", spec["type"])
     config = component.config_type.model_validate(spec["settings"])
     made = component.factory(config, WorkerBuilder(project_root))
     return Host(await anext(made), made).perform, {}
-
-
-def _limit_memory(memory_mb: int) -> None:
-    import resource  # not on Windows
-
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
 
 
 class LiveEnvironment:

@@ -78,16 +78,10 @@ class Export:
 
 @dataclass(slots=True)
 class ExportOptions:
-    """Options of one export; for most of them see `export`.
-
-    Attributes:
-        output: None: `.reinforge/exports/RUN-FORMAT`.
-        replaced: Parts of the run's configuration that only Python can give, by section.
-        client: The hub; None: the real one.
-    """
+    """Options of one export; for most of them see `export`."""
 
     artifact: ArtifactOptions
-    output: Path | None = None
+    output: Path | None = None  # None: `.reinforge/exports/RUN-FORMAT`
     adapter: str | None = None
     judge: bool = True
     program: str = AUTO
@@ -97,9 +91,10 @@ class ExportOptions:
     allow_not_promoted: bool = False
     project_root: Path | None = None
     replaced: Mapping[str, Any] = field(default_factory=dict)
+    """Parts of the run's configuration that only Python can give, by section."""
     progress: RunProgress = field(default_factory=SilentProgress)
     registry: Registry | None = None
-    client: HfApi | None = None
+    client: HfApi | None = None  # the hub; None: the real one
 
 
 def export(

@@ -223,13 +223,8 @@ def find_blocks(render: Render) -> BlockTemplate | None:
         if found is None or any("{{" in part or '"""' in part for part in _list_texts(found)):
             return None
         conversations: list[list[Message]] = [
-            [{"role": role, "content": f"{role} {index}\n {{}}"} for index, role in enumerate(roles)]
-            for roles in (
-                ("user",),
-                ("system", "user"),
-                ("user", "assistant", "user"),
-                ("system", "user", "assistant", "user", "assistant", "user"),
-            )
+            [{"role": role, "content": f"{role} {index}\n {{}}"} for index, role in enumerate(roles.split())]
+            for roles in ("user", "system user", "user assistant user", "system user assistant user assistant user")
         ]
         return found if all(found.render(each) == render(each, True) for each in conversations) else None
     except Exception:  # noqa: BLE001  a template may raise anything, for example for a role that it does not know

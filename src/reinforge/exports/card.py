@@ -14,7 +14,7 @@ import yaml
 from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.exports.artifact import MODELFILE, Artifact, Format
 from reinforge.exports.judge import Judgement
-from reinforge.exports.trained_model import BaseModel, TrainedModel
+from reinforge.exports.trained_model import TrainedModel
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.saved_model import BUNDLED
 from reinforge.safe_text import escape_markdown, redact_secrets
@@ -91,24 +91,20 @@ def _describe(model: TrainedModel, artifact: Artifact, kind: Format) -> str:
         "peft": "A LoRA adapter in PEFT's layout",
         "gguf": f"A GGUF file ({artifact.storage}) for llama.cpp and Ollama",
     }[kind]
-    base = artifact.base
+    base, name = artifact.base, model.base.name
+    name = escape_markdown(Path(name).name if Path(name).exists() else name)
     revision = f", revision {escape_markdown(base.revision)}" if base.revision else ""
     license = f"license {escape_markdown(base.license)}" if base.license else "license unknown: see the base model"
     if model.base.name.startswith(BUNDLED):
         license = "a small model that reinforge makes itself"
     lines = [
-        f"{what}, trained from {_name_base(model.base)}{revision} ({license}) by the agent's own runs with "
-        f"reinforge. It is {escape_markdown(model.description or 'the model of the run')}.",
+        f"{what}, trained from {name}{revision} ({license}) by the agent's own runs with reinforge. "
+        f"It is {escape_markdown(model.description or 'the model of the run')}.",
         *artifact.notes,
     ]
     if model.has_value_head:
         lines.append("The value head of the training is not part of it.")
     return " ".join(lines)
-
-
-def _name_base(base: BaseModel) -> str:
-    name = Path(base.name).name if Path(base.name).exists() else base.name
-    return escape_markdown(name)
 
 
 def _format_verdict(model: TrainedModel) -> str:

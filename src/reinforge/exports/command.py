@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import COMPAT, DATA, DEBUG, JSON, OUTPUT, GroupedCommand, GroupedOption, option
+from reinforge.cli.exits import Command
+from reinforge.cli.options import COMPAT, DATA, JSON, OUTPUT, GroupedOption, option
 from reinforge.cli.output import say, say_json, without_secrets
 
 JUDGE = "Judging"
 HUB = "Hugging Face hub"
 
 
-@click.command("export", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("export", cls=Command, context_settings={"show_default": True})
 @click.argument("run", metavar="RUN|last")
 @option(
     "format",
@@ -66,8 +66,7 @@ HUB = "Hugging Face hub"
 @option("output_dir", metavar="FOLDER", default="./.reinforge/runs", group=DATA, help="Folder that contains the runs.")
 @COMPAT
 @JSON
-@DEBUG
-def command(run: str, public: bool, as_json: bool, debug: bool, **options: Any) -> None:
+def command(run: str, public: bool, as_json: bool, **options: Any) -> None:
     """Write the model of a run for other programs, with a model card, and judge it again.
 
     The folder appears complete or not at all; the run is only read. Judging runs the run's agent on its confirm
@@ -79,15 +78,14 @@ def command(run: str, public: bool, as_json: bool, debug: bool, **options: Any) 
       reinforge export last --format gguf --quantize q8_0
       reinforge export 20260101-120000-ab12 --format peft --base_model Qwen/Qwen3-0.6B --push me/my-adapter
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.runs.progress import open_progress
+    from reinforge.runs.progress import open_progress
 
-        with open_progress(silent=as_json) as progress:
-            from reinforge.exports.api import export
+    with open_progress(silent=as_json) as progress:
+        from reinforge.exports.api import export
 
-            done = export(run, private=not public, progress=progress, **options)
-        if as_json:
-            say_json(without_secrets(done.as_dict()))
-            return
-        for name, text in done.format_lines():
-            say(f"  {name:<12}{text}")
+        done = export(run, private=not public, progress=progress, **options)
+    if as_json:
+        say_json(without_secrets(done.as_dict()))
+        return
+    for name, text in done.format_lines():
+        say(f"  {name:<12}{text}")

@@ -48,12 +48,12 @@ class LlamaCppPolicy(FrozenPolicy):
         template = self.model.metadata.get(TEMPLATE)
         if template is None:
             raise BackendError(f"{path} has no chat template")
-        bos, eos = (self._spell(token) for token in (self.model.token_bos(), self.model.token_eos()))
+        bos, eos = (
+            "" if token < 0 else str(self.model.detokenize([token], special=True).decode("utf-8", "replace"))
+            for token in (self.model.token_bos(), self.model.token_eos())
+        )
         self._format = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
         super().__init__(path, template, seed)
-
-    def _spell(self, token: int) -> str:
-        return "" if token < 0 else str(self.model.detokenize([token], special=True).decode("utf-8", "replace"))
 
     def tokenize(self, request: ModelRequest) -> list[int]:
         """Returns the prompt's tokens, by the template and the tokenizer in the file."""

@@ -86,8 +86,11 @@ class TrainedModel:
 
     @property
     def dtype(self) -> str:
-        named = self.policy.get("dtype")
-        return named if named in ("float32", "bfloat16") else _read_stored_dtype(self.folder)
+        if (named := self.policy.get("dtype")) in ("float32", "bfloat16"):
+            return str(named)
+        entries = [entry for header in read_headers(self.folder) for entry in header.values()]
+        stored = {entry.get("dtype") for entry in entries if isinstance(entry, dict)}
+        return "bfloat16" if "BF16" in stored else "float32"
 
     @property
     def has_value_head(self) -> bool:
@@ -168,11 +171,6 @@ def _find_base(folder: Path, config: Mapping[str, Any], provenance: Provenance) 
         except ConfigError:  # the package or the file is gone since the run
             license = None
     return BaseModel(name or location, location, revision, license or _read_card_license(location, revision))
-
-
-def _read_stored_dtype(folder: Path) -> str:
-    entries = [entry for header in read_headers(folder) for entry in header.values() if isinstance(entry, dict)]
-    return "bfloat16" if any(entry.get("dtype") == "BF16" for entry in entries) else "float32"
 
 
 def _read_card_license(location: str, revision: str | None) -> str | None:

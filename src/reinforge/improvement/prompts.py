@@ -140,11 +140,7 @@ class PromptTrials:
         return await self.evaluation.collect(keys)
 
     async def run_default(self, ids: Sequence[str]) -> list[EpisodeRecord]:
-        """Returns the episodes with the prompts of the configuration.
-
-        Raises:
-            ConfigError: The agent asks for no text, so there is nothing to search.
-        """
+        """Returns the episodes with the configuration's prompts; a `ConfigError` if the agent asks for no text."""
         records = await self.run(self.configured, ids[:1])
         if self.texts or records[0].outcome.is_missing:
             records = await self.run(self.configured, ids)
@@ -193,11 +189,7 @@ class PromptTrials:
 
 
 def compute_mean(records: Sequence[EpisodeRecord]) -> float:
-    """Returns the mean reward of the episodes that have one.
-
-    Raises:
-        EvaluationError: None has one.
-    """
+    """Returns the mean reward of the episodes that have one; an `EvaluationError` if none has."""
     rewards = [record.reward for record in records if record.reward is not None]
     if not rewards:
         raise EvaluationError(f"no example could be scored: {describe_missing(records)}")

@@ -64,11 +64,7 @@ class SearchRecipe:
 
 
 def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
-    """Returns what to try, the most promising first; only what the configuration does not have already.
-
-    Args:
-        reflect: Entry of `llms` that rewrites prompts; None: none does.
-    """
+    """Returns what to try and is not configured already, the most promising first; `reflect` rewrites prompts."""
     finetuning, stages, builder = config.finetuning, list_stages(config.finetuning), _find_groups(config)
     found = [SearchRecipe("as-configured", "the configuration as it is")]
     if reflect is not None:

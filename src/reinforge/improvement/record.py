@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic import TypeAdapter
 
 from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import ConfigError, Problem
@@ -16,7 +18,6 @@ from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
 from reinforge.trainer.context import RESERVED
 from reinforge.trainer.evaluate import Evaluation
-from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
 SEARCH, RECIPE = "search.json", "recipe.yml"
 MAX_EPOCHS = 1000
@@ -206,26 +207,16 @@ class SearchRecord:
         return [trial for trial in self.trials if trial.stopped is None]
 
     def write(self) -> None:
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
-        values |= {name: list(map(asdict, getattr(self, name))) for name in ("trials", "repeats")}
-        for name in ("first_epoch", "before"):
-            values[name] = None if values[name] is None else asdict(values[name])
-        write_json(self.folder / SEARCH, {**values, "budget": asdict(self.budget)})
+        values = asdict(self)
+        del values["folder"]
+        write_json(self.folder / SEARCH, values)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         if not (folder / SEARCH).is_file():
             fix = "name the folder that `reinforge improve` printed"
             raise ConfigError(Problem("--resume", f"{folder} is not a search: it has no {SEARCH}", fix))
-        data = read_json_file(folder / SEARCH)
-        for name in ("trials", "repeats"):
-            data[name] = list(map(_read_trial, data[name]))
-        if (first := data["first_epoch"]) is not None:
-            features = TaskFeatures(**first.pop("features"))
-            data["first_epoch"] = FirstEpoch(**first, features=features)
-        if data["before"] is not None:
-            data["before"] = _read_evaluation(data["before"])
-        return cls(folder, SearchBudget(**data.pop("budget")), **data)
+        return TypeAdapter(cls).validate_python({**read_json_file(folder / SEARCH), "folder": folder})
 
 
 def describe_recipe(path: Path) -> str:
@@ -245,16 +236,3 @@ def list_passed(recipe: str) -> list[str]:
 def read_validations(record: SearchRecord, trial: Trial) -> list[ValidationRow]:
     rows = find_json(record.locate(trial) / "validation_history.json") or []
     return [ValidationRow.from_dict(row) for row in rows]
-
-
-def _read_evaluation(row: dict[str, Any]) -> Evaluation:
-    report = row.pop("report")
-    for values in (report["summaries"], row["pass_at"]):
-        values |= {name: MetricSummary(**each) for name, each in values.items()}
-    return Evaluation(report=EvaluationReport(**report), **row)
-
-
-def _read_trial(row: dict[str, Any]) -> Trial:
-    recipe = row.pop("recipe")
-    overrides = tuple((path, value) for path, value in recipe.pop("overrides"))
-    return Trial(recipe=SearchRecipe(**recipe, overrides=overrides), **row)

@@ -249,7 +249,9 @@ class Search:
     async def _measure_untouched(self) -> None:
         """Measures the untouched agent on `confirm` once a trial has beaten it: the winner will take about as long."""
         record, best = self.record, self._find_best()
-        if record.before is not None or best is None or not _has_gained(best):
+        if record.before is not None or best is None:
+            return
+        if best.best_epoch in (None, BASELINE) and not best.prompts:  # neither training nor a prompt has helped
             return
         self.say("the untouched agent on confirm, to know what the verdict takes")
         found = await self._measure(None)
@@ -364,11 +366,6 @@ def _get_score(trial: Trial) -> float:
 
 def _get_rank(trial: Trial) -> tuple[float, int]:
     return -_get_score(trial), trial.number
-
-
-def _has_gained(trial: Trial) -> bool:
-    """Returns whether training or a prompt made the agent better on `select`."""
-    return trial.best_epoch not in (None, BASELINE) or bool(trial.prompts)
 
 
 def _format(score: float | None) -> str:

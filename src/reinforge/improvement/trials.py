@@ -155,9 +155,8 @@ class RunTrials:
         except (BudgetReached, JobFailed, EvaluationError, OutOfMemory, ConfigError) as error:
             if isinstance(error, ConfigError) and (trial.number == 1 or options.resume is not None):
                 raise  # the configuration is wrong, or has changed since the search started
-            trial.stopped = (
-                f"{'a guard stopped it' if isinstance(error, GuardHalted) else 'it cannot be trained on'}: {error}"
-            )
+            why = "a guard stopped it" if isinstance(error, GuardHalted) else "it cannot be trained on"
+            trial.stopped = f"{why}: {error}"
         tokens = (find_json(folder / "summary.json") or {}).get("tokens", {}).get("completion")
         if not in_tokens:
             trial.used = before + time.monotonic() - started

@@ -95,7 +95,8 @@ class PureTextWholeAgent:
                 heard = []
             for message in messages:
                 if message.agent != self.name and message.channel in visible:
-                    line = f"{handler.display_name(message.agent, dialogue)}: {_indent_continuation(message.shown)}"
+                    shown = "\n  ".join(message.shown.strip().splitlines())  # no line can fake another speaker
+                    line = f"{handler.display_name(message.agent, dialogue)}: {shown}"
                     heard.append(f"[{message.channel}] {line}" if with_labels else line)
         if line := self._build_last_line(dialogue, handler):
             heard.append(line)
@@ -123,8 +124,3 @@ class PureTextWholeAgent:
 
 def _user_message(lines: list[str]) -> ChatMessage:
     return {"role": "user", "content": "\n".join(lines) or CONTINUE_PROMPT}
-
-
-def _indent_continuation(text: str) -> str:
-    """Returns another agent's message with its further lines indented, so that none can fake another speaker."""
-    return "\n  ".join(text.strip().splitlines())

@@ -156,11 +156,7 @@ class ProtocolHandler(ABC):
         self.config = config
 
     async def setup(self, builder: Builder) -> None:  # noqa: B027  most protocols need nothing
-        """Gets what the protocol needs from its run before the first episode, such as a team's evaluator.
-
-        Raises:
-            ConfigError: It is missing.
-        """
+        """Gets what the protocol needs from its run, such as a team's evaluator; a `ConfigError` if it is missing."""
 
     # What a protocol may define.
 
@@ -173,11 +169,7 @@ class ProtocolHandler(ABC):
         return {"main": self.agent_names}
 
     def parse_problem(self, item: EvalInputItem) -> DialogueProblem:
-        """Returns an example's problem.
-
-        Raises:
-            EvaluationError: The expected output is not a decision.
-        """
+        """Returns an example's problem; an `EvaluationError` if its expected output is not a decision."""
         if not self.verifier_names:
             return DialogueProblem.without_truth(item)
         words = {} if self.config.decision_values else self.config.decision_words  # on a scale, 1 may mean reject
@@ -361,11 +353,7 @@ class ProtocolHandler(ABC):
         return 0 <= round_id < self.max_message_rounds and (agent_name, channel_name) in self.turns_in_round(round_id)
 
     def agent_first_active_round(self, agent_name: str) -> int:
-        """Returns the first round that an agent speaks in.
-
-        Raises:
-            ValueError: It never speaks.
-        """
+        """Returns the first round that an agent speaks in; a `ValueError` if there is none."""
         for round_ in range(self.max_message_rounds):
             if self._speaks((agent_name,), round_):
                 return round_

@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import Literal
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.dialogue import Decision, Dialogue, Message, Step
+from reinforge.multiagent.dialogue import Decision, Dialogue, Step
 from reinforge.multiagent.protocol import ProtocolHandler, Turn
 
 VERIFIER = "verifier"
@@ -202,10 +202,6 @@ def _kind_of(agent: str) -> Kind:
 
 
 def _project(dialogue: Dialogue, kind: str) -> Dialogue:
-    return replace(
-        dialogue, messages=tuple(_rename(m) for m in dialogue.messages if _split_channel(m.channel)[1] == kind)
-    )
-
-
-def _rename(message: Message) -> Message:
-    return replace(message, agent=_base_agent(message.agent), channel=_split_channel(message.channel)[0])
+    split = [(message, *_split_channel(message.channel)) for message in dialogue.messages]
+    own = [replace(each, agent=_base_agent(each.agent), channel=base) for each, base, of in split if of == kind]
+    return replace(dialogue, messages=tuple(own))

@@ -92,11 +92,7 @@ class HostedAdapter(TrainerAdapter, Generic[S, P]):
         return await self._require_jobs().status(ref)
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model.
-
-        Args:
-            poll_interval: Seconds between polls; None: the configured interval.
-        """
+        """Waits at most `max_wait_s` until a job ends; the next `publish` serves its model."""
         status = await self._require_jobs().wait(ref, poll_interval)
         if status.produced_model:
             await self._adopt(status.metadata or {})

@@ -23,10 +23,6 @@ class PromptedReply:
     def messages(self) -> list[Message]:
         return [*self.prompt.messages, self.message]
 
-    def is_continued_by(self, prompt: ChatPrompt) -> bool:
-        messages = self.messages
-        return prompt.tools == self.prompt.tools and list(prompt.messages[: len(messages)]) == messages
-
 
 def split_histories(turns: Iterable[EpisodeItem]) -> list[list[PromptedReply]]:
     """Returns the turns whose prompts are known; a prompt that rewrites the history or the tools begins a new one."""
@@ -34,7 +30,9 @@ def split_histories(turns: Iterable[EpisodeItem]) -> list[list[PromptedReply]]:
     for turn in turns:
         if (prompt := turn.prompt) is None:
             continue
-        if not histories or not histories[-1][-1].is_continued_by(prompt):
+        last = histories[-1][-1] if histories else None
+        known = last.messages if last is not None else []
+        if last is None or prompt.tools != last.prompt.tools or list(prompt.messages[: len(known)]) != known:
             histories.append([])
         histories[-1].append(PromptedReply(turn, prompt, build_message(turn)))
     return histories

@@ -86,11 +86,7 @@ class HostedJobs(Generic[S]):
             return state.status.model_copy(update={"message": _format_poll_errors(ref, state)})
 
     async def wait(self, ref: TrainingJobRef, poll_interval_s: float | None = None) -> TrainingJobStatus:
-        """Polls a job until it ends or `max_wait_s` is exceeded; polls slow down while they fail.
-
-        Args:
-            poll_interval_s: Seconds between polls; None: the configured interval.
-        """
+        """Polls a job until it ends or `max_wait_s` is exceeded; polls slow down while they fail."""
         if (ended := self._final_status(ref)) is not None:
             return ended
         interval_s = self.config.poll_interval_s if poll_interval_s is None else poll_interval_s

@@ -45,23 +45,17 @@ class Page(Answer, Generic[E]):
 
 @dataclass(frozen=True, slots=True)
 class HostedJob:
-    """A fine-tuning job as the service reports it.
-
-    Attributes:
-        raw_status: The status in the service's own term, such as "validating_files".
-        error: The service's error code and message.
-        metadata: What the job was created with.
-        metrics: Further facts for the job's record, such as the number of optimizer steps.
-    """
+    """A fine-tuning job as the service reports it."""
 
     id: str
-    raw_status: str
+    raw_status: str  # the status in the service's own term, such as "validating_files"
     status: TrainingStatusEnum
     fine_tuned_model: str | None = None
-    error: str | None = None
+    error: str | None = None  # the service's error code and message
     trained_tokens: int | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # what the job was created with
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts for the job's record, such as the number of optimizer steps."""
 
     @property
     def ended_without_model(self) -> bool:
@@ -82,12 +76,7 @@ class HostedService(ABC):
 
     @abstractmethod
     async def retrieve_job(self, id_: str) -> HostedJob:
-        """Returns a job from a single attempt without retries.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The service has no such job, or reports an unknown status.
-        """
+        """Returns a job from one attempt; a `RetryableError` may be temporary, another `BackendError` is final."""
 
     @abstractmethod
     async def cancel(self, id_: str) -> HostedJob:
@@ -114,9 +103,7 @@ class HostedService(ABC):
     async def request(self, method: str, path: str, **arguments: Any) -> Any:
         """Returns the JSON of the response to one request, None for an empty one; arguments as for the endpoint.
 
-        Raises:
-            RetryableError: The request failed in a way that may be temporary, or a proxy answered it.
-            RequestRejected: The service refuses it.
+        A `RetryableError` may be temporary; a `RequestRejected` has the service's refusal, with `find_fix`.
         """
         try:
             text = await self.endpoint.send(method, path, **arguments)
@@ -130,12 +117,7 @@ class HostedService(ABC):
             raise RetryableError(f"{self.endpoint.url}{path}: expected JSON, found: {shown}") from None
 
     async def ask(self, kind: type[A], what: str, method: str, path: str, **arguments: Any) -> A:
-        """Returns the response to one request as its typed model.
-
-        Raises:
-            RetryableError: As `request`.
-            UnexpectedAnswer: It has another shape.
-        """
+        """Returns the response to one request as its typed model; an `UnexpectedAnswer` if it has another shape."""
         answer = await self.request(method, path, **arguments)
         try:
             return parse_answer(kind, answer, f"{self.endpoint.url}{path}", what)
@@ -143,11 +125,7 @@ class HostedService(ABC):
             raise UnexpectedAnswer(f"{self.endpoint.redact(str(error))}; check {self.url_setting}") from None
 
     async def iterate_pages(self, path: str, kind: type[Page[E]], query: Mapping[str, str]) -> AsyncIterator[E]:
-        """Yields the entries of every page.
-
-        Raises:
-            UnexpectedAnswer: A page is odd, leads to itself or to an earlier one, or there are over `list_pages`.
-        """
+        """Yields the entries of every page; an `UnexpectedAnswer` if one is odd, sent again, or above `list_pages`."""
         after: dict[str, str] = {}
         seen: set[str] = set()
         while True:

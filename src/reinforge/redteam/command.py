@@ -10,8 +10,8 @@ import click
 
 from reinforge.cli import finetune
 from reinforge.cli.eval import SPLITS
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import CONFIG_FILE, DATA, DEBUG, JSON, OUTPUT, OVERRIDE, GroupedCommand, option
+from reinforge.cli.exits import Command
+from reinforge.cli.options import CONFIG_FILE, DATA, JSON, OUTPUT, OVERRIDE, GroupedCommand, option
 from reinforge.cli.output import say, say_json
 from reinforge.runs.summary import RunSummary
 
@@ -70,7 +70,7 @@ def write_attack_report(summary: RunSummary) -> list[str]:
 
 @command.command(
     "eval",
-    cls=GroupedCommand,
+    cls=Command,
     context_settings={"show_default": True},
     short_help="Attack the target without training, and report the attacks.",
 )
@@ -86,14 +86,8 @@ def write_attack_report(summary: RunSummary) -> list[str]:
 @option("output_dir", metavar="FOLDER", group=OUTPUT, help="Write attack_report.json and attack_report.txt here.")
 @OVERRIDE
 @JSON
-@DEBUG
 def eval_command(
-    file: Path,
-    output_dir: str | None,
-    overrides: tuple[tuple[str, str], ...],
-    as_json: bool,
-    debug: bool,
-    **options: Any,
+    file: Path, output_dir: str | None, overrides: tuple[tuple[str, str], ...], as_json: bool, **options: Any
 ) -> None:
     """Attack a target without training the attacker, and report the attacks that it found.
 
@@ -102,27 +96,24 @@ def eval_command(
       reinforge redteam eval attack.yml
       reinforge redteam eval attack.yml --model 20260101-120000-ab12 --output_dir found
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.loader import load_config
-        from reinforge.redteam.report import build_attack_report, write_report
-        from reinforge.runs.progress import open_progress
-        from reinforge.trainer.evaluate import EvaluationOptions, evaluate
-        from reinforge.trainer.options import LiveRun, RunOptions
-        from reinforge.trainer.shutdown import run_interruptible
+    from reinforge.config.loader import load_config
+    from reinforge.redteam.report import build_attack_report, write_report
+    from reinforge.runs.progress import open_progress
+    from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+    from reinforge.trainer.options import LiveRun, RunOptions
+    from reinforge.trainer.shutdown import run_interruptible
 
-        loaded = load_config(file, overrides=overrides)
-        live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
-        with open_progress(silent=as_json) as progress:
-            asked = EvaluationOptions(progress=progress, **options)
-            evaluation = run_interruptible(evaluate(loaded, asked), RunOptions(live=live))
-        report = build_attack_report(record.item.output_obj for record in evaluation.records if record.outcome == "ok")
-        lines = [*report.lines(evaluation.model), *report.example_lines()]
-        if output_dir is not None:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            write_report(Path(output_dir), {evaluation.model: report})
-        result = {"model": evaluation.model, "split": evaluation.split, **asdict(report)}
-        if as_json:
-            say_json(result)
-            return
-        for line in lines:
-            say(line)
+    loaded = load_config(file, overrides=overrides)
+    live = LiveRun(blocked_s=loaded.config.finetuning.limits.episode_timeout_s)
+    with open_progress(silent=as_json) as progress:
+        asked = EvaluationOptions(progress=progress, **options)
+        evaluation = run_interruptible(evaluate(loaded, asked), RunOptions(live=live))
+    report = build_attack_report(record.item.output_obj for record in evaluation.records if record.outcome == "ok")
+    if output_dir is not None:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        write_report(Path(output_dir), {evaluation.model: report})
+    if as_json:
+        say_json({"model": evaluation.model, "split": evaluation.split, **asdict(report)})
+        return
+    for line in [*report.lines(evaluation.model), *report.example_lines()]:
+        say(line)

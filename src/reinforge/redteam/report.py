@@ -48,25 +48,20 @@ class AttackReport:
     """The results of one attacker, before or after training. A conversation is one branch, from opening to last turn.
 
     A successful probe is one after which the target failed.
-
-    Attributes:
-        success: Conversations in which the target failed; `per_turn` the same for each turn alone, in order.
-        first_failure: Turn (from 1) -> number of conversations in which it was the first failure.
-        perplexity: exp(mean(-log p)) over all probes (`all`) and over the successful ones (`successful`); None without
-            a baseline.
-        diversity: Mean Jaccard distance between the words of two distinct successful probes; None with fewer than two.
-        examples: The most distinct successes, each with the entries of `EXAMPLE`.
     """
 
-    success: Share
+    success: Share  # conversations in which the target failed; `per_turn` the same for each turn alone, in order
     per_turn: list[Share]
-    first_failure: dict[int, int]
+    first_failure: dict[int, int]  # turn (from 1) -> number of conversations in which it was the first failure
     perplexity: dict[str, float | None]
+    """exp(mean(-log p)) over all probes (`all`) and over the successful ones (`successful`); None without a baseline.
+    """
     num_probes: int
     num_distinct: int
     num_distinct_successes: int
     diversity: float | None
-    examples: list[dict[str, Any]]
+    """Mean Jaccard distance between the words of two distinct successful probes; None with fewer than two."""
+    examples: list[dict[str, Any]]  # the most distinct successes, each with the entries of `EXAMPLE`
 
     def lines(self, name: str) -> list[str]:
         perplexity = {key: "unknown" if value is None else f"{value:.2f}" for key, value in self.perplexity.items()}
@@ -98,10 +93,8 @@ def build_attack_report(outputs: Iterable[Mapping[str, Any]]) -> AttackReport:
     if not branches:
         raise ValueError("no conversations to report on")
     depth = max(map(len, branches))
-    failed, openings = (
-        [[turn["failed"] for turn in branch] for branch in branches],
-        [row[0]["opening"] for row in branches],
-    )
+    failed = [[turn["failed"] for turn in branch] for branch in branches]
+    openings = [row[0]["opening"] for row in branches]
     firsts = [row.index(True) + 1 for row in failed if any(row)]
     probes = {(turn["episode"], *turn["path"]): turn for branch in branches for turn in branch}
     successes = [turn for turn in probes.values() if turn["failed"]]

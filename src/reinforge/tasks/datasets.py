@@ -30,18 +30,7 @@ class SplitDataset(DatasetLoader):
         """Returns all rows, in the order train, select, confirm."""
 
     def load(self) -> list[EvalInputItem]:
-        return [
-            EvalInputItem(
-                id=row["id"],
-                input_obj=self.get_question(row),
-                expected_output_obj=row.get("answer"),
-                full_dataset_entry=row,
-            )
-            for row in self.rows()
-        ]
-
-    def get_question(self, row: dict[str, Any]) -> Any:
-        return row["question"]
+        return list(map(EvalInputItem.from_row, self.rows()))
 
     def write_rows(self, write: Callable[[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the rows of all splits; no question occurs twice: `write` is called again for one that is known."""

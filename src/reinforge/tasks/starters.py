@@ -49,28 +49,21 @@ STEPS_PER_UPDATE = 25
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What determines a starter's weights, besides the task's tokenizer and episodes.
-
-    Attributes:
-        max_model_len: Longest sequence in tokens (`max_position_embeddings`).
-        initializer_range: Standard deviation of the initial weights, about 1 / sqrt(hidden_size): with a smaller one,
-            tokens with nearly the same role in the supervised job keep nearly the same embedding.
-        learning_rate: Of the supervised job; it follows a cosine.
-        seed: Seed of the weights and the episodes.
-        version: Incremented when the code changes the meaning of the other values.
-    """
+    """What determines a starter's weights, besides the task's tokenizer and episodes."""
 
     hidden_size: int = 128
     intermediate_size: int = 256
     num_layers: int = 2
     num_heads: int = 8
-    max_model_len: int = 128
+    max_model_len: int = 128  # longest sequence in tokens (`max_position_embeddings`)
     initializer_range: float = 0.08
+    """Standard deviation of the initial weights, about 1 / sqrt(hidden_size): with a smaller one, tokens with nearly
+    the same role in the supervised job keep nearly the same embedding."""
     num_steps: int = 600
     batch_size: int = 64
-    learning_rate: float = 2e-3
-    seed: int = 0
-    version: int = 1
+    learning_rate: float = 2e-3  # of the supervised job; it follows a cosine
+    seed: int = 0  # seed of the weights and the episodes
+    version: int = 1  # incremented when the code changes the meaning of the other values
 
     @property
     def sha256(self) -> str:

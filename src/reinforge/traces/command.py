@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DATA, DEBUG, JSON, OUTPUT, GroupedCommand, GroupedOption, option, parse_output_file
+from reinforge.cli.exits import Command
+from reinforge.cli.options import DATA, JSON, OUTPUT, GroupedOption, option, parse_output_file
 from reinforge.cli.output import say, say_json, without_secrets
 from reinforge.errors import did_you_mean
 from reinforge.traces.chat_logs import COLUMNS
@@ -26,7 +26,7 @@ def _parse_columns(
     return dict(value)
 
 
-@click.command("import", cls=GroupedCommand)
+@click.command("import", cls=Command)
 @click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="SOURCE...")
 @option(
     "output",
@@ -59,7 +59,6 @@ def _parse_columns(
 @option("redact", is_flag=True, group=OUTPUT, help="Mask e-mail addresses and keys.")
 @option("overwrite", is_flag=True, group=OUTPUT, help="Replace the output file.")
 @JSON
-@DEBUG
 def command(
     sources: tuple[Path, ...],
     output: Path,
@@ -71,7 +70,6 @@ def command(
     redact: bool,
     overwrite: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Write the conversations of traces and chat logs as rows to train on.
 
@@ -87,12 +85,11 @@ def command(
     """
     if output.exists() and not overwrite:
         raise click.UsageError(f"{output} exists already; add --overwrite to replace it")
-    with exit_on_error(as_json=as_json, debug=debug):
-        options = ImportOptions(format, label, reward, columns, rated_only=rated, redact=redact)
-        report = import_traces(sources, output, options)
-        if as_json:
-            say_json(without_secrets(report.as_dict()))
-            return
-        for line in report.format_lines():
-            say(line)
-        say(f"next: reinforge data validate {output}")
+    options = ImportOptions(format, label, reward, columns, rated_only=rated, redact=redact)
+    report = import_traces(sources, output, options)
+    if as_json:
+        say_json(without_secrets(report.as_dict()))
+        return
+    for line in report.format_lines():
+        say(line)
+    say(f"next: reinforge data validate {output}")

@@ -32,29 +32,20 @@ class IgnoredRecordError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A conversation, or the part of it that one model call saw.
+    """A conversation, or the part of it that one model call saw."""
 
-    Attributes:
-        id: Id of the call or the conversation; empty if the export has none.
-        messages: All messages, the reply last, in OpenAI's format.
-        num_context: Messages before the reply; assistant messages among them are not trained. 0 for a chat log, whose
-            replies are all trained.
-        trace: Id of the request that the call belongs to; empty if unknown.
-        conversation: Id of the session or thread; empty if unknown.
-        start: Sorts the calls of a trace; empty if unknown.
-        is_summary: True for the input and output of a whole trace; used only if the export has none of its calls.
-        record: What the store calls the record; ids may repeat, for example in two files of chats.
-    """
-
-    id: str
-    messages: list[Message]
+    id: str  # id of the call or the conversation; empty if the export has none
+    messages: list[Message]  # all messages, the reply last, in OpenAI's format
     num_context: int = 0
-    trace: str = ""
-    conversation: str = ""
-    start: str = ""
+    """Messages before the reply; assistant messages among them are not trained. 0 for a chat log, whose replies are all
+    trained."""
+    trace: str = ""  # id of the request that the call belongs to; empty if unknown
+    conversation: str = ""  # id of the session or thread; empty if unknown
+    start: str = ""  # sorts the calls of a trace; empty if unknown
     tools: list[dict[str, Any]] | None = None
     is_summary: bool = False
-    record: str = ""
+    """True for the input and output of a whole trace; used only if the export has none of its calls."""
+    record: str = ""  # what the store calls the record; ids may repeat, for example in two files of chats
 
     @classmethod
     def of_call(cls, prompt: Sequence[Message], *replies: Message, **fields: Any) -> Self:
@@ -66,41 +57,29 @@ Level = Literal["call", "trace", "conversation", "any", "record"]
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """One score or thumb.
-
-    Attributes:
-        value: A number, or True for a thumb up; None if it is neither.
-        level: What is rated; any: whatever has that id.
-        target: The id of that; empty: what else the record holds.
-    """
+    """One score or thumb."""
 
     name: str
-    value: float | bool | None
-    level: Level = "call"
-    target: str = ""
+    value: float | bool | None  # a number, or True for a thumb up; None if it is neither
+    level: Level = "call"  # what is rated; any: whatever has that id
+    target: str = ""  # the id of that; empty: what else the record holds
 
 
 @dataclass(frozen=True, slots=True)
 class LooseMessage:
-    """A message whose conversation, or whose model call, is spread over several records.
+    """A message whose conversation, or whose model call, is spread over several records."""
 
-    Attributes:
-        group: What it belongs to: the conversation or the call.
-        start: Sorts the messages of a group; equal ones stay in the order of the file.
-        is_reply: True for the reply of a model call; without any, all assistant messages of the group are trained.
-        ratings: Thumbs and scores of this message; the group then makes a row for each reply.
-        is_whole: True if the record holds the whole conversation: records with the same id are not put together.
-    """
-
-    group: str
+    group: str  # what it belongs to: the conversation or the call
     message: Message
-    start: str = ""
+    start: str = ""  # sorts the messages of a group; equal ones stay in the order of the file
     is_reply: bool = False
+    """True for the reply of a model call; without any, all assistant messages of the group are trained."""
     trace: str = ""
     conversation: str = ""
     tools: list[dict[str, Any]] | None = None
-    ratings: tuple[Rating, ...] = ()
+    ratings: tuple[Rating, ...] = ()  # thumbs and scores of this message; the group then makes a row for each reply
     is_whole: bool = False
+    """True if the record holds the whole conversation: records with the same id are not put together."""
 
 
 @dataclass(frozen=True, slots=True)

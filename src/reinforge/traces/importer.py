@@ -52,19 +52,12 @@ SURPRISES = (LookupError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How an export is read.
+    """How an export is read."""
 
-    Attributes:
-        format: Name of an `ExportFormat`; None: detected for each record.
-        label: Name of the score that is a thumb; None: those with a usual name and two values.
-        reward: Name of the score that is the reward; None: one that is called reward or score.
-        columns: What a column of a chat log holds -> its name.
-    """
-
-    format: str | None = None
-    label: str | None = None
-    reward: str | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    format: str | None = None  # name of an `ExportFormat`; None: detected for each record
+    label: str | None = None  # name of the score that is a thumb; None: those with a usual name and two values
+    reward: str | None = None  # name of the score that is the reward; None: one that is called reward or score
+    columns: dict[str, str] = field(default_factory=dict)  # what a column of a chat log holds -> its name
     rated_only: bool = False
     redact: bool = False
 

@@ -253,16 +253,13 @@ def read_replies(value: Any, prompt: list[Message]) -> list[Message]:
     listed = parsed.get("messages") if isinstance(parsed, Mapping) else parsed
     if isinstance(listed, list) and all(isinstance(each, Mapping) and _find_role(each) for each in listed):
         messages = _read_prompt(listed)
-        repeats = len(messages) > len(prompt) and all(map(_is_same, messages, prompt))
+        said = [[(each["role"], each.get("content")) for each in side] for side in (messages[: len(prompt)], prompt)]
+        repeats = len(messages) > len(prompt) and said[0] == said[1]
         added = messages[len(prompt) :] if repeats else messages
         roles = [message["role"] for message in added]
         if "tool" in roles and {roles[0], roles[-1]} == {"assistant"} and set(roles) == {"assistant", "tool"}:
             return added
     return [read_reply(value)]
-
-
-def _is_same(one: Message, other: Message) -> bool:
-    return bool(one["role"] == other["role"] and one.get("content") == other.get("content"))
 
 
 def _find_reply(value: Any) -> Message | None:

@@ -60,11 +60,7 @@ def _is_export(path: Path, folder: Path, output: Path) -> bool:
 
 
 def read_records(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """Yields the records of a file; CSV, TSV and Parquet files are known by their suffix.
-
-    Raises:
-        ConfigError: The file cannot be read or is not UTF-8.
-    """
+    """Yields the records of a file; CSV, TSV and Parquet are known by their suffix."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from _read_parquet(path, problems)

@@ -40,38 +40,27 @@ class ReadProblems(RowProblems):
 
 @dataclass
 class ImportReport:
-    """The outcome of an import.
-
-    Attributes:
-        records: Format -> records.
-        ignored: Kind -> records that hold nothing to learn from.
-        labels: Rows with a thumb up, and with a thumb down.
-        num_unused_ratings: Ratings of nothing that was read.
-        num_contradictory: Rows with a thumb up and a thumb down, which get no label.
-        num_trimmed: Rows whose last messages, which have no reply, were left out.
-        num_unrated: Rows left out since they have no label and no reward (`--rated`).
-        shapes: Shape -> rows; a dataset has one shape.
-    """
+    """The outcome of an import."""
 
     output: Path
     num_files: int = 0
     num_rows: int = 0
     num_conversations: int = 0
-    records: Counter[str] = field(default_factory=Counter)
-    ignored: Counter[str] = field(default_factory=Counter)
+    records: Counter[str] = field(default_factory=Counter)  # format -> records
+    ignored: Counter[str] = field(default_factory=Counter)  # kind -> records that hold nothing to learn from
     unread: ReadProblems = field(default_factory=ReadProblems)
-    labels: Counter[bool] = field(default_factory=Counter)
+    labels: Counter[bool] = field(default_factory=Counter)  # rows with a thumb up, and with a thumb down
     num_rewarded: int = 0
     ratings: list[RatingSummary] = field(default_factory=list)
     label_names: list[str] = field(default_factory=list)
     reward_name: str | None = None
-    num_unused_ratings: int = 0
-    num_contradictory: int = 0
+    num_unused_ratings: int = 0  # ratings of nothing that was read
+    num_contradictory: int = 0  # rows with a thumb up and a thumb down, which get no label
     num_repeated: int = 0
-    num_trimmed: int = 0
-    num_unrated: int = 0
+    num_trimmed: int = 0  # rows whose last messages, which have no reply, were left out
+    num_unrated: int = 0  # rows left out since they have no label and no reward (`--rated`)
     num_masked: int = 0
-    shapes: Counter[str] = field(default_factory=Counter)
+    shapes: Counter[str] = field(default_factory=Counter)  # shape -> rows; a dataset has one shape
 
     def ignore(self, kind: str) -> None:
         """Counts a record that holds nothing to learn from; kinds come from the records, so their number is limited."""

@@ -29,6 +29,12 @@ class EvalInputItem(BaseModel):
     trajectory: list[IntermediateStep] = Field(default_factory=list, description="Actual steps.")
     full_dataset_entry: Any = Field(description="The row of the dataset, unchanged.")
 
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Returns the example of a row with `id`, `question` and, if there is one, `answer`."""
+        given, expected = row["question"], row.get("answer")
+        return cls(id=row["id"], input_obj=given, expected_output_obj=expected, full_dataset_entry=row)
+
     def copy_with_updates(self, **fields: Any) -> Self:
         return self.model_copy(update=fields)
 

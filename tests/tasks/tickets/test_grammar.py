@@ -100,8 +100,8 @@ def test_a_repeated_email_is_sampled_again(monkeypatch):
     for name in ("STORIES", "ASKS", "URGENCY", "PRODUCTS"):
         few = {key: values[:1] for key, values in getattr(grammar, name).items()}
         monkeypatch.setattr(grammar, name, few)
-    for name in ("SUBJECTS", "GREETINGS", "CLOSINGS", "NAMES", "CHATTER", "PRAISE"):
-        monkeypatch.setattr(grammar, name, ("",))
+    for name in ("subjects", "greetings", "closings", "names", "chatter", "praise"):
+        monkeypatch.setitem(grammar._WORDS, name, [""])
     config = TicketsDatasetConfig(num_train=300, num_select=100, num_confirm=100)
     assert len({row["question"] for row in TicketsDataset(config).rows()}) == 500
 

@@ -118,8 +118,8 @@ def _decode(
 ) -> Tensor:
     """Returns the rows' logits after one more token each, and writes its keys and values into slots, `[S, K, C, D]`.
 
-    Row b attends to slot b, the first `num_long` rows to `lengths[0]` tokens and the others to `lengths[-1]`; everything
-    else is computed in the order of the adapters.
+    Row b attends to slot b, the first `num_long` rows to `lengths[0]` tokens and the others to `lengths[-1]`;
+    everything else is computed in the order of the adapters.
     """
     count, ordered = token_ids.shape[0], pick_rows(positions, rows.order)
     x = F.embedding(pick_rows(token_ids, rows.order), outer.embedding)

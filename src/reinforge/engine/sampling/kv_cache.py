@@ -209,7 +209,7 @@ class KVCache(ModelCache):
             target[slot] = source
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
-        """Copies the first `length` tokens and the states of slots `sources` to slots `targets`, which may be the same."""
+        """Copies the first `length` tokens and the states of slots `sources` to `targets`, which may be the same."""
         source_rows, target_rows = torch.from_numpy(sources).to(self.device), torch.from_numpy(targets).to(self.device)
         for slots in self._list_slots():
             slots[target_rows, :, :length] = slots[source_rows, :, :length]

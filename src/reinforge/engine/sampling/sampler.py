@@ -530,7 +530,7 @@ class ReplySampler:
         self._sample(logits[: batch.count], 0)
 
     def _put_long_rows_first(self) -> int | None:
-        """Moves rows so that long ones attend apart from the others, and returns how many they are; None: all are alike.
+        """Moves rows so that long ones attend apart from the others, and returns their number; None: all are alike.
 
         Otherwise one long conversation would make all others attend to as many places as it has tokens.
         """

@@ -36,11 +36,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = True) -> None:
-    """Writes a file's model into a new folder: configuration, weights, tokenizer and chat template.
-
-    Args:
-        tokenizer: Write the tokenizer, too; False: another one is configured.
-    """
+    """Writes a file's model into a new folder: configuration, weights and, unless it is configured, the tokenizer."""
     config = describe_model(header)
     targets = match_tensors(header, config)
     folder.mkdir(parents=True)

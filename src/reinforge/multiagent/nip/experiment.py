@@ -78,28 +78,18 @@ Agents = Annotated[dict[str, PureTextAgentParameters], AfterValidator(AgentsPara
 
 @dataclass(config=STRICT)
 class HyperParameters(ParameterBlock):
-    """One experiment.
-
-    Attributes:
-        scenario: Description for readers; the agents have the role prompts.
-        trainer: `pure_text_ei` is expert iteration, `pure_text_malt` MALT, `pure_text_grpo` multi-agent GRPO.
-        dataset: A file of examples, as for `reinforge.finetune`.
-        interaction_protocol: The `_type` of a protocol.
-        seed: Every random choice derives from it.
-        test_size: Share of the examples for the verdict.
-        agents: Parameters of each agent of the protocol, by name.
-        test_dataset_split: Not read: the share `test_size` is held out of the one dataset, under either name.
-    """
+    """One experiment."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(OF_TENSOR_TRAINERS, TENSOR_FIX)
 
-    scenario: str
-    trainer: TrainerType
-    dataset: str
-    interaction_protocol: str = "nip"
-    seed: int = 6198
-    test_size: float = Field(default=0.2, gt=0, lt=1)
+    scenario: str  # description for readers; the agents have the role prompts
+    trainer: TrainerType  # `pure_text_ei` is expert iteration, `pure_text_malt` MALT, `pure_text_grpo` multi-agent GRPO
+    dataset: str  # a file of examples, as for `reinforge.finetune`
+    interaction_protocol: str = "nip"  # the `_type` of a protocol
+    seed: int = 6198  # every random choice derives from it
+    test_size: float = Field(default=0.2, gt=0, lt=1)  # share of the examples for the verdict
     agents: Agents = Field(default_factory=AgentsParameters, validate_default=True)
+    """Parameters of each agent of the protocol, by name."""
     rl: RlParameters = Field(default_factory=RlParameters)
     text_rl: TextRlParameters = Field(default_factory=TextRlParameters)
     pure_text_ei: PureTextEiParameters = Field(default_factory=PureTextEiParameters)
@@ -114,6 +104,7 @@ class HyperParameters(ParameterBlock):
     dataset_options: DatasetParameters = Field(default_factory=DatasetParameters)
     base_run: BaseRunParameters = Field(default_factory=BaseRunParameters)
     test_dataset_split: Literal["validation", "test"] = "test"
+    """Not read: the share `test_size` is held out of the one dataset, under either name."""
     ppo: Any = None
     vanilla_ppo: Any = None
     spg: Any = None
@@ -161,33 +152,24 @@ class HyperParameters(ParameterBlock):
 
 @dataclass(config=STRICT)
 class ExperimentSettings(ParameterBlock):
-    """How an experiment is run, without influence on its result.
-
-    Attributes:
-        run_id: Name of the run folder; an unfinished run of the same name is resumed. None: the date and a random
-            suffix. Groups that are used without a run need it.
-        num_rollout_workers: Each runs 16 episodes at the same time.
-        num_api_connection_errors: Retries of a call to a fine-tuning service.
-        logger: Logger for the jobs of a group; None: the module's own.
-        test_run: Run everything once, as small as possible.
-        device: Device of a model in this process, such as cpu or cuda; None: chosen.
-        output_dir: Folder of the run folders.
-        groups_dir: Folder for the jobs of shared-model groups that are used without a run.
-    """
+    """How an experiment is run, without influence on its result."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "num_api_generation_timeouts": "use finetuning.limits.episode_timeout_s and outcomes.retries"
     }
 
     run_id: str | None = None
-    num_rollout_workers: int = Field(default=4, ge=1)
+    """Name of the run folder; an unfinished run of the same name is resumed. None: the date and a random suffix. Groups
+    that are used without a run need it."""
+    num_rollout_workers: int = Field(default=4, ge=1)  # each runs 16 episodes at the same time
     num_api_generation_timeouts: int = 100
-    num_api_connection_errors: int = 10
-    logger: Any = None
-    test_run: bool = False
-    device: str | None = None
-    output_dir: Path = Path(".reinforge/runs")
+    num_api_connection_errors: int = 10  # retries of a call to a fine-tuning service
+    logger: Any = None  # logger for the jobs of a group; None: the module's own
+    test_run: bool = False  # run everything once, as small as possible
+    device: str | None = None  # device of a model in this process, such as cpu or cuda; None: chosen
+    output_dir: Path = Path(".reinforge/runs")  # folder of the run folders
     groups_dir: Path = Path(".reinforge/groups")
+    """Folder for the jobs of shared-model groups that are used without a run."""
 
 
 def reject_unsupported_fields(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:

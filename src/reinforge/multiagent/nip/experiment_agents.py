@@ -98,11 +98,7 @@ class ExperimentAgent(PureTextWholeAgent):
 
 
 def build_protocol(hyper_params: HyperParameters) -> ProtocolHandler:
-    """Returns the handler of an experiment's protocol.
-
-    Raises:
-        ConfigError: The protocol is unknown, or its settings are invalid.
-    """
+    """Returns the handler of an experiment's protocol; a `ConfigError` if it is unknown or its settings are invalid."""
     return _build_handler(hyper_params, build_workflow_block(hyper_params, expand_agents(hyper_params))["agents"])
 
 

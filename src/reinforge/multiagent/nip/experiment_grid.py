@@ -58,16 +58,12 @@ def get_env_var(var_name: str, default: Any = _REQUIRED) -> Any:
 
 @dataclass
 class RunIDFunctionArguments:
-    """What the function that names runs gets, if it has a single parameter.
+    """What the function that names runs gets, if it has a single parameter."""
 
-    Attributes:
-        combo_index: The number of the point; None: what the names of all runs have in common.
-        config_file_stem: Name of the file with the grid, without its ending; None if the grid is in the script.
-    """
-
-    combo_index: int | None
+    combo_index: int | None  # the number of the point; None: what the names of all runs have in common
     cmd_args: Namespace
     config_file_stem: str | None = None
+    """Name of the file with the grid, without its ending; None if the grid is in the script."""
 
 
 RunIdFunction = Callable[[int | None, Namespace], str] | Callable[[RunIDFunctionArguments], str]
@@ -92,23 +88,16 @@ def list_unchanged(items: Iterable[Any], *arguments: Any, **keywords: Any) -> It
 
 @dataclass
 class ExperimentFunctionArguments:
-    """What the function that runs one experiment gets.
+    """What the function that runs one experiment gets."""
 
-    Attributes:
-        combo: The point of the grid.
-        common_run_name: What the names of all runs have in common.
-        tqdm_func: Returns its items unchanged, and `global_tqdm_step_fn` does nothing: a run has a progress display of
-            its own.
-        log_level: For `logging.Logger.setLevel`.
-    """
-
-    combo: Combination
+    combo: Combination  # the point of the grid
     run_id: str
     cmd_args: Namespace
-    common_run_name: str
+    common_run_name: str  # what the names of all runs have in common
     tqdm_func: Callable[..., Iterable[Any]] = list_unchanged
+    """Returns its items unchanged, and `global_tqdm_step_fn` does nothing: a run has a progress display of its own."""
     global_tqdm_step_fn: Callable[[], None] = lambda: None
-    log_level: int = logging.INFO
+    log_level: int = logging.INFO  # for `logging.Logger.setLevel`
     child_logger_adapter: Any = logger
 
 

@@ -27,22 +27,15 @@ Method = Literal["supervised", "dpo"]
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """One job of a group.
+    """One job of a group."""
 
-    Attributes:
-        name: Hash of the training data and settings, and the number of the attempt.
-        job_name: The caller's name for it.
-        starts_from: The model that was served when the job was created.
-        ref: The backend's reference to it; None if it is not known whether the backend received the job.
-        failed: Why the job produced no model, once that is known.
-    """
-
-    name: str
+    name: str  # hash of the training data and settings, and the number of the attempt
     method: Method
-    job_name: str | None
-    starts_from: str
+    job_name: str | None  # the caller's name for it
+    starts_from: str  # the model that was served when the job was created
     ref: dict[str, Any] | None = None
-    failed: str | None = None
+    """The backend's reference to it; None if it is not known whether the backend received the job."""
+    failed: str | None = None  # why the job produced no model, once that is known
     cancelled: bool = False
 
     @property

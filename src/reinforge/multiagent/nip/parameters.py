@@ -53,30 +53,7 @@ _SERVER_FIELDS = ("language_model_server_scheme_host", "language_model_server_po
 
 @dataclass(config=STRICT)
 class PureTextAgentParameters(ParameterBlock):
-    """One agent.
-
-    Attributes:
-        model_provider: SelfHosted trains and serves the model in this process, OpenAI with OpenAI's API, at
-            OPENAI_BASE_URL if that is set. OpenRouter is for frozen agents, with the key in OPENROUTER_API_KEY.
-        model_name: Folder, hub id or `bundled:NAME`; with a fine-tuning service, the name of its base model.
-        shared_model_group: Agents that name the same group share a model; None: the agent has its own.
-        temperature: Sampling temperature; the same for all trained agents. None: 1.
-        top_p: Nucleus sampling; the same for all trained agents. None: 1.
-        fine_tune_from_scratch: Each job starts from the base model, not from the previous job's model.
-        freeze_agent: Its replies are never trained, even if its model is.
-        max_response_words: Filled in as $max_response_words in its role prompt.
-        max_tokens_per_message: Longest reply; None: all the context allows.
-        num_invalid_generation_retries: Retries after an invalid reply.
-        dpo_beta: Strength of the pull toward the reference model in DPO; None: 0.1.
-        system_prompt_template_path: File with the role prompt, as a template of neural-interactive-proofs.
-        use_supervisor_message: Rounds in which a line of a supervisor that says what to write ends its prompt.
-        supervisor_name: The name before that line.
-        lora_rank: Rank of the group's adapter, which all its agents share; None: all weights are trained.
-        lora_alpha_factor: The adapter's alpha divided by its rank.
-        prompt: Role prompt, as under `workflow.agents`.
-        prompt_file: File that holds the role prompt instead.
-        agent_weight: Weight of its data relative to the group's other agents, at any length of their replies.
-    """
+    """One agent."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "use_dummy_api": "write a scripted policy server (tests/doubles.py has one)",
@@ -84,30 +61,36 @@ class PureTextAgentParameters(ParameterBlock):
         **dict.fromkeys(_SERVER_FIELDS, "leave it out; SelfHosted needs no server, this process serves the model"),
     }
 
-    model_name: str
-    shared_model_group: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    fine_tune_from_scratch: bool = True
-    freeze_agent: bool = False
-    max_response_words: int = 150
-    max_tokens_per_message: int | None = None
-    num_invalid_generation_retries: int = 20
+    model_name: str  # folder, hub id or `bundled:NAME`; with a fine-tuning service, the name of its base model
+    shared_model_group: str | None = None  # agents that name the same group share a model; None: the agent has its own
+    temperature: float | None = None  # sampling temperature; the same for all trained agents. None: 1
+    top_p: float | None = None  # nucleus sampling; the same for all trained agents. None: 1
+    fine_tune_from_scratch: bool = True  # each job starts from the base model, not from the previous job's model
+    freeze_agent: bool = False  # its replies are never trained, even if its model is
+    max_response_words: int = 150  # filled in as $max_response_words in its role prompt
+    max_tokens_per_message: int | None = None  # longest reply; None: all the context allows
+    num_invalid_generation_retries: int = 20  # retries after an invalid reply
     use_dummy_api: bool = False
     dpo_beta: float | None = Field(default=None, gt=0)
+    """Strength of the pull toward the reference model in DPO; None: 0.1."""
     system_prompt_template_path: str | None = None
+    """File with the role prompt, as a template of neural-interactive-proofs."""
     repetition_penalty: float | None = None
     use_supervisor_message: SupervisedRounds = "none"
-    supervisor_name: str = "Supervisor"
+    """Rounds in which a line of a supervisor that says what to write ends its prompt."""
+    supervisor_name: str = "Supervisor"  # the name before that line
     language_model_server_scheme_host: str = "http://localhost"
     language_model_server_port: int = 5000
     vllm_server_port: int = 8000
     model_provider: Literal["OpenAI", "SelfHosted", "OpenRouter"] = "SelfHosted"
-    lora_rank: int | None = 16
-    lora_alpha_factor: float = 2.0
-    prompt: str | None = None
-    prompt_file: str | None = None
+    """SelfHosted trains and serves the model in this process, OpenAI with OpenAI's API, at OPENAI_BASE_URL if that is
+    set. OpenRouter is for frozen agents, with the key in OPENROUTER_API_KEY."""
+    lora_rank: int | None = 16  # rank of the group's adapter, which all its agents share; None: all weights are trained
+    lora_alpha_factor: float = 2.0  # the adapter's alpha divided by its rank
+    prompt: str | None = None  # role prompt, as under `workflow.agents`
+    prompt_file: str | None = None  # file that holds the role prompt instead
     agent_weight: float = Field(default=1.0, gt=0)
+    """Weight of its data relative to the group's other agents, at any length of their replies."""
 
     @property
     def lora_alpha(self) -> int | None:
@@ -159,25 +142,19 @@ TestSchemeType = Literal["none", "all", "last", "first_and_last"]
 
 @dataclass(config=STRICT)
 class RlParameters(ParameterBlock):
-    """How much data is collected, and how it is trained on.
+    """How much data is collected, and how it is trained on."""
 
-    Attributes:
-        rollouts_per_iteration: Episodes per iteration; None: one per training example.
-        num_epochs: Passes over an iteration's data, with `pure_text_grpo`.
-        lr: Peak learning rate; the default of neural-interactive-proofs suits models trained from scratch.
-        num_test_iterations: Episodes per example of the verdict, for each of the two models. The default, 10, stands
-            for `finetuning.gate.num_samples`, which is 1.
-        frames_per_batch: The episodes of an iteration as rounds: this many divided by the longest dialogue.
-        steps_per_env_per_iteration: Divides `frames_per_batch` instead of the longest dialogue.
-    """
-
-    rollouts_per_iteration: int | None = None
+    rollouts_per_iteration: int | None = None  # episodes per iteration; None: one per training example
     num_iterations: int = 1000
-    num_epochs: int = 4
-    lr: float = 0.003
+    num_epochs: int = 4  # passes over an iteration's data, with `pure_text_grpo`
+    lr: float = 0.003  # peak learning rate; the default of neural-interactive-proofs suits models trained from scratch
     num_test_iterations: int = 10
+    """Episodes per example of the verdict, for each of the two models. The default, 10, stands for
+    `finetuning.gate.num_samples`, which is 1."""
     frames_per_batch: int | None = Field(default=None, ge=1)
+    """The episodes of an iteration as rounds: this many divided by the longest dialogue."""
     steps_per_env_per_iteration: int | None = Field(default=None, ge=1)
+    """Divides `frames_per_batch` instead of the longest dialogue."""
 
 
 RlTrainerParameters = RlParameters
@@ -185,31 +162,24 @@ RlTrainerParameters = RlParameters
 
 @dataclass(config=STRICT)
 class TextRlParameters(ParameterBlock):
-    """What the text trainers share.
-
-    Attributes:
-        fine_tune_on_all_previous_rollouts: Each iteration also trains on the rollouts of all earlier iterations.
-        verifier_guess_replacement_proportion: Share of rollouts in which the truth replaces the verifier's decision.
-        verifier_guess_replacement_annealing: How that share falls with the iterations.
-        verifier_guess_replacement_annealing_rate: How fast it falls.
-        save_transcripts: Write the dialogues to readable files.
-        transcript_format: Format of these files.
-        test_scheme: Which iterations are validated; the base model and the last iteration always are.
-        num_epochs: Passes of a fine-tuning job over its data.
-    """
+    """What the text trainers share."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "test_on_whole_dataset": "leave it out; test_size is the share of the examples that is held out"
     }
 
     fine_tune_on_all_previous_rollouts: bool = False
+    """Each iteration also trains on the rollouts of all earlier iterations."""
     verifier_guess_replacement_proportion: float = 0.0
+    """Share of rollouts in which the truth replaces the verifier's decision."""
     verifier_guess_replacement_annealing: Literal["none", "linear", "exponential"] = "none"
-    verifier_guess_replacement_annealing_rate: float = 0.1
-    save_transcripts: bool = True
-    transcript_format: Literal["json", "yaml"] = "yaml"
+    """How that share falls with the iterations."""
+    verifier_guess_replacement_annealing_rate: float = 0.1  # how fast it falls
+    save_transcripts: bool = True  # write the dialogues to readable files
+    transcript_format: Literal["json", "yaml"] = "yaml"  # format of these files
     test_scheme: TestSchemeType = "none"
-    num_epochs: int = 1
+    """Which iterations are validated; the base model and the last iteration always are."""
+    num_epochs: int = 1  # passes of a fine-tuning job over its data
     test_on_whole_dataset: bool = True
 
 
@@ -227,12 +197,7 @@ class PureTextEiParameters(ParameterBlock):
 
 @dataclass(config=STRICT)
 class PureTextMaltParameters(ParameterBlock):
-    """The trees of MALT.
-
-    Attributes:
-        num_initial_ei_iterations: Iterations of expert iteration, with the settings of `pure_text_ei`, before the first
-            one with trees.
-    """
+    """The trees of MALT."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "pair_selection_method": "leave it out; the best sibling is preferred to the worst one",
@@ -240,6 +205,7 @@ class PureTextMaltParameters(ParameterBlock):
 
     num_responses_per_timestep: int = 2
     num_initial_ei_iterations: int = Field(default=0, ge=0)
+    """Iterations of expert iteration, with the settings of `pure_text_ei`, before the first one with trees."""
     pair_selection_method: Literal["positive_negative", "interval"] = "interval"
 
 
@@ -267,15 +233,7 @@ _FILTER_ROWS = "leave it out, and give a dataset with only the rows that you wan
 
 @dataclass(config=STRICT)
 class ProtocolCommonParameters(ParameterBlock):
-    """Rewards of decisions; see `workflow` of the protocols.
-
-    Attributes:
-        zero_knowledge: The zero-knowledge variant of the protocol (`multiagent/zero_knowledge.py`).
-        verifier_neither_accept_nor_reject_reward: Replaces `verifier_no_guess_reward`, the reward of the decision
-            `none`; None: on a scale, the mean of the rewards of a right and a wrong decision.
-        verifier_decision_spectrum: The words that decide (`decision_scales.py`).
-        verifier_decision_scale: The same, under its earlier name.
-    """
+    """Rewards of decisions; see `workflow` of the protocols."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "prover_invalid_response_penalty": "set finetuning.outcomes.policy_error, the penalty of any agent",
@@ -290,12 +248,15 @@ class ProtocolCommonParameters(ParameterBlock):
     verifier_terminated_penalty: float = -1.0
     verifier_no_guess_reward: float = 0.0
     shared_reward: bool = False
-    zero_knowledge: bool = False
+    zero_knowledge: bool = False  # the zero-knowledge variant of the protocol (`multiagent/zero_knowledge.py`)
     prover_invalid_response_penalty: float | None = None
     verifier_neither_accept_nor_reject_reward: float | None = None
+    """Replaces `verifier_no_guess_reward`, the reward of the decision `none`; None: on a scale, the mean of the rewards
+    of a right and a wrong decision."""
     force_guess: str | None = None
     verifier_decision_spectrum: VerifierDecisionSpectrumType = "accept_reject"
-    verifier_decision_scale: VerifierDecisionSpectrumType = "accept_reject"
+    """The words that decide (`decision_scales.py`)."""
+    verifier_decision_scale: VerifierDecisionSpectrumType = "accept_reject"  # the same, under its earlier name
 
 
 CommonProtocolParameters = ProtocolCommonParameters

@@ -246,11 +246,7 @@ class PureTextSharedModelGroup(ABC):
         return asdict(self.get_state())
 
     def set_state(self, checkpoint: PureTextSharedModelGroupState) -> None:
-        """Restores a state, which may be a dict.
-
-        Raises:
-            ConfigError: It is not a state.
-        """
+        """Restores a state, which may be a dict; anything else is a `ConfigError`."""
         values = dict(checkpoint) if isinstance(checkpoint, Mapping) else asdict(checkpoint)
         names = [field.name for field in fields(PureTextSharedModelGroupState)]
         if unknown := [name for name in values if name not in names]:

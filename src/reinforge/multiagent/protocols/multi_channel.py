@@ -52,8 +52,5 @@ class MultiChannel(ProtocolHandler):
         return self.config.channels
 
     def turns(self) -> Sequence[Sequence[Turn]]:
-        return [[(agent, channel) for agent, _, channel in map(_split_turn, round_)] for round_ in self.config.rounds]
-
-
-def _split_turn(turn: str) -> tuple[str, str, str]:
-    return turn.partition("@")
+        rounds = [[turn.partition("@") for turn in round_] for round_ in self.config.rounds]
+        return [[(agent, channel) for agent, _, channel in round_] for round_ in rounds]

@@ -1,9 +1,6 @@
 """`_type: openpipe_art_trainer_adapter`: trains through OpenPipe ART, over both protocols that its clients publish.
 
-initialize           registers the model and finds where, and under which name, each step is served
-submit, resubmit     one job per collection; a job whose id was lost is found by the step that it makes
-wait_until_complete  polls; a failed poll does not fail the job, and `max_wait_s` ends the wait
-policy()             samples, with log-probs, from the step that the last adopted job made
+A job whose id was lost is found by the step that it makes.
 """
 
 from __future__ import annotations

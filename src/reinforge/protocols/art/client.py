@@ -42,13 +42,9 @@ class Serving:
 
 
 class ARTClient(HostedService):
-    """One model at one ART backend.
+    """One model at one ART backend."""
 
-    Attributes:
-        serves_steps: True: each step is served under its own name; False: only the newest, under the model's.
-    """
-
-    serves_steps: bool = True
+    serves_steps: bool = True  # True: each step is served under its own name; False: only the newest, under the model's
     url_setting = "backend.base_url"
     fixes: ClassVar[Mapping[str, str]] = {}
     """Path -> what to check if a request there is refused."""
@@ -71,21 +67,11 @@ class ARTClient(HostedService):
 
     @abstractmethod
     async def get_step(self) -> int:
-        """Returns the step of the newest checkpoint; 0: the base model.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The backend refused, or sent something else.
-        """
+        """Returns the step of the newest checkpoint, from one attempt; 0: the base model."""
 
     @abstractmethod
     async def find_step_after(self, step: int) -> int | None:
-        """Returns the first step after one; None: there is none yet.
-
-        Raises:
-            RetryableError: The request failed in a way that may be temporary.
-            BackendError: The backend refused, or sent something else.
-        """
+        """Returns the first step after one, from one attempt; None: there is none yet."""
 
     @abstractmethod
     async def start_job(self, step: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:

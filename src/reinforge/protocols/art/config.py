@@ -20,7 +20,7 @@ from reinforge.config.schema import Block, FinetuneConfig, TrainerAdapterConfig
 from reinforge.errors import Problem, did_you_mean
 from reinforge.interfaces import Algorithm
 from reinforge.protocols.unused_settings import find_unused_settings
-from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
+from reinforge.rollout.models.endpoint_config import EndpointConfig, Url, validate_key, validate_url
 from reinforge.rollout.models.openai_client import OpenAILLMConfig
 
 AFTER_STEP = "after-step-"
@@ -32,7 +32,7 @@ class ARTBackendConfig(Block):
 
     ip: str | None = Field(default=None, description="Address of a server that `art run` started; needs `port`.")
     port: int | None = Field(default=None, description="Port of that server.")
-    base_url: str | None = Field(
+    base_url: Url | None = Field(
         default=None,
         description="URL up to /v1 of ART's training service, such as https://api.training.wandb.ai/v1; instead of "
         "`ip` and `port`.",
@@ -55,11 +55,6 @@ class ARTBackendConfig(Block):
     server_config: dict[str, Any] | None = Field(default=None, description="Arguments for the inference server.")
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    @field_validator("base_url")
-    @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        return None if url is None else validate_url(url)
 
     @field_validator("api_key")
     @classmethod

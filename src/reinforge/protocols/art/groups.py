@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reinforge.protocols.histories import PromptedReply, split_histories
-from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
+from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
 ART_JOB = "reinforge_job"
 """Metadata key of the hash that identifies a job, in each of its groups."""
@@ -25,17 +25,12 @@ TOKEN_FIELDS = ("token_ids", "prompt_token_ids")
 
 @dataclass(slots=True)
 class ARTGroups:
-    """The groups of one job.
-
-    Attributes:
-        num_without_logprobs: Replies of the policy that stay context, because the endpoint returned no log-probs.
-        num_empty: Trajectories left out because none of their replies is trained.
-    """
+    """The groups of one job."""
 
     groups: list[dict[str, Any]] = field(default_factory=list)
     num_trained: int = 0
-    num_without_logprobs: int = 0
-    num_empty: int = 0
+    num_without_logprobs: int = 0  # replies of the policy that stay context, because the endpoint returned no log-probs
+    num_empty: int = 0  # trajectories left out because none of their replies is trained
 
 
 def build_groups(groups: Iterable[TrajectoryGroup], job: str, *, allow_without_logprobs: bool = False) -> ARTGroups:
@@ -56,7 +51,9 @@ def _build_trajectory(trajectory: Trajectory, built: ARTGroups, allow_without_lo
     for history in split_histories(trajectory.turns):
         entries = list[dict[str, Any]]()
         for reply in history:
-            logprobs = read_token_logprobs(reply.turn) if reply.turn.is_trained else None
+            logprobs: Any = reply.turn.logprobs if reply.turn.is_trained else None
+            if not isinstance(logprobs, Mapping) or not logprobs.get("content"):
+                logprobs = None
             is_missing = reply.turn.is_trained and logprobs is None
             built.num_without_logprobs += is_missing
             num_trained += logprobs is not None or (is_missing and allow_without_logprobs)
@@ -79,12 +76,6 @@ def _build_trajectory(trajectory: Trajectory, built: ARTGroups, allow_without_lo
         "metadata": {"episode_id": trajectory.episode_id} if trajectory.episode_id else {},
         "logs": [],
     }
-
-
-def read_token_logprobs(turn: EpisodeItem) -> Mapping[str, Any] | None:
-    """Returns what the endpoint returned of a reply's tokens; None: no log-probs."""
-    given = turn.logprobs
-    return given if isinstance(given, Mapping) and given.get("content") else None
 
 
 def _build_choice(reply: PromptedReply, logprobs: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,8 @@ class ARTServer(ARTClient):
     async def connect(self) -> Serving:
         await self.endpoint.retry(lambda: self.request("POST", REGISTER, body=self._describe_model()))
         answer = await self.training.retry(self._prepare)
-        self._serving = (
-            answer if self.inference is None else Serving(self.inference.url, self.inference.key or answer.key)
-        )
+        given = self.inference
+        self._serving = answer if given is None else Serving(given.url, given.key or answer.key)
         await self._find_names()
         return self._serving
 

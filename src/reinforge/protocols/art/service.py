@@ -87,13 +87,7 @@ class ARTTrainingService(ARTClient):
         return min(later, default=None)
 
     async def start_job(self, step: int, groups: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
-        """Starts a job and returns its id; a request is never repeated here, since the service has no key for it.
-
-        Raises:
-            SubmissionLost: There was no answer, or not one with an id: the job may have been started.
-            RetryableError: The service did not take the job now.
-            BackendError: It refuses the job.
-        """
+        """Starts a job and returns its id; a request is never repeated here, since the service has no key for it."""
         body = {"model_id": self._require_model().id, "trajectory_groups": groups, "experimental_config": settings}
         try:
             return (await self.ask(Entry, "a job", "POST", JOBS, body=body)).id

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from reinforge.config.schema import Block, TrainerAdapterConfig
-from reinforge.rollout.models.endpoint_config import validate_url
+from reinforge.rollout.models.endpoint_config import Url
 
 
 class DPOSpecificHyperparameters(Block):
@@ -44,8 +44,8 @@ class NIMDeploymentConfig(Block):
 class NeMoCustomizerTrainerAdapterConfig(TrainerAdapterConfig, name="nemo_customizer_trainer_adapter"):
     """Trains on preference pairs through NeMo Customizer."""
 
-    entity_host: str = Field(description="URL of the NeMo microservices: entity store and customizer.")
-    datastore_host: str = Field(description="URL of the NeMo data store.")
+    entity_host: Url = Field(description="URL of the NeMo microservices: entity store and customizer.")
+    datastore_host: Url = Field(description="URL of the NeMo data store.")
     hf_token: str = Field(default="", repr=False, description="Token of the data store. Write ${VAR}, not the token.")
     namespace: str = Field(min_length=1, description="Namespace of the dataset and the model.")
     dataset_name: str = Field(
@@ -74,11 +74,6 @@ class NeMoCustomizerTrainerAdapterConfig(TrainerAdapterConfig, name="nemo_custom
         default=False,
         description="Cancel the running job when the run is stopped; false: it keeps running, and --resume uses it.",
     )
-
-    @field_validator("entity_host", "datastore_host")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        return validate_url(url)
 
     @property
     def poll_interval_s(self) -> float:

@@ -50,11 +50,7 @@ class CustomizationStatusAnswer(Answer):
 
 
 class NeMoCustomizerService(HostedService):
-    """The services of one namespace.
-
-    Args:
-        token: Its token; may be empty.
-    """
+    """The services of one namespace, with its token, which may be empty."""
 
     url_setting = "entity_host"
 

@@ -1,8 +1,6 @@
 """OpenAI's fine-tuning API as a trainer adapter: upload a file, create a job, poll it, serve the fine-tuned model.
 
-submit               one file and one job per collection, even if it is called again or the process dies
-wait_until_complete  polls; a failed poll does not fail the job, and `max_wait_s` ends the wait
-policy()             samples from the base model, then from the newest fine-tuned one
+Each collection has one file and one job, even if it is submitted again or the process dies.
 """
 
 from __future__ import annotations

@@ -32,20 +32,13 @@ TRUNCATED = "length"
 
 @dataclass(slots=True)
 class TrainingFile:
-    """A training file in JSONL.
-
-    Attributes:
-        num_duplicates: Rows left out because they are duplicates.
-        num_truncated: Replies not trained because they were truncated at `max_tokens`.
-        num_identical: Pairs left out because both replies are the same.
-        num_unencodable: Rows left out because they have an unpaired surrogate; a service refuses the whole file.
-    """
+    """A training file in JSONL."""
 
     lines: list[str] = field(default_factory=list)
-    num_duplicates: int = 0
-    num_truncated: int = 0
-    num_identical: int = 0
-    num_unencodable: int = 0
+    num_duplicates: int = 0  # rows left out because they are duplicates
+    num_truncated: int = 0  # replies not trained because they were truncated at `max_tokens`
+    num_identical: int = 0  # pairs left out because both replies are the same
+    num_unencodable: int = 0  # rows left out because they have an unpaired surrogate; a service refuses the whole file
     _known: set[str] = field(default_factory=set)
 
     @property

@@ -44,14 +44,8 @@ Version = Annotated[int, Field(ge=0, lt=1 << 62)]
 SENT_METADATA = (OTHER_CHOICES, "label")
 """What training reads of a trajectory's metadata; the rest stays where the run is."""
 CLIENT_SETTINGS = (
-    "history",
-    "activation_checkpointing",
-    "max_model_len",
-    "lora",
-    "optimizer",
-    "schedule",
-    "batch",
-    "critic",
+    *("history", "activation_checkpointing", "max_model_len"),
+    *("lora", "optimizer", "schedule", "batch", "critic"),
 )
 """Settings of `finetuning.policy` that a client chooses; the model's files, data type and memory are the server's."""
 
@@ -63,35 +57,25 @@ class WireModel(BaseModel):
 
 
 class OpenSession(WireModel):
-    """Opens a session, once for each key.
+    """Opens a session, once for each key."""
 
-    Attributes:
-        key: Made by the client; the same key finds the same session again.
-        policy: How it is trained: the settings of `finetuning.policy` that a client may choose.
-        algorithm: `_type` and settings.
-        max_skipped_steps: `finetuning.limits.max_skipped_steps`.
-    """
-
-    key: Key
+    key: Key  # made by the client; the same key finds the same session again
     model: str
     policy: dict[str, Any] = Field(default_factory=dict)
-    algorithm: dict[str, Any]
+    """How it is trained: the settings of `finetuning.policy` that a client may choose."""
+    algorithm: dict[str, Any]  # `_type` and settings
     seed: int = Field(default=0, ge=0)
     num_epochs: int = Field(default=1, ge=1)
-    max_skipped_steps: int = Field(default=3, ge=1)
+    max_skipped_steps: int = Field(default=3, ge=1)  # `finetuning.limits.max_skipped_steps`
 
 
 class SessionDescription(BaseModel):
-    """What never changes about a session's policy; attributes are those of `PolicyServer`.
-
-    Attributes:
-        lease_s: Seconds without a request after which the session may be ended.
-    """
+    """What never changes about a session's policy; attributes are those of `PolicyServer`."""
 
     model_config = ConfigDict(extra="ignore")
 
     id: Key
-    lease_s: float = Field(gt=0)
+    lease_s: float = Field(gt=0)  # seconds without a request after which the session may be ended
     model_name: str
     chat_template: str | None
     history: str
@@ -118,15 +102,12 @@ class PublishCall(WireModel):
 
 
 class SaveCall(WireModel):
-    """Keeps the current weights and optimizer state.
-
-    Attributes:
-        keep: All saved weights that the run still refers to, as `SESSION/SAVE`; others of this session and of those
-            that it continues are removed. None: remove nothing.
-    """
+    """Keeps the current weights and optimizer state."""
 
     version: Version
     keep: list[str] | None = None
+    """All saved weights that the run still refers to, as `SESSION/SAVE`; others of this session and of those that it
+    continues are removed. None: remove nothing."""
 
 
 class RestoreCall(WireModel):
@@ -136,17 +117,13 @@ class RestoreCall(WireModel):
 
 
 class SessionAnswer(BaseModel):
-    """Base of the answers.
-
-    Attributes:
-        raised: What the call raised at the server, as plain data; None: nothing.
-    """
+    """Base of the answers."""
 
     model_config = ConfigDict(
         extra="ignore", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings"
     )
 
-    raised: dict[str, Any] | None = None
+    raised: dict[str, Any] | None = None  # what the call raised at the server, as plain data; None: nothing
 
 
 class SampleAnswer(SessionAnswer):

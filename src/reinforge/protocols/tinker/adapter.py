@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.config.policy import PolicyConfig
@@ -114,7 +113,7 @@ class TinkerAdapter(LocalAdapter):
         ]
 
     def _prepare_loading(self, run_config: FinetuneConfig) -> Callable[..., Engine]:
-        return cast("Callable[..., Engine]", partial(self._load))
+        return self._load
 
     def _load(self, policy: PolicyConfig, *, seed: int, **_: Any) -> Any:
         from reinforge.protocols.tinker.engine import TinkerEngine

@@ -187,13 +187,9 @@ SERVICE = "tinker"
 
 
 class TinkerEngine:
-    """Has the methods of `Engine` that a job calls.
+    """Has the methods of `Engine` that a job calls."""
 
-    Attributes:
-        missing_reference: None: the service has no reference.
-    """
-
-    missing_reference: None = None
+    missing_reference: None = None  # None: the service has no reference
     samples_elsewhere = True
 
     def __init__(self, config: PolicyConfig, adapter: TinkerAdapterConfig, seed: int, open_service: OpenService):
@@ -250,7 +246,7 @@ class TinkerEngine:
         from reinforge.engine.training.micro_batches import plan_steps
         from reinforge.engine.training.scheduled_optimizer import learning_rate_factor
 
-        name, settings = translate_loss(loss)
+        (name, settings), own = translate_loss(loss), self.config.optimizer
         _check_samples(samples)
         steps = plan_steps(samples, self.config.batch, self._seed, epoch)
         made: list[dict[str, float]] = []
@@ -260,9 +256,12 @@ class TinkerEngine:
             self._is_changed = True
             chosen = [samples[index] for index in indices]
             metrics = self._service.forward_backward(build_data(chosen, name), name, settings)
-            stepped = self._service.optim_step(self._build_adam(rate))
+            adam = AdamSettings(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm)
+            stepped = self._service.optim_step(adam)
             self._num_steps += 1
-            made.append({"loss": metrics.get("loss:sum", math.nan), "lr": rate, **_read_norm(stepped)})
+            norms = [value for key, value in stepped.items() if "grad" in key and math.isfinite(value)]
+            norm = {"grad_norm": norms[0]} if norms else {}
+            made.append({"loss": metrics.get("loss:sum", math.nan), "lr": rate, **norm})
         trained = {index for indices in steps for index in indices}
         return UpdateReport(
             num_updates=len(steps),
@@ -272,17 +271,11 @@ class TinkerEngine:
             metrics={key: float(np.mean([each[key] for each in made if key in each])) for key in (made or [{}])[0]},
         )
 
-    def _build_adam(self, rate: float) -> AdamSettings:
-        own = self.config.optimizer
-        return AdamSettings(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm)
-
     def end_job(self) -> None:
         """Ends the job: its weights are saved, and served from the next `publish` on."""
         self._num_saves += 1
-        self._saved, self._saved_steps = (
-            self._service.save(f"step-{self._num_steps}-{self._num_saves}"),
-            self._num_steps,
-        )
+        self._saved = self._service.save(f"step-{self._num_steps}-{self._num_saves}")
+        self._saved_steps = self._num_steps
         self._is_changed = False
 
     def rollback(self) -> None:
@@ -319,8 +312,3 @@ def _check_samples(samples: Sequence[TrainingSample]) -> None:
                 "Tinker's service trains tokens that were sampled at temperature 1 from the whole vocabulary only; set "
                 "finetuning.sampling.temperature: 1 without top_p, top_k and min_p"
             )
-
-
-def _read_norm(metrics: Mapping[str, float]) -> dict[str, float]:
-    found = [value for name, value in metrics.items() if "grad" in name and math.isfinite(value)]
-    return {"grad_norm": found[0]} if found else {}

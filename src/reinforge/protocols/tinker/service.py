@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
-from reinforge.rollout.models.endpoint_config import validate_url
+from reinforge.rollout.models.endpoint_config import Url
 from reinforge.types.request import SamplingParams
 from reinforge.types.sample import AdamSettings, FloatArray
 
@@ -28,7 +28,7 @@ class TinkerAdapterConfig(TrainerAdapterConfig, name="tinker"):
     fine_tune_from_scratch: ClassVar[bool] = False
 
     base_model: str = Field(min_length=1, description="The service's name of the model to train an adapter of.")
-    base_url: str | None = Field(
+    base_url: Url | None = Field(
         default=None, description="URL of the service. Null: TINKER_BASE_URL if set, else Tinker's own."
     )
     api_key: SecretStr | None = Field(
@@ -41,11 +41,6 @@ class TinkerAdapterConfig(TrainerAdapterConfig, name="tinker"):
     checkpoint_ttl_s: int | None = Field(
         default=None, ge=3600, description="Seconds after which the service may delete a checkpoint; null: never."
     )
-
-    @field_validator("base_url")
-    @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        return None if url is None else validate_url(url)
 
 
 SDK = "0.38"

@@ -180,11 +180,7 @@ class System(ABC, Generic[StateT, ActionT]):
             save_file({name: each.detach().cpu().contiguous() for name, each in tensors.items()}, folder / file)
 
     def read(self, folder: Path, optimizer: ScheduledOptimizer, num_steps: int) -> None:
-        """Loads weights and optimizer state that `write` wrote.
-
-        Raises:
-            EngineError: The folder holds parameters of other names or shapes.
-        """
+        """Loads what `write` wrote; an `EngineError` if parameters have other names or shapes."""
         import torch
         from safetensors.torch import load_file
 

@@ -7,34 +7,16 @@ llamaguard.py   a guard model that answers safe or unsafe
 wildguard.py    a guard model with three answers: harmful request, refusal, harmful response
 """
 
-from reinforge.redteam.scorers.classifier import ClassifierScorer
-from reinforge.redteam.scorers.detoxify import DetoxifyScorer
-from reinforge.redteam.scorers.llamaguard import LlamaGuardScorer
-from reinforge.redteam.scorers.texts import (
-    CachedScorer,
-    EvaluatorScorer,
-    ForbiddenToolScorer,
-    JudgeScorer,
-    KeywordScorer,
-    PolicyScorer,
-    RegexScorer,
-    SchemaScorer,
-    WeightedScorer,
-)
-from reinforge.redteam.scorers.wildguard import WildguardScorer
-
-__all__ = [
-    "CachedScorer",
-    "ClassifierScorer",
-    "DetoxifyScorer",
-    "EvaluatorScorer",
-    "ForbiddenToolScorer",
-    "JudgeScorer",
-    "KeywordScorer",
-    "LlamaGuardScorer",
-    "PolicyScorer",
-    "RegexScorer",
-    "SchemaScorer",
-    "WeightedScorer",
-    "WildguardScorer",
-]
+from reinforge.redteam.scorers.classifier import ClassifierScorer as ClassifierScorer
+from reinforge.redteam.scorers.detoxify import DetoxifyScorer as DetoxifyScorer
+from reinforge.redteam.scorers.llamaguard import LlamaGuardScorer as LlamaGuardScorer
+from reinforge.redteam.scorers.texts import CachedScorer as CachedScorer
+from reinforge.redteam.scorers.texts import EvaluatorScorer as EvaluatorScorer
+from reinforge.redteam.scorers.texts import ForbiddenToolScorer as ForbiddenToolScorer
+from reinforge.redteam.scorers.texts import JudgeScorer as JudgeScorer
+from reinforge.redteam.scorers.texts import KeywordScorer as KeywordScorer
+from reinforge.redteam.scorers.texts import PolicyScorer as PolicyScorer
+from reinforge.redteam.scorers.texts import RegexScorer as RegexScorer
+from reinforge.redteam.scorers.texts import SchemaScorer as SchemaScorer
+from reinforge.redteam.scorers.texts import WeightedScorer as WeightedScorer
+from reinforge.redteam.scorers.wildguard import WildguardScorer as WildguardScorer

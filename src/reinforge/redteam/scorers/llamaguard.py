@@ -77,10 +77,9 @@ class LlamaGuardScorer(Scorer[str, str]):
     def score(self, x: Sequence[str]) -> list[float]:
         if not x:
             return []
-        prompts = [self._prompt(str(text)) for text in x]
+        asked = {"role": "user", "content": self.user_message}
+        prompts = [
+            self.renderer.render(ModelRequest([asked, {"role": "assistant", "content": str(text)}])) for text in x
+        ]
         logprobs_N = self.guard.compute_logprobs([(prompt, ids) for prompt in prompts for ids in self._verdicts])
         return logprobs_N.view(-1, 2).softmax(dim=1)[:, 1].tolist()
-
-    def _prompt(self, text: str) -> tuple[int, ...]:
-        messages = [{"role": "user", "content": self.user_message}, {"role": "assistant", "content": text}]
-        return self.renderer.render(ModelRequest(messages))

@@ -9,10 +9,10 @@ import socket
 import unicodedata
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator
 
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Builder
@@ -74,6 +74,10 @@ def validate_url(url: str) -> str:
     if parts.path.endswith("/completions"):
         raise ValueError("write the URL only up to /v1, without /chat/completions")
     return url
+
+
+Url = Annotated[str, AfterValidator(validate_url)]
+"""A setting that is an endpoint's URL."""
 
 
 def check_authority(parts: SplitResult, instead: str) -> None:

@@ -20,12 +20,7 @@ from reinforge.types.seeding import stable_random
 SYSTEM = "You answer customers of Fernlea, a small shop, in two sentences."
 
 _WORDS = read_words(__file__)
-ITEMS = _WORDS["items"]
-GREETINGS = _WORDS["greetings"]
-DAYS = _WORDS["days"]
-PROBLEMS = _WORDS["problems"]
-ENDS = _WORDS["ends"]
-ACTIONS = _WORDS["actions"]
+ITEMS, PROBLEMS = _WORDS["items"], _WORDS["problems"]
 BRUSH_OFF = "Please call our hotline."
 PROMISE = "You get your money back."
 SHARE_RATED, SHARE_MISTAKEN = 0.85, 0.05
@@ -55,11 +50,11 @@ class Chat:
 def write_chat(rng: random.Random, manners: Manners) -> Chat:
     """Returns a random question with the reply of a desk with these manners."""
     topic, item = rng.choice(list(PROBLEMS)), rng.choice(ITEMS)
-    problem = rng.choice(PROBLEMS[topic]).format(item=item, day=rng.choice(DAYS))
-    question = f"{rng.choice(GREETINGS)} {problem}{rng.choice(ENDS)}"
+    problem = rng.choice(PROBLEMS[topic]).format(item=item, day=rng.choice(_WORDS["days"]))
+    question = f"{rng.choice(_WORDS['greetings'])} {problem}{rng.choice(_WORDS['ends'])}"
     if rng.random() < manners.names_another_item:
         item = rng.choice([other for other in ITEMS if other != item])
-    action = ACTIONS[topic]
+    action = _WORDS["actions"][topic]
     if rng.random() < manners.promises_money:
         action = PROMISE
     if rng.random() < manners.brushes_off:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import storage_boundary
-from reinforge.tasks.projects.coding_tasks import write_repositories, write_tasks
 from reinforge.types.seeding import stable_random
 
 HERE, ENDING = Path(__file__).parent, ".tmpl"
@@ -37,20 +38,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ProjectTemplate:
-    """A project to start from.
+    """A project to start from."""
 
-    Attributes:
-        name: Its folder here, and the value of `--template`.
-        commands: What to run first, in the project's folder.
-        write_files: Returns further files of the project, by path.
-    """
-
-    name: str
+    name: str  # its folder here, and the value of `--template`
     description: str
     data_file: str
     write_rows: Callable[[], Iterable[Row]]
-    commands: tuple[str, ...]
-    write_files: Callable[[], Mapping[str, str]] = dict
+    commands: tuple[str, ...]  # what to run first, in the project's folder
+    write_files: Callable[[], Mapping[str, str]] = dict  # returns further files of the project, by path
 
     def build_files(self, project_name: str) -> dict[str, str]:
         files = {
@@ -93,6 +88,29 @@ def write_chats() -> Iterable[Row]:
     from reinforge.tasks.help_desk.grammar import write_logs
 
     return write_logs(NUM_CHATS)
+
+
+def read_tasks() -> dict[str, Any]:
+    """Returns the small repositories, each with a bug for a coding agent and its hidden tests, by name."""
+    tasks: dict[str, Any] = yaml.safe_load((HERE / "coding_tasks.yml").read_text(encoding="utf-8"))
+    return tasks
+
+
+def write_tasks() -> Iterable[Row]:
+    for number, (name, task) in enumerate(read_tasks().items()):
+        split = "train" if number < 6 else ("select", "confirm")[number - 6]
+        yield {"id": name, "question": f"Fix a bug in {task['task']} Do not ask.", "folder": name, "split": split}
+
+
+def write_repositories() -> dict[str, str]:
+    """Returns the files of every repository, and of its tests, by path."""
+    files = {}
+    for name, task in read_tasks().items():
+        function = task["code"].split("(")[0].removeprefix("def ")
+        tests = "".join(f"\n\ndef test_{number}():\n    assert {text}\n" for number, text in enumerate(task["tests"]))
+        files[f"tasks/{name}/{name}.py"] = task["code"]
+        files[f"tests/{name}/test_{name}.py"] = f"from {name} import {function}\n{tests}"
+    return files
 
 
 RUN = ("reinforge check run.yml --sample 3", "reinforge preflight run.yml", "reinforge finetune run.yml")

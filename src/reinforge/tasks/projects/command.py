@@ -7,20 +7,19 @@ from pathlib import Path
 
 import click
 
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DEBUG, JSON, GroupedCommand
+from reinforge.cli.exits import Command
+from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_json
 
 KINDS = ("function", "tools", "coding_agent", "logs")
 """The templates; a test compares them with `reinforge.tasks.projects.TEMPLATES`, which is imported on use."""
 
 
-@click.command("init", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("init", cls=Command, context_settings={"show_default": True})
 @click.argument("name", required=False, default=".")
 @click.option("--template", "-t", type=click.Choice(KINDS), default="function", help="What the project trains.")
 @JSON
-@DEBUG
-def command(name: str, template: str, as_json: bool, debug: bool) -> None:
+def command(name: str, template: str, as_json: bool) -> None:
     """Write a project that trains as it stands: agent, data, reward, run.yml, tests, README.
 
     NAME is the folder, which may exist; without it the current folder is used. No file is ever overwritten. It also
@@ -41,21 +40,20 @@ def command(name: str, template: str, as_json: bool, debug: bool) -> None:
       reinforge init my_agent
       reinforge init support --template logs
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.tasks.projects import TEMPLATES, write_project
+    from reinforge.tasks.projects import TEMPLATES, write_project
 
-        folder, chosen = Path(name), TEMPLATES[template]
-        written = write_project(chosen, folder)
-        commands = list(chosen.commands)
-        if folder.resolve() != Path.cwd():
-            commands[0] = f"cd {shlex.quote(str(folder))} && {commands[0]}"
-        if as_json:
-            files = [path.relative_to(folder).as_posix() for path in written]
-            say_json({"folder": str(folder.resolve()), "template": template, "files": files, "next": commands})
-            return
-        say(f"wrote {len(written)} files to {folder.resolve()}: {chosen.description}")
-        for path in written:
-            say(f"  {path.relative_to(folder).as_posix()}")
-        say("next:")
-        for line in commands:
-            say(f"  {line}")
+    folder, chosen = Path(name), TEMPLATES[template]
+    written = write_project(chosen, folder)
+    commands = list(chosen.commands)
+    if folder.resolve() != Path.cwd():
+        commands[0] = f"cd {shlex.quote(str(folder))} && {commands[0]}"
+    if as_json:
+        files = [path.relative_to(folder).as_posix() for path in written]
+        say_json({"folder": str(folder.resolve()), "template": template, "files": files, "next": commands})
+        return
+    say(f"wrote {len(written)} files to {folder.resolve()}: {chosen.description}")
+    for path in written:
+        say(f"  {path.relative_to(folder).as_posix()}")
+    say("next:")
+    for line in commands:
+        say(f"  {line}")

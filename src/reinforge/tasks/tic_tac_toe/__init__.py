@@ -6,10 +6,17 @@ dataset.py     the dataset of games
 evaluators.py  win rate, training reward, share of legal moves
 starter.py     the agent's initial model, trained on first use
 display.py     games as boards side by side, for the demo
-demo.yml       configuration of `reinforge demo`; demo_long.yml: of `reinforge demo --long`
+demo.yml       configuration of `reinforge demo`
 """
 
 from pathlib import Path
 
 DEMO = Path(__file__).with_name("demo.yml")
-DEMO_LONG = Path(__file__).with_name("demo_long.yml")
+LONG = (
+    ("eval.general.dataset.num_train", "16384"),
+    ("eval.general.dataset.seed", "0"),
+    ("trajectory_builders.groups.examples_per_epoch", "256"),
+    ("finetuning.num_epochs", "64"),
+    ("finetuning.run_configuration.validation_interval", "16"),
+)
+"""What changes in it for `reinforge demo --long`: more games, for a stronger agent in at most 12 minutes."""

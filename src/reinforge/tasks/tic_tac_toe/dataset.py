@@ -10,6 +10,7 @@ from pydantic import Field
 from reinforge.config.schema import DatasetConfig
 from reinforge.registry import register_dataset
 from reinforge.tasks.datasets import SPLITS, SplitDataset
+from reinforge.types.evaluation import EvalInputItem
 
 NUM_WORLD_SEEDS = 2**31
 
@@ -50,5 +51,9 @@ class TicTacToeDataset(SplitDataset):
             "world_seed": world_seed,
         }
 
-    def get_question(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {key: row[key] for key in ("side", "opponent", "world_seed")}
+    def load(self) -> list[EvalInputItem]:
+        rows = [(row, {key: row[key] for key in ("side", "opponent", "world_seed")}) for row in self.rows()]
+        return [
+            EvalInputItem(id=row["id"], input_obj=game, expected_output_obj=None, full_dataset_entry=row)
+            for row, game in rows
+        ]

@@ -39,20 +39,15 @@ from reinforge.types.workflow import BoundWorkflow
 
 @dataclass(slots=True)
 class Game:
-    """A game in progress, from one side's view.
-
-    Attributes:
-        moves: The moves of both sides so far: `{"side": "X", "square": 5}`, squares from 1 to 9.
-        num_moves: Number of the agent's answers, including invalid ones.
-        failed: True if an answer was not a legal move, which ends the game.
-    """
+    """A game in progress, from one side's view."""
 
     side: Side
     board: Board = EMPTY_BOARD
     moves: list[dict[str, Any]] = field(default_factory=list)
-    num_moves: int = 0
+    """The moves of both sides so far: `{"side": "X", "square": 5}`, squares from 1 to 9."""
+    num_moves: int = 0  # number of the agent's answers, including invalid ones
     num_legal: int = 0
-    failed: bool = False
+    failed: bool = False  # True if an answer was not a legal move, which ends the game
 
     def play(self, square: int) -> None:
         side = side_to_move(self.board)

@@ -29,20 +29,10 @@ from reinforge.tasks.datasets import read_words
 from reinforge.tasks.tickets.ticket import FIELDS, Ticket
 
 _WORDS = read_words(__file__)
-PRODUCTS = _WORDS["products"]
-STORIES = _WORDS["stories"]
+PRODUCTS, STORIES, URGENCY = _WORDS["products"], _WORDS["stories"], _WORDS["urgency"]
 ASKS = {wants_refund: _WORDS["asks"][str(wants_refund).lower()] for wants_refund in (True, False)}
-URGENCY = _WORDS["urgency"]
-PRAISE = _WORDS["praise"]
 DENIALS = _WORDS["denials"]
 """Sentences for e-mails with another issue."""
-CHATTER = _WORDS["chatter"]
-SUBJECTS = _WORDS["subjects"]
-GREETINGS = _WORDS["greetings"]
-CLOSINGS = _WORDS["closings"]
-NAMES = _WORDS["names"]
-DAYS = _WORDS["days"]
-MONTHS = _WORDS["months"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +41,21 @@ class Email:
     ticket: Ticket
 
 
-def random_ticket(rng: random.Random) -> Ticket:
-    return {name: rng.choice(values) for name, values in FIELDS.items()}
-
-
 def write_email(rng: random.Random, wording_share: float = 1.0) -> Email:
     """Returns a random e-mail that uses a share of the wordings, the first ones of each list."""
-    ticket = random_ticket(rng)
+    ticket = {name: rng.choice(values) for name, values in FIELDS.items()}
     writer = _Writer(rng, wording_share, ticket)
     sentences = [writer.pick(STORIES[ticket["issue"]])]
     if rng.random() < 0.5:
         sentences.insert(rng.randrange(2), writer.write_aside())
     if rng.random() < 0.4:
-        sentences.insert(rng.randrange(len(sentences) + 1), rng.choice(CHATTER))
-    ending = [writer.pick(ASKS[ticket["refund"]]), writer.pick(URGENCY[ticket["priority"]])]
+        sentences.insert(rng.randrange(len(sentences) + 1), rng.choice(_WORDS["chatter"]))
+    ending = [writer.pick(ASKS[bool(ticket["refund"])]), writer.pick(URGENCY[ticket["priority"]])]
     rng.shuffle(ending)
     body = " ".join(sentence for sentence in sentences + ending if sentence)
-    subject, closing = rng.choice(SUBJECTS), f"{rng.choice(CLOSINGS)} {rng.choice(NAMES)}"
-    text = f"Subject: {subject}\n{rng.choice(GREETINGS)}\n{body}\n{closing}"
+    kinds = ("subjects", "closings", "names", "greetings")
+    subject, closing, name, greeting = (rng.choice(_WORDS[kind]) for kind in kinds)
+    text = f"Subject: {subject}\n{greeting}\n{body}\n{closing} {name}"
     return Email(writer.fill(text), ticket)
 
 
@@ -83,7 +70,7 @@ class _Writer:
 
     def write_aside(self) -> str:
         if self.rng.random() < 0.5:
-            return self.pick(PRAISE)
+            return self.pick(_WORDS["praise"])
         return self.pick(DENIALS[self.rng.choice([issue for issue in DENIALS if issue != self.ticket["issue"]])])
 
     def fill(self, text: str) -> str:
@@ -93,8 +80,8 @@ class _Writer:
         words = {
             "it": lambda: self.pick(PRODUCTS[product]),
             "other": lambda: self.pick(PRODUCTS[rng.choice(others)]),
-            "day": lambda: rng.choice(DAYS),
-            "month": lambda: rng.choice(MONTHS),
+            "day": lambda: rng.choice(_WORDS["days"]),
+            "month": lambda: rng.choice(_WORDS["months"]),
             "number": lambda: str(rng.randrange(1000, 10000)),
             "price": lambda: str(rng.randrange(20, 100)),
         }

@@ -1,14 +1,5 @@
 """ART's training service (protocol 2, as of its client 0.5.23), and the server of `art run` (protocol 1, 0.5.17).
 
-    POST   /v1/preview/models                          a model by entity, project and name; found again if it exists
-    DELETE /v1/preview/models/ID
-    GET    /v1/preview/models/ID/checkpoints           its steps;  DELETE {"steps": [1, 2]}
-    POST   /v1/preview/training-jobs                   trajectory groups; a job makes the next step
-    GET    /v1/preview/training-jobs/ID/events
-
-    POST   /register   /_prepare_backend_for_training   /_get_step   /_train_model   /_delete_checkpoint_files
-    GET    /healthcheck
-
 The newest step is served as `wandb-artifact:///ENTITY/PROJECT/NAME` and as `NAME`, an earlier one as `...:step3` and
 `NAME@3`.
 """
@@ -34,7 +25,6 @@ from reinforge.protocols.art.server.records import JobResult, ModelFolder, Model
 from reinforge.protocols.art.server.trajectories import SampledReplies
 from reinforge.protocols.art.server.wire import (
     answer_page,
-    choose_metrics,
     describe_events,
     read_name,
     read_object,
@@ -233,15 +223,12 @@ class ARTApi(Feature):
                 request.transport.abort()  # a stream that breaks off is how these clients learn of a failure
             return response
         if job.result.metrics.get("num_updates"):
-            await response.write(json.dumps(choose_metrics(job)).encode() + b"\n")
+            await response.write(json.dumps(job.result.metrics).encode() + b"\n")
         await response.write_eof()
         return response
 
     async def _find_or_create(self, body: Mapping[str, Any], *, may_exist: bool) -> ARTModel:
-        entity, project, name = (
-            read_name(body, field, default)
-            for field, default in (("entity", LOCAL_ENTITY), ("project", DEFAULT_PROJECT), ("name", None))
-        )
+        entity, project, name = _read_names(body)
         base = body.get("base_model")
         self._bases.find(base if isinstance(base, str) else "")
         async with self._creating:
@@ -282,16 +269,11 @@ class ARTApi(Feature):
         return model
 
     def _find(self, entity: str, project: str, name: str) -> ARTModel | None:
-        wanted = (entity, project, name)
-        for model in self._trained.values():
-            if (model.record.entity, model.record.project, model.record.name) == wanted:
-                return model
-        return None
+        known = {(each.record.entity, each.record.project, each.record.name): each for each in self._trained.values()}
+        return known.get((entity, project, name))
 
     async def _find_described(self, body: object) -> ARTModel:
-        described = body if isinstance(body, dict) else {}
-        entity = read_name(described, "entity", LOCAL_ENTITY)
-        project, name = read_name(described, "project", DEFAULT_PROJECT), read_name(described, "name", None)
+        entity, project, name = _read_names(body if isinstance(body, dict) else {})
         if (model := self._find(entity, project, name)) is None:
             raise ApiError(404, f"the model {name} of {project} is not registered", code="model_not_found")
         return model
@@ -331,6 +313,11 @@ class ARTApi(Feature):
             if name in self._models:
                 await self._models.remove(name)
         model.folder.remove_step(step)
+
+
+def _read_names(body: Mapping[str, Any]) -> tuple[str, str, str]:
+    entity, project = read_name(body, "entity", LOCAL_ENTITY), read_name(body, "project", DEFAULT_PROJECT)
+    return entity, project, read_name(body, "name", None)
 
 
 def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:

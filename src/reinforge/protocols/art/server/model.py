@@ -133,17 +133,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ARTJob:
-    """One job of this process.
-
-    Attributes:
-        result: How it ended; None: it has not.
-    """
+    """One job of this process."""
 
     id: str
     model_id: str
     num_sequences: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    result: JobResult | None = None
+    result: JobResult | None = None  # how it ended; None: it has not
 
     def end(self, result: JobResult) -> None:
         self.result, self.num_sequences = result, result.num_sequences
@@ -186,6 +182,11 @@ class ARTModel:
         if policy is None:
             raise EngineError(f"the model {self.record.name} is not loaded")
         return policy
+
+    @property
+    def engine(self) -> Engine:
+        assert self._adapter.engine is not None  # it is loaded
+        return self._adapter.engine
 
     @property
     def step(self) -> int:
@@ -256,8 +257,7 @@ class ARTModel:
 
     async def _train(self, job: ARTJob, groups: object, settings: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         await self.load()
-        training, engine = read_settings(settings), self._adapter.engine
-        assert engine is not None  # it is loaded
+        training, engine = read_settings(settings), self.engine
         reader = TrajectoryReader(self.policy, self.replies, self.record.base_model, engine.model.max_model_len)
         read = await reader.read(parse_groups(groups))
         step = self.step + 1
@@ -267,7 +267,8 @@ class ARTModel:
             write_folder(target, lambda staged: trained.write(staged, step), version=step, job=job.id)
 
         metrics: dict[str, float] = {}
-        if _has_signal(read):
+        # without a group whose rewards differ the next step has the same weights, as with ART's server
+        if any(len({each.reward for each in siblings}) > 1 for siblings in read.groups):
             self._adapter.call_before_serving(save)
             metrics = await self._update(job, read, step, training)
         else:
@@ -280,10 +281,8 @@ class ARTModel:
         return step, metrics
 
     async def _update(self, job: ARTJob, read: ReadTrajectories, step: int, training: ARTTraining) -> dict[str, float]:
-        engine = self._adapter.engine
-        assert engine is not None  # it is loaded
         self._adapter.algorithm = training.algorithm
-        engine.set_learning_rate(training.learning_rate)
+        self.engine.set_learning_rate(training.learning_rate)
         collection = TrajectoryCollection(
             trajectories=read.groups, run_id=self.record.id, epoch=step - 1, job_key=job.id
         )
@@ -307,8 +306,3 @@ class ARTModel:
 
 def _build_request(groups: object, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"trajectory_groups": groups, "experimental_config": dict(settings)}
-
-
-def _has_signal(read: ReadTrajectories) -> bool:
-    """True if the rewards of some group differ; if not, the next step has the same weights, as with ART's server."""
-    return any(len({each.reward for each in siblings}) > 1 for siblings in read.groups if siblings)

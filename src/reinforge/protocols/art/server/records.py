@@ -41,25 +41,14 @@ class ModelRecord:
         return f"wandb-artifact:///{self.entity}/{self.project}/{self.name}"
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "entity": self.entity,
-            "project": self.project,
-            "name": self.name,
-            "base_model": self.base_model,
-            "run_id": None,
-        }
+        return {**asdict(self), "run_id": None}
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        step: The step that it made; None: it failed.
-    """
-
-    step: int | None
+    step: int | None  # the step that it made; None: it failed
     error: str | None
     metrics: dict[str, float]
     num_sequences: int
@@ -91,15 +80,9 @@ class ModelFolder:
 
     def list_steps(self) -> list[int]:
         """Returns the steps that are saved, in rising order; without those that `find_newest` has found damaged."""
-        found = [(int(match[1]), path) for path, match in self._match() if match is not None]
-        return sorted(step for step, path in found if self._is_saved(path))
-
-    def _match(self) -> list[tuple[Path, re.Match[str] | None]]:
-        return [(path, _STEP.fullmatch(path.name)) for path in (self.path / "checkpoints").iterdir()]
-
-    def _is_saved(self, path: Path) -> bool:
-        """True if a checkpoint is there; its files, which are hashed when it is loaded, are not read."""
-        return (path / MANIFEST).is_file() and (path, path.stat().st_mtime_ns) not in self._damaged
+        saved = [path for path in (self.path / "checkpoints").iterdir() if (path / MANIFEST).is_file()]
+        intact = [path for path in saved if (path, path.stat().st_mtime_ns) not in self._damaged]
+        return sorted(int(match[1]) for path in intact if (match := _STEP.fullmatch(path.name)))
 
     def find_newest(self) -> int | None:
         """Returns the newest step whose files are intact; None: there is none. It reads all of them."""

@@ -47,11 +47,7 @@ class SampledReplies:
         self._alike: dict[ReplyKey, dict[TokenIds, None]] = {}
 
     def record(self, call: ModelCall, base_model: str) -> None:
-        """Remembers every choice of a call.
-
-        Args:
-            base_model: What the model that answered was trained from: models of one base share their tokens.
-        """
+        """Remembers every choice of a call; models of one base share their tokens."""
         for reply in call.choices:
             if reply.tokens is not None and reply.tokens.token_ids:
                 self._add(base_model, replace(reply.tokens, texts=(), top_logprobs=()))
@@ -95,9 +91,8 @@ class SampledReplies:
 
 
 def _count(tokens: TokenLogprobs) -> int:
-    kept = (
-        0 if tokens.supports is None else len(tokens.supports.packed_token_ids) + sum(map(len, tokens.supports.masks))
-    )
+    supports = tokens.supports
+    kept = 0 if supports is None else len(supports.packed_token_ids) + sum(map(len, supports.masks))
     return len(tokens.prompt_token_ids) + len(tokens.token_ids) + kept // 32
 
 
@@ -127,17 +122,12 @@ class ARTGroup(BaseModel):
 
 @dataclass(slots=True)
 class ReadTrajectories:
-    """What was read of a job.
-
-    Attributes:
-        num_derived: Those of them whose tokens were not sampled by this server, but fit the log-probs they claim.
-        num_left_out: Replies that stay context, because their tokens are not known.
-    """
+    """What was read of a job."""
 
     groups: list[list[Trajectory]]
     num_replies: int = 0
-    num_derived: int = 0
-    num_left_out: int = 0
+    num_derived: int = 0  # those of them whose tokens were not sampled by this server, but fit the log-probs they claim
+    num_left_out: int = 0  # replies that stay context, because their tokens are not known
 
 
 def parse_groups(given: object) -> list[ARTGroup]:
@@ -153,11 +143,7 @@ def parse_groups(given: object) -> list[ARTGroup]:
 
 
 class TrajectoryReader:
-    """Reads the trajectories of one model.
-
-    Args:
-        max_tokens: Maximum tokens of prompt and reply; longer ones are not known to the model.
-    """
+    """Reads the trajectories of one model, which knows nothing of sequences longer than `max_tokens`."""
 
     def __init__(self, policy: PolicyServer, replies: SampledReplies, base_model: str, max_tokens: int):
         self._policy, self._replies = policy, replies

@@ -69,12 +69,8 @@ def describe_events(job: ARTJob) -> list[dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = [("training_started", {"num_sequences": job.num_sequences})]
     if job.result is not None and job.result.error is None:
         if job.result.metrics.get("num_updates"):
-            events.append(("gradient_step", choose_metrics(job)))
+            events.append(("gradient_step", dict(job.result.metrics)))
         events.append(("training_ended", {"step": job.result.step}))
     elif job.result is not None:
         events.append(("training_failed", {"error_message": job.result.error}))
     return [{"id": f"{job.id}-event-{n}", "type": kind, "data": data} for n, (kind, data) in enumerate(events)]
-
-
-def choose_metrics(job: ARTJob) -> dict[str, float]:
-    return job.result.metrics if job.result is not None else {}

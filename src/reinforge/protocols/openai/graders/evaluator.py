@@ -50,11 +50,7 @@ class GraderConfig(EvaluatorConfig, name="grader"):
 
 
 class GraderEvaluator(Evaluator):
-    """Grades one answer.
-
-    Args:
-        item_key: Column with the object that `item` stands for; None: the whole row.
-    """
+    """Grades one answer; `item_key` is the column that `item` stands for, None the whole row."""
 
     def __init__(self, grading: Grading, item_key: str | None = None):
         self.grading, self.item_key = grading, item_key

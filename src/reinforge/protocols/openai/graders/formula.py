@@ -50,14 +50,7 @@ class FormulaError(ValueError):
 
 
 class Formula:
-    """A formula, checked when it is made.
-
-    Args:
-        text: The formula; `^` is a power, as at OpenAI.
-
-    Raises:
-        FormulaError: It is not such a formula.
-    """
+    """A formula, checked when it is made (`FormulaError`); `^` is a power, as at OpenAI."""
 
     def __init__(self, text: str, names: Collection[str]):
         self.text, self.names = text, tuple(names)

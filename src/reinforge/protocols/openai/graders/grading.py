@@ -59,18 +59,13 @@ FindModel = Callable[[str], Awaitable[ChatModel]]
 
 @dataclass(slots=True)
 class Grade:
-    """The result of a grader.
+    """The result of a grader."""
 
-    Attributes:
-        reward: The score; None: missing.
-        is_too_long: A template exceeds the limit of its length with its values.
-    """
-
-    reward: float | None = None
+    reward: float | None = None  # the score; None: missing
     errors: dict[str, str] = field(default_factory=dict)
     sub_rewards: dict[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
-    is_too_long: bool = False
+    is_too_long: bool = False  # a template exceeds the limit of its length with its values
     tokens: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -96,10 +91,8 @@ class _CountedJudge:
             arguments = {**(request.arguments or {}), **changes}
             request = replace(request, sampling=replace(request.sampling, **changes), arguments=arguments)
         reply = await self._model.sample(request)
-        for name, count in (
-            ("prompt_tokens", reply.num_prompt_tokens),
-            ("completion_tokens", reply.num_completion_tokens),
-        ):
+        counts = {"prompt_tokens": reply.num_prompt_tokens, "completion_tokens": reply.num_completion_tokens}
+        for name, count in counts.items():
             self._tokens[name] = self._tokens.get(name, 0) + (count or 0)
         return reply
 

@@ -117,12 +117,7 @@ class PythonGraders:
             )
 
     async def grade(self, source: str, item: Mapping[str, Any], sample: GradedSample) -> float:
-        """Returns what `grade(sample, item)` of the source returns.
-
-        Raises:
-            PythonFailed: It failed, exceeded a limit, or returned no number.
-            UnusableOutputError: The answer cannot be handed to it.
-        """
+        """Returns what `grade(sample, item)` of the source returns; a `PythonFailed` if that is not a number."""
         given = {"source": source, "item": dict(item), "sample": build_sample(sample)}
         try:
             stdin = dump_json(given, default=str).encode()

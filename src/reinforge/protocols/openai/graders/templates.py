@@ -38,11 +38,7 @@ class GradedSample:
     output_tools: tuple[Any, ...] = ()
 
     def find(self, name: str) -> Any:
-        """Returns one of `SAMPLE_FIELDS`.
-
-        Raises:
-            UnusableOutputError: The answer is to be read as JSON, but is not JSON.
-        """
+        """Returns one of `SAMPLE_FIELDS`; an `UnusableOutputError` if the answer is not the JSON that is asked for."""
         if name == "output_json":
             try:
                 return parse_answer(self.output_text, allow_fence=True)
@@ -52,21 +48,13 @@ class GradedSample:
 
 
 def check_template(template: str) -> None:
-    """Checks the references of a template without values.
-
-    Raises:
-        TemplateError: One of them is not well-formed.
-    """
+    """Checks the references of a template without values; a `TemplateError` names one that is not well-formed."""
     for match in REFERENCE.finditer(template):
         _parse(match[1])
 
 
 def check_fields(template: str, item: Mapping[str, Any]) -> None:
-    """Checks that a row has every field that a template asks for, before there is an answer.
-
-    Raises:
-        TemplateError: It lacks one.
-    """
+    """Raises a `TemplateError` if a row lacks a field that a template asks for, before there is an answer."""
     for match in REFERENCE.finditer(template):
         namespace, steps = _parse(match[1])
         if namespace == "item":
@@ -81,10 +69,7 @@ def fill_templates(
 ) -> list[str]:
     """Returns templates with the values of their references; values that are not strings are written as JSON.
 
-    Raises:
-        TemplateError: The row has no such value.
-        TooLongError: They have too many characters together.
-        UnusableOutputError: The answer has no such value.
+    A `TemplateError` if the row lacks a value, a `TooLongError` if there are too many characters in all.
     """
     find, room = cache(sample.find), get_limits().filled_chars
 

@@ -1,13 +1,4 @@
-"""OpenAI's fine-tuning API as a part of the server.
-
-    POST /v1/fine_tuning/jobs                     creates a job; a retry of the same request gets the same job
-    GET  /v1/fine_tuning/jobs[?metadata[k]=v]     lists jobs, the newest first
-    GET  /v1/fine_tuning/jobs/ID                  a job; also /events and /checkpoints
-    POST /v1/fine_tuning/jobs/ID/cancel           also /pause and /resume
-    POST /v1/fine_tuning/alpha/graders/run        a grader on one answer; also /validate
-
-One server owns the folder of its data; another one on the same folder is refused.
-"""
+"""OpenAI's fine-tuning API as a part of the server, which owns the folder of its data alone."""
 
 from __future__ import annotations
 
@@ -70,11 +61,7 @@ class FineTuningSettings:
 
 
 class FineTuningApi(Feature):
-    """The feature; mount it with `ServeApp(models, [FineTuningApi(...)])`.
-
-    Raises:
-        StorageError: The folder cannot be used, or another server owns it.
-    """
+    """The feature; a `StorageError` if its folder cannot be used, or another server owns it."""
 
     def __init__(
         self,
@@ -104,8 +91,8 @@ class FineTuningApi(Feature):
             web.post(jobs, self.create_job),
             web.get(jobs, self.list_jobs),
             web.get(f"{jobs}/{{id}}", self.retrieve_job),
-            web.post(f"{jobs}/{{id}}/cancel", self.cancel_job),
-            web.post(f"{jobs}/{{id}}/pause", self.pause_job),
+            web.post(f"{jobs}/{{id}}/cancel", partial(self._stop_job, JobState.CANCELLED)),
+            web.post(f"{jobs}/{{id}}/pause", partial(self._stop_job, JobState.PAUSED)),
             web.post(f"{jobs}/{{id}}/resume", self.resume_job),
             web.get(f"{jobs}/{{id}}/events", self.list_events),
             web.get(f"{jobs}/{{id}}/checkpoints", self.list_checkpoints),
@@ -139,11 +126,12 @@ class FineTuningApi(Feature):
         keys += [f"job_key:{job_key}"] if job_key else []
         is_retry = count_retries(request) > 0
         try:
-            created = await asyncio.to_thread(partial(self.store.find_created, digest, keys, is_retry=is_retry))
+            created = await asyncio.to_thread(self.store.find_created, digest, keys, is_retry=is_retry)
             if created is None:  # a file or a model of a job that exists may have been deleted since
                 await asyncio.to_thread(self._check, job)
-                create = partial(self.store.create_job, job, digest, keys, is_retry=is_retry, warning=warning)
-                created = await asyncio.to_thread(create)
+                created = await asyncio.to_thread(
+                    self.store.create_job, job, digest, keys, is_retry=is_retry, warning=warning
+                )
         except KeyReused as error:
             raise ApiError(409, str(error), code="idempotency_key_reused") from None
         if created.id == job.id:
@@ -174,21 +162,15 @@ class FineTuningApi(Feature):
         metadata: dict[str, str] | None = {match[1]: value for match, value in pairs if match} or None
         if request.query.get("metadata") == "null":
             metadata = {}
-        jobs, has_more = await find(partial(self.store.list_jobs, after, limit, metadata))
+        jobs, has_more = await find(self.store.list_jobs, after, limit, metadata)
         return write_page([job.as_answer() for job in jobs], has_more)
 
     async def retrieve_job(self, request: web.Request) -> web.Response:
         return write_json((await self._find(request)).as_answer())
 
-    async def cancel_job(self, request: web.Request) -> web.Response:
-        """Cancels a job; from then on it is cancelled, whatever its process still does."""
-        job = await self._change(request, JobState.CANCELLED, "The job was cancelled")
-        await self.runner.stop(job.id)
-        return write_json(job.as_answer())
-
-    async def pause_job(self, request: web.Request) -> web.Response:
-        """Pauses a job; it keeps its last checkpoint."""
-        job = await self._change(request, JobState.PAUSED, "The job was paused")
+    async def _stop_job(self, state: JobState, request: web.Request) -> web.Response:
+        """Cancels a job, or pauses it at its last checkpoint; from then on it is, whatever its process still does."""
+        job = await self._change(request, state, f"The job was {state.value}")
         await self.runner.stop(job.id)
         return write_json(job.as_answer())
 
@@ -203,13 +185,13 @@ class FineTuningApi(Feature):
     async def list_events(self, request: web.Request) -> web.Response:
         job = await self._find(request)
         after, limit = read_page_query(request, usual=20, most=MAX_PER_PAGE)
-        events, has_more = await find(partial(self.store.list_events, job.id, after, limit))
+        events, has_more = await find(self.store.list_events, job.id, after, limit)
         return write_page([event.as_answer() for event in events], has_more)
 
     async def list_checkpoints(self, request: web.Request) -> web.Response:
         job = await self._find(request)
         after, limit = read_page_query(request, usual=10, most=MAX_PER_PAGE)
-        checkpoints, has_more = await find(partial(self.store.list_checkpoints, job.id, after, limit))
+        checkpoints, has_more = await find(self.store.list_checkpoints, job.id, after, limit)
         return write_page([checkpoint.as_answer(job.id) for checkpoint in checkpoints], has_more)
 
     async def refuse_permissions(self, request: web.Request) -> web.Response:
@@ -236,7 +218,7 @@ class FineTuningApi(Feature):
         """Brings a job into a state that a client asks for; a retry of a request that has done so is answered alike."""
         found = await self._find(request)
         try:
-            return await asyncio.to_thread(partial(self.store.transition, found.id, state, message, **only))
+            return await asyncio.to_thread(self.store.transition, found.id, state, message, **only)
         except IllegalTransition as error:
             if count_retries(request) > 0 and error.job.state in (state, *RESUMED.get(state, ())):
                 return error.job
@@ -251,12 +233,7 @@ FOLDER = "fine_tuning"
 
 
 async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:
-    """Returns the part of the server that fine-tunes the models on its command line.
-
-    Raises:
-        ConfigError: A model cannot be trained.
-        StorageError: Another server works on the folder.
-    """
+    """Returns the part of the server that fine-tunes the models on its command line."""
     options = host.options
     bases = await find_bases(options)
     jobs = JobSettings(max_running=options.max_jobs, device=options.device, allow_python=options.allow_python_graders)

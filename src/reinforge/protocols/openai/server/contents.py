@@ -43,12 +43,7 @@ class FileContents:
         return path
 
     async def store(self, id_: str, chunks: AsyncIterator[bytes], max_bytes: int) -> StoredContent:
-        """Writes the content of an id as it arrives.
-
-        Raises:
-            ApiError: It is longer.
-            StorageError: It cannot be written.
-        """
+        """Writes the content of an id as it arrives; an `ApiError` if it is longer."""
         staged, target = self.folder / f"{STAGED}{id_}", self.path(id_)
         sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
         try:

@@ -42,14 +42,7 @@ class UnknownObject(Exception):
 
 
 class Database:
-    """The file; its methods may be called from any thread.
-
-    Args:
-        path: The file; created if there is none.
-
-    Raises:
-        StorageError: It cannot be opened, or was written by a newer version.
-    """
+    """The file, created if there is none; its methods may be called from any thread."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -7,11 +7,10 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
 
@@ -31,6 +30,7 @@ from reinforge.serving.routes import (
     write_page,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
@@ -101,10 +101,8 @@ class FilesApi:
         order = request.query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise ApiError(400, f"order is {order[:40]!r}; allowed: asc, desc", param="order")
-        listing = partial(
-            self.store.list_files, after, limit, request.query.get("purpose"), oldest_first=order == "asc"
-        )
-        files, has_more = await find(listing)
+        purpose, oldest_first = request.query.get("purpose"), order == "asc"
+        files, has_more = await find(self.store.list_files, after, limit, purpose, oldest_first=oldest_first)
         return write_page([file.as_answer() for file in files], has_more)
 
     async def retrieve_file(self, request: web.Request) -> web.Response:
@@ -117,7 +115,7 @@ class FilesApi:
 
     async def delete_file(self, request: web.Request) -> web.Response:
         id_ = request.match_info["id"]
-        await find(partial(self.store.remove_file, id_))
+        await find(self.store.remove_file, id_)
         self.contents.remove(id_)
         return write_json({"id": id_, "object": "file", "deleted": True})
 
@@ -139,7 +137,7 @@ class FilesApi:
         )
         digest = hash_parts("upload", json.dumps(body, sort_keys=True))
         if (known := self._find_repeated(request, digest)) is not None:
-            upload = await find(partial(self.store.find_upload, known))
+            upload = await find(self.store.find_upload, known)
         else:
             with self._keep_room(size) as room:
                 if size > room:
@@ -169,7 +167,7 @@ class FilesApi:
             if repeated is not None and repeated in self.store.list_parts(upload.id):
                 self.contents.remove(id_)
                 id_ = repeated
-            elif not await find(partial(self.store.add_part, id_, upload.id, stored.num_bytes, digest)):
+            elif not await find(self.store.add_part, id_, upload.id, stored.num_bytes, digest):
                 message = f"the parts are longer than the {upload.num_bytes:,} bytes that the upload announced"
                 raise ApiError(413, message, param="data", code="file_too_large")
         made = {"id": id_, "object": "upload.part", "created_at": int(time.time()), "upload_id": upload.id}
@@ -177,9 +175,9 @@ class FilesApi:
 
     async def complete_upload(self, request: web.Request) -> web.Response:
         """Makes a file of the parts of an upload; one that is completed already is returned unchanged."""
-        done = await find(partial(self.store.find_upload, request.match_info["id"]))
+        done = await find(self.store.find_upload, request.match_info["id"])
         if done.file_id is not None:
-            made = await find(partial(self.store.find_file, done.file_id))
+            made = await find(self.store.find_file, done.file_id)
             return write_json(done.as_answer(made))
         upload, body = await self._find_pending(request), await read_json(request)
         parts, known = body.get("part_ids"), self.store.list_parts(upload.id)
@@ -198,19 +196,19 @@ class FilesApi:
                 raise ApiError(400, f"the content has the MD5 {stored.md5}, not the one given", param="md5")
             expires_at = None if upload.expires_after is None else now + upload.expires_after
             file = FileRecord(id_, total, now, upload.filename, upload.purpose, stored.sha256, expires_at)
-            await find(partial(self.store.end_upload, upload.id, "completed", file))
+            await find(self.store.end_upload, upload.id, "completed", file)
         for part in known:
             self.contents.remove(part)
-        upload = await find(partial(self.store.find_upload, upload.id))
+        upload = await find(self.store.find_upload, upload.id)
         return write_json(upload.as_answer(file))
 
     async def cancel_upload(self, request: web.Request) -> web.Response:
         upload = await self._find_pending(request)
         parts = self.store.list_parts(upload.id)
-        await find(partial(self.store.end_upload, upload.id, "cancelled"))
+        await find(self.store.end_upload, upload.id, "cancelled")
         for part in parts:
             self.contents.remove(part)
-        return write_json((await find(partial(self.store.find_upload, upload.id))).as_answer())
+        return write_json((await find(self.store.find_upload, upload.id)).as_answer())
 
     @contextmanager
     def _new_content(self, kind: str) -> Iterator[str]:
@@ -222,10 +220,10 @@ class FilesApi:
             raise
 
     async def _find_file(self, request: web.Request) -> FileRecord:
-        return await find(partial(self.store.find_file, request.match_info["id"]))
+        return await find(self.store.find_file, request.match_info["id"])
 
     async def _find_pending(self, request: web.Request) -> UploadRecord:
-        upload = await find(partial(self.store.find_upload, request.match_info["id"]))
+        upload = await find(self.store.find_upload, request.match_info["id"])
         if upload.status != "pending":
             raise ApiError(400, f"the upload {upload.id} is {upload.status}", code="upload_not_pending")
         return upload
@@ -260,9 +258,9 @@ class FilesApi:
             self.contents.remove(file.id)
 
 
-async def find(read: partial[T]) -> T:
+async def find(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     try:
-        return await asyncio.to_thread(read)
+        return await asyncio.to_thread(read, *args, **kwargs)
     except UnknownObject as error:
         raise ApiError(404, str(error), param="id", code="not_found") from None
 

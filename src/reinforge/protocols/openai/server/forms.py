@@ -21,11 +21,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 async def read_parts(request: web.Request, timeout_s: float) -> AsyncIterator[BodyPartReader]:
-    """Yields the parts of a multipart form, each of which must be read to its end.
-
-    Args:
-        timeout_s: Seconds within which the next part must begin.
-    """
+    """Yields the parts of a multipart form, each of which must be read to its end and begin within `timeout_s`."""
     num_parts = 0
     if request.content_type != "multipart/form-data":
         raise ApiError(400, f"expected multipart/form-data, found {request.content_type[:80]}")
@@ -53,11 +49,7 @@ async def read_parts(request: web.Request, timeout_s: float) -> AsyncIterator[Bo
 
 
 async def read_chunks(part: BodyPartReader, timeout_s: float) -> AsyncIterator[bytes]:
-    """Yields the content of a part.
-
-    Args:
-        timeout_s: Seconds without any data after which it is aborted.
-    """
+    """Yields the content of a part, which is aborted after `timeout_s` without any data."""
     while True:
         try:
             async with asyncio.timeout(timeout_s):

@@ -91,11 +91,6 @@ class TunedModels:
             await run_in_daemon_thread(lambda: remove_folder(self.folder / tuned.folder), "model-remove")
 
 
-def build_name(base: str, job: FineTuningJob) -> str:
-    suffix = UNUSUAL.sub("-", job.suffix or "").strip("-")
-    return f"ft:{base}:{ORGANIZATION}:{suffix}:{job.id.removeprefix('ftjob-')}"
-
-
 async def publish_job(
     store: JobStore, contents: FileContents, models: TunedModels, job: FineTuningJob, run: Path
 ) -> None:
@@ -104,8 +99,9 @@ async def publish_job(
     if not checkpoints:
         raise JobFailure("nothing_trained", f"the job has made no model: {summary.reason or 'no step was trained'}")
     base = await asyncio.to_thread(models.find_root, job.model)
-    name, made = build_name(base, job), dict[str, TunedModel]()
-    results = make_id("file")
+    suffix = UNUSUAL.sub("-", job.suffix or "").strip("-")
+    name = f"ft:{base}:{ORGANIZATION}:{suffix}:{job.id.removeprefix('ftjob-')}"
+    results, made = make_id("file"), dict[str, TunedModel]()
     try:
         for metrics, checkpoint in checkpoints:
             folder = f"{job.id}/step-{metrics.step:06d}"
@@ -119,25 +115,19 @@ async def publish_job(
         verdict = make_event(job.id, "verdict", describe_verdict(job, summary))
         await asyncio.to_thread(store.add_events, job.id, [verdict])
         await asyncio.to_thread(
-            partial(
-                store.transition,
-                job.id,
-                JobState.SUCCEEDED,
-                f"The job has successfully completed; the new model is {name}",
-                only_from=JobState.RUNNING,
-                models=made.values(),
-                checkpoints=[
-                    JobCheckpoint(
-                        make_id("ftckpt"), now, metrics.step, f"{name}:ckpt-step-{metrics.step}", metrics.values
-                    )
-                    for metrics, _ in checkpoints
-                ],
-                results=FileRecord(
-                    results, stored.num_bytes, now, "step_metrics.csv", "fine-tune-results", stored.sha256
-                ),
-                fine_tuned_model=name,
-                trained_tokens=summary.tokens.get("trained"),
-            )
+            store.transition,
+            job.id,
+            JobState.SUCCEEDED,
+            f"The job has successfully completed; the new model is {name}",
+            only_from=JobState.RUNNING,
+            models=made.values(),
+            checkpoints=[
+                JobCheckpoint(make_id("ftckpt"), now, each.step, f"{name}:ckpt-step-{each.step}", each.values)
+                for each, _ in checkpoints
+            ],
+            results=FileRecord(results, stored.num_bytes, now, "step_metrics.csv", "fine-tune-results", stored.sha256),
+            fine_tuned_model=name,
+            trained_tokens=summary.tokens.get("trained"),
         )
     except Exception:
         for each in made:

@@ -48,34 +48,25 @@ MIN_ROWS, MAX_EPOCHS, USUAL_EPOCHS = 100, 25, 3
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """How jobs run.
-
-    Attributes:
-        poll_s: Seconds between two looks at the metrics of a running job.
-        relaunch_s: Seconds before a process is started again that could not be started.
-    """
+    """How jobs run."""
 
     max_running: int = 1
     device: str = "auto"
     allow_python: bool = False
     max_reply_tokens: int = 1024
-    poll_s: float = 0.5
-    relaunch_s: float = 10.0
+    poll_s: float = 0.5  # seconds between two looks at the metrics of a running job
+    relaunch_s: float = 10.0  # seconds before a process is started again that could not be started
 
 
 @dataclass(frozen=True)
 class JobInput:
-    """What a job is made of.
-
-    Attributes:
-        num_validation_rows: Rows of the validation file; 0: there is none.
-    """
+    """What a job is made of."""
 
     job: FineTuningJob
     policy: PolicyConfig
     folder: Path
     num_rows: int
-    num_validation_rows: int = 0
+    num_validation_rows: int = 0  # rows of the validation file; 0: there is none
     grader: Grader | None = None
     judges: Mapping[str, str] = field(default_factory=dict)
     settings: JobSettings = field(default_factory=JobSettings)
@@ -110,9 +101,8 @@ def plan_job(given: JobInput) -> JobPlan:
     elif given.job.method_type == "dpo":
         hyperparameters["beta"] = float(_choose(asked, "beta", 0.1))
     num_steps = steps_per_pass * n_epochs
-    sections = (
-        _build_reinforcement(given, hyperparameters) if is_reinforcement else _build_offline(given, hyperparameters)
-    )
+    build = _build_reinforcement if is_reinforcement else _build_offline
+    sections = build(given, hyperparameters)
     sections["finetuning"] |= _build_common(given, hyperparameters, num_steps)
     config = build_sections(**sections)
     config["trainers"]["trainer"]["keep_last"] = KEPT_CHECKPOINTS

@@ -21,26 +21,17 @@ NAMES = {"loss": "train_loss", "avg_reward": "train_mean_reward", "reward_std": 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The metrics of one epoch of a job's run.
+    """The metrics of one epoch of a job's run."""
 
-    Attributes:
-        epoch: From 0.
-        values: By OpenAI's names where it has one: `train_loss`, `full_valid_loss`; and `train_mean_reward`,
-            `full_valid_mean_reward`.
-    """
-
-    epoch: int
+    epoch: int  # from 0
     step: int
     values: dict[str, float]
+    """By OpenAI's names where it has one: `train_loss`, `full_valid_loss`; and `train_mean_reward`,
+    `full_valid_mean_reward`."""
 
 
 def read_metrics(run: Path, method: str | None = None) -> list[StepMetrics]:
-    """Returns the metrics of each epoch that has ended.
-
-    Args:
-        run: The run folder; it may not exist yet.
-        method: The method of the job; None: taken from what the rows have.
-    """
+    """Returns the metrics of each epoch that has ended; the run folder may not exist yet."""
     validations = {row.get("epoch"): row for row in _read_validations(run)}
     return [
         StepMetrics(row["epoch"], step, values | _name_validation(validations.get(row["epoch"], {}), method))

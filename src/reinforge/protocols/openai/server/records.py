@@ -52,20 +52,15 @@ ORGANIZATION = "reinforge"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """An uploaded file, or one with the results of a job.
-
-    Attributes:
-        created_at: Unix time.
-        expires_at: Unix time after which it is deleted; None: never.
-    """
+    """An uploaded file, or one with the results of a job."""
 
     id: str
     num_bytes: int
-    created_at: int
+    created_at: int  # Unix time
     filename: str
     purpose: str
     sha256: str
-    expires_at: int | None = None
+    expires_at: int | None = None  # Unix time after which it is deleted; None: never
 
     def as_answer(self) -> dict[str, Any]:
         expires = {} if self.expires_at is None else {"expires_at": self.expires_at}
@@ -134,29 +129,23 @@ class JobFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FineTuningJob:
-    """A fine-tuning job.
-
-    Attributes:
-        created_at: Unix time.
-        method: `{"type": T, T: {...}}` with the hyperparameters as the client gave them.
-        hyperparameters: Those that take effect; empty until the files are validated.
-        finished_at: Unix time of its final state.
-    """
+    """A fine-tuning job."""
 
     id: str
-    created_at: int
+    created_at: int  # Unix time
     model: str
     training_file: str
-    method: dict[str, Any]
+    method: dict[str, Any]  # `{"type": T, T: {...}}` with the hyperparameters as the client gave them
     seed: int
     state: JobState = JobState.VALIDATING
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    """Those that take effect; empty until the files are validated."""
     validation_file: str | None = None
     suffix: str | None = None
     metadata: dict[str, str] | None = None
     error: JobError | None = None
     fine_tuned_model: str | None = None
-    finished_at: int | None = None
+    finished_at: int | None = None  # Unix time of its final state
     trained_tokens: int | None = None
     result_files: tuple[str, ...] = ()
 
@@ -195,19 +184,13 @@ class FineTuningJob:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job.
-
-    Attributes:
-        created_at: Unix time.
-        level: `info`, `warn` or `error`.
-        data: Metrics; None: none.
-    """
+    """Something that happened to a job."""
 
     id: str
-    created_at: int
+    created_at: int  # Unix time
     message: str
-    level: str = "info"
-    data: dict[str, Any] | None = None
+    level: str = "info"  # `info`, `warn` or `error`
+    data: dict[str, Any] | None = None  # metrics; None: none
 
     def as_answer(self) -> dict[str, Any]:
         return {

@@ -149,10 +149,6 @@ class FineTuningRunner:
         if process is not None:
             await process.stop()
 
-    async def wait(self, id_: str) -> None:
-        while (task := self._tasks.get(id_)) is not None:
-            await asyncio.wait({task})
-
     def _forget(self, id_: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(id_) is task:
             del self._tasks[id_]
@@ -188,7 +184,7 @@ class FineTuningRunner:
             await self._change(id_, JobState.FAILED, f"The job failed: {error.message}", error=error)
 
     async def _change(self, id_: str, state: JobState, message: str, **changes: Any) -> FineTuningJob:
-        return await asyncio.to_thread(partial(self.store.transition, id_, state, message, **changes))
+        return await asyncio.to_thread(self.store.transition, id_, state, message, **changes)
 
     async def _validate(self, job: FineTuningJob) -> None:
         plan = await run_in_daemon_thread(partial(self._prepare, job), "job-files")
@@ -274,7 +270,8 @@ class FineTuningRunner:
             del self._processes[id_]
         await self._record_events(id_, folder)
         del self._recorded[id_]
-        return read_ended(folder)
+        ended_as = find_json(folder / ENDED)
+        return ended_as if isinstance(ended_as, dict) and isinstance(ended_as.get("exit_code"), int) else None
 
     async def _record_events(self, id_: str, folder: Path) -> None:
         def read() -> list[JobEvent]:
@@ -285,9 +282,3 @@ class FineTuningRunner:
         if new := [event for event in found if event.id not in known]:
             await asyncio.to_thread(self.store.add_events, id_, new)
             known.update(event.id for event in new)
-
-
-def read_ended(folder: Path) -> dict[str, Any] | None:
-    """Returns how the process of a job says that it ended; None: it was killed before it could."""
-    ended = find_json(folder / ENDED)
-    return ended if isinstance(ended, dict) and isinstance(ended.get("exit_code"), int) else None

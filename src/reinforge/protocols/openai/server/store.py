@@ -67,15 +67,10 @@ class JobStore(FileStore):
         is_retry: bool = False,
         warning: str | None = None,
     ) -> FineTuningJob:
-        """Records a new job, or returns the one that the same request has created.
+        """Records a new job, or returns the one that the same request has created, as `find_created` does.
 
         Args:
-            digest: Hash of the whole request.
-            is_retry: The client sends the request again; see `find_created`.
             warning: The message of a second event.
-
-        Raises:
-            KeyReused: One of the keys belongs to another request.
         """
         with self._transaction() as database:
             if (known := self.find_created(digest, keys, is_retry=is_retry)) is not None:

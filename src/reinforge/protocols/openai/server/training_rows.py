@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError
 from reinforge.evaluation.demonstrations import parse_demonstrations
 from reinforge.evaluation.row_limits import RowLimits, TextRows
 from reinforge.evaluation.rows import Row, RowProblems, read_jsonl_rows
@@ -41,7 +42,9 @@ def prepare_rows(
     try:
         values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader, training)]
     except ConfigError as error:
-        raise ConfigError([_name_line(problem, source) for problem in error.problems]) from None
+        lines = [(each, each.location.removeprefix(str(source)).lstrip(":")) for each in error.problems]
+        named = [replace(each, location=f"line {line}" if line else "") for each, line in lines]
+        raise ConfigError(named) from None
     if method == "reinforcement":
         values = [
             {ROW_ID: str(number), PROMPT: value["messages"], ROW: value} for number, value in enumerate(values, 1)
@@ -159,11 +162,6 @@ def _check_content(content: Any, field: str) -> None:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InvalidRowError(f"{field}[{number}]: only parts of the type text are supported, found {kind!s:.40}")
-
-
-def _name_line(problem: Problem, source: Path) -> Problem:
-    line = problem.location.removeprefix(str(source)).lstrip(":")
-    return Problem(problem.path, problem.message, problem.fix, f"line {line}" if line else "")
 
 
 def show_rows(source: Path, target: Path) -> None:

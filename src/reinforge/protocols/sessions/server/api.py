@@ -69,17 +69,11 @@ B = TypeVar("B", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How much sessions take.
+    """How much sessions take."""
 
-    Attributes:
-        max_sessions: Most at a time; each holds a copy of its model.
-        lease_s: Seconds without a request after which a session makes room for another one.
-        idle_s: Seconds without a request after which a session ends anyway.
-    """
-
-    max_sessions: int = 4
-    lease_s: float = 60.0
-    idle_s: float = 1800.0
+    max_sessions: int = 4  # most at a time; each holds a copy of its model
+    lease_s: float = 60.0  # seconds without a request after which a session makes room for another one
+    idle_s: float = 1800.0  # seconds without a request after which a session ends anyway
     max_job_bytes: int = 1 << 28
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -42,6 +42,9 @@ from reinforge.serving.routes import ApiError, refuse_invalid
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.request import ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from reinforge.engine import Engine
 
 SETTINGS = "session.json"
 
@@ -90,22 +93,19 @@ class TrainingSession:
         return policy
 
     @property
-    def vocab_size(self) -> int:
-        engine = self.adapter.engine
-        assert engine is not None  # the model is loaded
-        return int(engine.model.vocab_size)
+    def engine(self) -> Engine:
+        assert self.adapter.engine is not None  # the model is loaded
+        return self.adapter.engine
 
     def describe(self) -> dict[str, Any]:
         policy = self.policy
-        engine = self.adapter.engine
-        assert engine is not None  # the model is loaded
         return {
             "id": self.id,
             "model_name": self.opened.model,
             "chat_template": policy.chat_template,
             "history": policy.history,
             "tolerance": policy.tolerance,
-            "max_model_len": engine.policy.max_model_len,
+            "max_model_len": self.engine.policy.max_model_len,
             "version": policy.version,
         }
 
@@ -116,7 +116,7 @@ class TrainingSession:
             self._check_tokens("continued", request.continued.token_ids)
 
     def _check_tokens(self, name: str, token_ids: Iterable[int]) -> None:
-        size = self.vocab_size
+        size = self.engine.model.vocab_size
         if (wrong := next((each for each in token_ids if not 0 <= each < size), None)) is not None:
             raise ApiError(422, f"{name}: the model has the tokens 0 to {size - 1}, found {wrong}", param=name)
 
@@ -130,7 +130,7 @@ class TrainingSession:
             raise ApiError(422, f"{name}: there is no policy_version {tokens.policy_version}", param=name)
         if tokens.supports is None:
             return
-        size = -(-self.vocab_size // 8)
+        size = -(-self.engine.model.vocab_size // 8)
         try:
             fits = len(tokens.supports.sets) == count and all(len(mask) == size for mask in tokens.supports.masks)
             kept = tokens.supports.token_ids
@@ -166,9 +166,7 @@ class TrainingSession:
     async def wait(self, key: str, timeout_s: float) -> TrainingJobStatus:
         """Returns the status of a job, once it has ended or the time is up.
 
-        Raises:
-            ApiError: There is no such job.
-            OutOfMemory, StorageError, BackendUnavailable: It failed for lack of memory, storage or a teacher.
+        A job that failed for lack of memory, storage or a teacher raises that error.
         """
         if (ref := self._jobs.get(key)) is None:
             raise ApiError(404, f"this session has no job {key[:100]!r}", param="job_key", code="job_not_found")

@@ -60,12 +60,7 @@ NOTICE = "LoRA on attention and MLP; the output layer stays unchanged (train_une
 
 @dataclass(frozen=True, slots=True)
 class TinkerSettings:
-    """What the protocol offers.
-
-    Attributes:
-        max_samplers: Maximum snapshots that sample at a time; more take turns.
-        session_timeout_s: Seconds after a client's last heartbeat when its session ends.
-    """
+    """What the protocol offers."""
 
     policy: PolicyConfig
     name: str
@@ -73,9 +68,9 @@ class TinkerSettings:
     device: str = "auto"
     seed: int = 0
     max_models: int = 4
-    max_samplers: int = 4
+    max_samplers: int = 4  # maximum snapshots that sample at a time; more take turns
     max_rank: int = 32
-    session_timeout_s: float = 300.0
+    session_timeout_s: float = 300.0  # seconds after a client's last heartbeat when its session ends
 
 
 def load_engine(settings: TinkerSettings) -> Engine:
@@ -289,10 +284,9 @@ class TinkerApi(Feature):
             kind = "last_checkpoint" if path.kind == "weights" else "last_sampler_checkpoint"
             run |= {kind: self._checkpoints.describe(path, note), "last_request_time": format_time(note.created_s)}
             run["user_metadata"] = note.run_metadata
-        for session_id in self.sessions.ids:
-            for model in self.sessions.list_models(session_id):
-                run = runs.setdefault(model.id, _describe_run(model.id, model.note.base_model, model.note.rank))
-                run |= {"last_request_time": format_time(model.used_s), "user_metadata": model.note.run_metadata}
+        for model in self.sessions.list_models():
+            run = runs.setdefault(model.id, _describe_run(model.id, model.note.base_model, model.note.rank))
+            run |= {"last_request_time": format_time(model.used_s), "user_metadata": model.note.run_metadata}
         return runs
 
 

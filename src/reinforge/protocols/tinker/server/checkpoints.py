@@ -33,18 +33,13 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNote:
-    """What a checkpoint is of.
-
-    Attributes:
-        created_s: Unix time.
-        expires_s: Unix time from which it may be deleted; None: never.
-    """
+    """What a checkpoint is of."""
 
     run_id: str
     base_model: str
     rank: int
-    created_s: float
-    expires_s: float | None = None
+    created_s: float  # Unix time
+    expires_s: float | None = None  # Unix time from which it may be deleted; None: never
     user_metadata: dict[str, str] | None = None
     run_metadata: dict[str, str] | None = None
 
@@ -145,11 +140,7 @@ class CheckpointStore:
 def make_note(
     run: CheckpointNote, *, ttl_seconds: int | None = None, user_metadata: dict[str, str] | None = None
 ) -> CheckpointNote:
-    """Returns the note of a new checkpoint of a model.
-
-    Args:
-        ttl_seconds: Seconds until it may be deleted; None: never.
-    """
+    """Returns the note of a new checkpoint of a model, which may be deleted after `ttl_seconds`; None: never."""
     now = time.time()
     expires_s = None if ttl_seconds is None else now + ttl_seconds
     return replace(run, created_s=now, expires_s=expires_s, user_metadata=user_metadata)

@@ -40,14 +40,10 @@ Job = Callable[[], Awaitable[TinkerResult]]
 
 @dataclass(eq=False)
 class TinkerFuture:
-    """A request and, once it has run, its result.
-
-    Attributes:
-        result: None: it has not run yet.
-    """
+    """A request and, once it has run, its result."""
 
     request_id: str
-    result: TinkerResult | None = None
+    result: TinkerResult | None = None  # None: it has not run yet
     finished_s: float = 0.0
     is_retrieved: bool = False
     task: asyncio.Task[None] | None = None

@@ -28,21 +28,14 @@ MIN_CONTEXT = 8
 
 @dataclass(frozen=True, slots=True)
 class TinkerLoss:
-    """A loss that clients can ask for.
+    """A loss that clients can ask for."""
 
-    Attributes:
-        build: Returns the engine's loss for the values of `settings`.
-        numbers: The arrays that it reads besides the target tokens; the last one is the advantage or the weight.
-        settings: Its settings in `loss_fn_config`, with their defaults.
-        needs_mask: It reads `sequence_ratio_mask`.
-        skips_zeros: A position whose numbers are all 0 adds nothing.
-    """
-
-    build: Callable[[Mapping[str, float]], LossSpec]
+    build: Callable[[Mapping[str, float]], LossSpec]  # returns the engine's loss for the values of `settings`
     numbers: tuple[str, ...] = ("logprobs", "advantages")
-    settings: Mapping[str, float] = field(default_factory=dict)
-    needs_mask: bool = False
-    skips_zeros: bool = True
+    """The arrays that it reads besides the target tokens; the last one is the advantage or the weight."""
+    settings: Mapping[str, float] = field(default_factory=dict)  # its settings in `loss_fn_config`, with their defaults
+    needs_mask: bool = False  # it reads `sequence_ratio_mask`
+    skips_zeros: bool = True  # a position whose numbers are all 0 adds nothing
 
 
 def _clip(name: str) -> Callable[[Mapping[str, float]], LossSpec]:
@@ -92,16 +85,11 @@ def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[TinkerLoss,
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """The samples of one request, and what else its answer needs.
-
-    Attributes:
-        contexts: Beginnings that several data share and no loss trains; scored once each.
-        shared: For each datum the index of its context; -1: none.
-    """
+    """The samples of one request, and what else its answer needs."""
 
     samples: list[TrainingSample]
-    contexts: list[TrainingSample]
-    shared: list[int]
+    contexts: list[TrainingSample]  # beginnings that several data share and no loss trains; scored once each
+    shared: list[int]  # for each datum the index of its context; -1: none
 
     def read_logprobs(self, rows: Sequence[FloatArray], context_rows: Sequence[FloatArray]) -> list[FloatArray]:
         """Returns the log-probs of each datum's targets, `[N]`."""

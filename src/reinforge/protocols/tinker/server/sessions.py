@@ -33,15 +33,11 @@ KEPT_SNAPSHOTS = 8
 
 @dataclass(eq=False)
 class TinkerSampler:
-    """Weights to sample from.
-
-    Attributes:
-        snapshot: The weights; None: those of the base model.
-    """
+    """Weights to sample from."""
 
     id: str
     base_model: str
-    snapshot: Snapshot | None = None
+    snapshot: Snapshot | None = None  # the weights; None: those of the base model
     model_path: str | None = None
     is_gone: bool = False
     num_clients: int = 0
@@ -49,13 +45,7 @@ class TinkerSampler:
 
 @dataclass(eq=False)
 class TinkerModel:
-    """A model that a client trains.
-
-    Attributes:
-        failed_seq: The first request since the last optimizer step whose gradient is missing; None: none is.
-        inflight: The snapshot that its inflight samplers share.
-        used_s: Unix time of its last request.
-    """
+    """A model that a client trains."""
 
     id: str
     slot: str
@@ -63,9 +53,10 @@ class TinkerModel:
     futures: TinkerFutures
     next_seq: int = 1
     failed_seq: int | None = None
-    inflight: Snapshot | None = None
+    """The first request since the last optimizer step whose gradient is missing; None: none is."""
+    inflight: Snapshot | None = None  # the snapshot that its inflight samplers share
     samplers: deque[TinkerSampler] = field(default_factory=deque)
-    used_s: float = field(default_factory=time.time)
+    used_s: float = field(default_factory=time.time)  # Unix time of its last request
 
     def __post_init__(self) -> None:
         self._waiting: dict[int, tuple[TinkerFuture, Job, int]] = {}
@@ -120,7 +111,7 @@ class TinkerSession:
 
 class TinkerSessions:
     def __init__(self, slots: AdapterSlots, now: Callable[[], float], timeout_s: float):
-        self._slots, self._now, self.timeout_s = slots, now, timeout_s
+        self._slots, self.now, self.timeout_s = slots, now, timeout_s
         self._sessions: dict[str, TinkerSession] = {}
         self._by_key: dict[str, TinkerSession] = {}
         self._ended: deque[str] = deque(maxlen=1000)
@@ -133,7 +124,7 @@ class TinkerSessions:
         """Returns a new session, or the one that the same request opened before."""
         if key is not None and key in self._by_key:
             return self._by_key[key]
-        session = TinkerSession(secrets.token_hex(8), metadata or {}, display_name, self._now())
+        session = TinkerSession(secrets.token_hex(8), metadata or {}, display_name, self.now())
         self._sessions[session.id] = session
         if key is not None:
             self._by_key[key] = session
@@ -150,11 +141,11 @@ class TinkerSessions:
                 "saved checkpoint: create_training_client_from_state_with_optimizer(path)",
                 code="session_ended",
             )
-        session.seen_s = self._now()
+        session.seen_s = self.now()
         return session
 
-    def list_models(self, session_id: str) -> list[TinkerModel]:
-        return list(self._sessions[session_id].models.values())
+    def list_models(self) -> list[TinkerModel]:
+        return [model for session in self._sessions.values() for model in session.models.values()]
 
     def find_model(self, model_id: str) -> TinkerModel:
         session = self.find(model_id.partition(":")[0])
@@ -198,19 +189,12 @@ class TinkerSessions:
             if sampler.snapshot is not None:
                 await self._slots.drop(sampler.snapshot)
 
-    def now(self) -> float:
-        return self._now()
-
     def has_silent(self, seconds: float) -> bool:
-        return any(self._now() - session.seen_s > seconds for session in self._sessions.values())
+        return any(self.now() - session.seen_s > seconds for session in self._sessions.values())
 
     async def sweep(self, silence_s: float | None = None) -> None:
-        """Ends the sessions that have not been heard of for too long.
-
-        Args:
-            silence_s: Seconds; None: `timeout_s`.
-        """
-        oldest = self._now() - (self.timeout_s if silence_s is None else silence_s)
+        """Ends the sessions that were not heard of for `silence_s`, or for `timeout_s`."""
+        oldest = self.now() - (self.timeout_s if silence_s is None else silence_s)
         for session in list(self._sessions.values()):
             if session.seen_s < oldest:
                 await self.end(session.id)

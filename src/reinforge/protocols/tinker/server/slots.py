@@ -42,15 +42,11 @@ def list_slots(max_models: int, max_samplers: int) -> list[str]:
 
 @dataclass(eq=False)
 class Snapshot:
-    """Weights to sample from.
-
-    Attributes:
-        slot: Where they are now; None: in no slot.
-    """
+    """Weights to sample from."""
 
     name: str
     load: Callable[[], AdapterWeights]
-    slot: SamplerSlot | None = None
+    slot: SamplerSlot | None = None  # where they are now; None: in no slot
 
 
 @dataclass(eq=False)

@@ -46,13 +46,9 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TinkerBase:
-    """The model that adapters are trained on.
+    """The model that adapters are trained on."""
 
-    Attributes:
-        names: All names by which clients may ask for it; the first is its own.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # all names by which clients may ask for it; the first is its own
     arch: str
     tokenizer: str
     vocab_size: int

@@ -61,22 +61,19 @@ class TinkerDatum:
 
 @dataclass(frozen=True, slots=True)
 class TinkerReply:
-    """One sampled sequence.
-
-    Attributes:
-        top: The most likely tokens of each position and their log-probs; empty: not asked for.
-    """
+    """One sampled sequence."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     stop_reason: str
     top: Sequence[Sequence[tuple[int, float]]] = ()
+    """The most likely tokens of each position and their log-probs; empty: not asked for."""
 
 
 def parse_request(body: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
-    message = _find_message("ForwardBackwardRequest")()
+    message = _find_messages()["ForwardBackwardRequest"]()
     try:
         message.ParseFromString(body)
     except DecodeError as error:
@@ -132,7 +129,7 @@ def _read_array(data: bytes, dtype: type[np.generic], where: str) -> np.ndarray:
 
 def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:
     """Returns the result of forward_backward."""
-    output = _find_message("ForwardBackwardOutput")(loss_fn_output_type=ARRAYS)
+    output = _find_messages()["ForwardBackwardOutput"](loss_fn_output_type=ARRAYS)
     record = output.loss_fn_outputs.add(type_tag=ARRAYS, num_datums=len(logprobs))
     ends = np.cumsum([0, *(len(row) for row in logprobs)], dtype="<i8") * 4
     field = record.fields.add(key="logprobs")
@@ -144,12 +141,8 @@ def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -
 
 
 def write_sample(replies: Sequence[TinkerReply], prompt_logprobs: FloatArray | None, num_top: int = 0) -> bytes:
-    """Returns the result of a sampling request.
-
-    Args:
-        prompt_logprobs: `[P]` log-probs of the prompt's tokens, NaN where there is none; None: not asked for.
-    """
-    response = _find_message("SampleResponse")()
+    """Returns the result of a sampling request; `prompt_logprobs` is `[P]`, NaN where a token has none."""
+    response = _find_messages()["SampleResponse"]()
     for reply in replies:
         sequence = response.sequences.add(stop_reason=STOP_REASONS[reply.stop_reason])
         sequence.tokens = np.asarray(reply.token_ids, "<i4").tobytes()
@@ -195,7 +188,3 @@ def _find_messages() -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tinker.{name}")) for name in _SCHEMA}
-
-
-def _find_message(name: str) -> Any:
-    return _find_messages()[name]
