@@ -6,6 +6,7 @@ python benchmarks/decode.py --prompt 60 --new 24 --group 8   the shape of a GRPO
 python benchmarks/decode.py --model FOLDER           a pretrained model, such as SmolLM2-135M-Instruct
 python benchmarks/decode.py --llama-cpp PYTHON GGUF  one stream against llama.cpp, run by another environment's Python
 python benchmarks/decode.py --adapters 1 2 4 8       rows of several adapters: the fast decoder against the modules
+python benchmarks/decode.py --long 2000              one row of 2,000 tokens beside the others: apart, and as one batch
 
 Speeds are tokens per second of CPU time of the thread that computes, since one core of a shared machine is compared.
 `generate` runs on the plain model without an adapter, in the dtype and with the cache that were fastest.
@@ -33,6 +34,7 @@ from benchmarks.sampler import SIZES, make_prompts, random_model, sample_all
 from benchmarks.sides import format_spread
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
+from reinforge.engine.sampling import sampler
 
 STREAM = """
 import sys, time
@@ -85,8 +87,8 @@ def load(
     config = PolicyConfig(
         model=folder,
         dtype=dtype,
-        max_num_seqs=max(args.rows),
-        max_model_len=args.prompt + args.new,
+        max_num_seqs=max(args.rows) + bool(args.long),
+        max_model_len=max(args.prompt, args.long) + args.new,
         lora=LoRAConfig(r=lora) if lora else None,
     )
     engine = stack.enter_context(Engine.load(config, seed=0, device="cpu", adapters=adapters))
@@ -158,6 +160,27 @@ def compare_adapters(args: argparse.Namespace, folder: str, rows: int, count: in
     print("  ratio       ", format_spread([a / b for a, b in zip(fast, modules, strict=True)]), flush=True)
 
 
+def compare_long(args: argparse.Namespace, folder: str, rows: int) -> None:
+    """Compares decode steps of many short rows and one long one, which attend apart or together."""
+    with ExitStack() as stack:
+        engine = load(stack, args, folder, args.dtype, args.lora)
+        ways = {"apart   ": sampler.LEAST_SAVED["cpu"], "together": 2**60}
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(args.pairs + 1):
+            prompts = make_prompts(rows, args.prompt, engine.model.vocab_size, seed=number).tolist()
+            prompts += make_prompts(1, args.long, engine.model.vocab_size, seed=number).tolist()
+            sample_all(engine, prompts, 1)  # from now on the prefix cache has the prompts
+            for name, least in ways.items():
+                sampler.LEAST_SAVED["cpu"] = least
+                speed = measure(engine, lambda p=prompts: sample_all(engine, p, args.new))
+                speeds[name] += [speed] if number else []
+    print(f"{rows} rows beside one of {args.long} tokens, tokens per CPU second")
+    for name, values in speeds.items():
+        print(f"  {name}", format_spread(values, digits=1))
+    apart, together = speeds.values()
+    print("  ratio   ", format_spread([a / b for a, b in zip(apart, together, strict=True)]), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64])
@@ -168,6 +191,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="of our side")
     parser.add_argument("--lora", type=int, default=16, help="rank of our side's adapter; 0: none")
     parser.add_argument("--adapters", type=int, nargs="+", default=[], help="adapters that share the rows")
+    parser.add_argument("--long", type=int, default=0, help="tokens of one longer prompt beside the others")
     parser.add_argument("--model", help="folder of a model, instead of random weights in SmolLM-135M's shape")
     parser.add_argument("--llama-cpp", nargs=2, metavar=("PYTHON", "GGUF"), help="compare one stream with llama.cpp")
     parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
@@ -180,7 +204,9 @@ def main() -> None:
         for count in args.adapters:
             for rows in args.rows:
                 compare_adapters(args, folder, rows, count)
-        if args.adapters:
+        for rows in args.rows if args.long else ():
+            compare_long(args, folder, rows)
+        if args.adapters or args.long:
             return
         ours = load(stack, args, folder, args.dtype, args.lora)
         if args.llama_cpp:

@@ -95,12 +95,13 @@ def make_prompts(count: int, length: int, vocab_size: int, group: int = 1, seed:
     return prompts.repeat_interleave(group, dim=0)[:count]
 
 
-def sample_all(engine: Engine, prompts: torch.Tensor, new_tokens: int) -> int:
+def sample_all(engine: Engine, prompts: torch.Tensor | list[list[int]], new_tokens: int) -> int:
     """Samples a reply to each prompt, by the engine's adapters in turn."""
     waiter, adapters = Waiter(), list(engine.policies)
+    rows = prompts.tolist() if isinstance(prompts, torch.Tensor) else prompts
     requests = [
         SampleRequest(tuple(row), new_tokens, SamplingParams(), owner=waiter, adapter=adapters[number % len(adapters)])
-        for number, row in enumerate(prompts.tolist())
+        for number, row in enumerate(rows)
     ]
     waiter.left = len(requests)
     engine.policy.sampler.submit(requests)

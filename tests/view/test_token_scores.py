@@ -45,7 +45,7 @@ async def test_entropies_and_changes_are_those_of_the_two_models(folder):
         assert "by-entropy" not in page
         assert "key=collect%2F0%2F0%2Fa%2F0&amp;models=1" in page
         page = await browser.ask(f"{PAGE}&models=1")
-    assert "Entropy of model (the promoted model); change of log-prob from checkpoints/step-000000 to it." in page
+    assert "Entropy of the promoted model; change of log-prob from checkpoints/step-000000 to it." in page
     assert {"by-entropy", "by-change"} <= set(re.findall('id="([^"]+)"', page))
     found = [(float(e), float(c)) for e, c in re.findall(r"entropy ([\d.]+), change ([-+][\d.]+)", page)]
     assert [entropy for entropy, _ in found] == pytest.approx((-after.exp() * after).sum(-1).tolist(), abs=1e-3)

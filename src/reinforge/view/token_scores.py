@@ -65,8 +65,7 @@ class TokenScorer:
             raise ConfigError(Problem("models", found, "the other colors need no model"))
         for path in (first, Path(trained.path)):
             self._engines.append(import_engine().load(PolicyConfig(model=str(path)), seed=0, frozen=True))
-        trained_name = f"{Path(trained.path).relative_to(run)} ({trained.description})"
-        self._description = f"Entropy of {trained_name}; change of log-prob from {first.relative_to(run)} to it."
+        self._description = f"Entropy of {trained.description}; change of log-prob from {first.relative_to(run)} to it."
         self._run = run
 
     def close(self) -> None:

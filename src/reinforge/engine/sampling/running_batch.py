@@ -240,7 +240,7 @@ class RunningBatch:
                 leaving[row], ended[row] = True, constraint.is_complete
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        """Puts row `sources[i]` in the place of row `targets[i]`; the two may name the same rows in another order."""
+        """Puts row `sources[i]` where row `targets[i]` was; the two may name the same rows in another order."""
         for array in self.list_arrays():
             array[targets] = array[sources]
         moved = [self.requests[row] for row in sources]
