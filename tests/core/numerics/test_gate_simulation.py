@@ -91,17 +91,18 @@ def test_power_with_continuous_scores_matches_the_formula():
     assert promoted_share(200, continuous, 100, effect=1.1 * effect) >= 0.9
 
 
-MAX_COPIES = 50
-"""Rows of one prompt."""
+MAX_COPIES, MAX_ROWS = 50, 5000
+"""Most rows of one prompt, and of all."""
 
 
 def draw_repeated(random, num_prompts, mean):
-    """Returns the reports of two models that are equally good on average, on prompts that repeat 1 to 50 times.
+    """Returns the reports of two models that are equally good on average, on prompts that repeat up to 50 times.
 
     Training makes every other prompt better and the rest worse, by half of what is possible, so that rows of one prompt
     move together.
     """
-    copies, skill = random.integers(1, MAX_COPIES + 1, num_prompts), random.beta(2 * mean, 2 - 2 * mean, num_prompts)
+    copies = random.integers(1, min(MAX_COPIES, MAX_ROWS // num_prompts) + 1, num_prompts)
+    skill = random.beta(2 * mean, 2 - 2 * mean, num_prompts)
     moved = skill + random.choice([-0.5, 0.5], num_prompts) * np.minimum(skill, 1 - skill)
     prompts = np.repeat(np.arange(num_prompts), copies)
     clusters = {f"example-{n}": str(prompt) for n, prompt in enumerate(prompts.tolist())}
