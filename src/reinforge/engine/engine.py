@@ -54,7 +54,6 @@ from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import LearnerSnapshot
 from reinforge.engine.training.learner import JobProgress, Learner
 from reinforge.engine.training.pipeline import PipelineStages
-from reinforge.engine.training.reply_logprobs import ReplyLogprobs
 from reinforge.engine.training.scoring import LogprobScorer, choose_unscored
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, OutOfMemory
@@ -76,6 +75,7 @@ from reinforge.types.seeding import stable_seed
 if TYPE_CHECKING:
     from reinforge.engine.sampling.grammar import GrammarCompiler
     from reinforge.engine.training.data_parallel import DataParallel
+    from reinforge.engine.training.reply_logprobs import ReplyLogprobs
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import re
 import secrets
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -39,6 +39,7 @@ from reinforge.engine.model.source import PIP, find_package_model
 from reinforge.errors import ConfigError
 from reinforge.files import to_json
 from reinforge.rollout.isolation.containment import IMPORTED_FILES
+from reinforge.types.evaluation import EvalInputItem
 from reinforge.version import __version__
 
 KEY_FILE = "run-seal.key"
@@ -401,3 +402,11 @@ def _hash(file: Path) -> str | None:
             return digest.hexdigest()
     except (OSError, ValueError):
         return None
+
+
+def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
+    digest = hashlib.sha256()
+    for split, items in splits.items():
+        for item in items:
+            digest.update(to_json([split, item.id, item.input_obj, item.expected_output_obj]).encode())
+    return digest.hexdigest()

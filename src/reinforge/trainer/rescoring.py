@@ -14,8 +14,7 @@ from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.comparison import EVALUATORS, Arm, Rescored, read_arms
 from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.trainer.provenance import identify_evaluators
-from reinforge.trainer.resume import hash_data
+from reinforge.trainer.provenance import hash_data, identify_evaluators
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.prepare import build_parts
 from reinforge.types.episode import EpisodeRecord

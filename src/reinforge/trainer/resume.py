@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,7 @@ from reinforge.config.finetuning_blocks import TranscriptsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError, Problem
-from reinforge.files import to_json
-from reinforge.interfaces import Trainer, TrainerAdapter, TrajectoryBuilder
+from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, restore_weights
 from reinforge.runs.journal.journal import RunJournal
@@ -30,7 +28,6 @@ from reinforge.runs.summary import describe_resume
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance, is_own_run
 from reinforge.trainer.setup.reach import list_reach
-from reinforge.types.evaluation import EvalInputItem
 
 logger = logging.getLogger(__name__)
 
@@ -118,14 +115,6 @@ def load_for_verdict(folder: Path, project_root: Path | None = None) -> LoadedCo
         raise ConfigError(Problem("", message, f"resume it: {describe_resume(folder)}"))
     limits = [(path, "null") for path in sorted(SETTINGS_OF_ONE_CALL) if path.startswith("finetuning.limits.")]
     return load_run_config(folder, [(NUM_EPOCHS, str(max(done) + 1)), *limits], project_root=project_root)
-
-
-def hash_data(splits: Mapping[str, Sequence[EvalInputItem]]) -> str:
-    digest = hashlib.sha256()
-    for split, items in splits.items():
-        for item in items:
-            digest.update(to_json([split, item.id, item.input_obj, item.expected_output_obj]).encode())
-    return digest.hexdigest()
 
 
 def refuse_changes(
@@ -260,11 +249,6 @@ async def restore_snapshot(
         message = f"the backend no longer serves version {version} of {context.run_id}, and no checkpoint has it"
         fix = "start a new run; to make runs resumable, implement save and restore in the trainer adapter"
         raise ConfigError(Problem("", message, fix))
-
-
-def can_reuse_episodes(trainer: Trainer, builder: TrajectoryBuilder) -> bool:
-    """Returns True if a resumed run may reuse collected episodes; other trainers and builders collect again."""
-    return trainer.is_resumable and builder.is_resumable
 
 
 def keep_settings_of_one_call(folder: Path, text: str) -> str:

@@ -41,15 +41,14 @@ from reinforge.runs.rows import EpochMetrics, ValidationRow, list_guard_events
 from reinforge.runs.run_folder import ResumePoint
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
-from reinforge.trainer import resume, versions
+from reinforge.trainer import versions
 from reinforge.trainer.context import END, RunContext
 from reinforge.trainer.explanation import RunFigures, explain
 from reinforge.trainer.gate import MODEL, BaseComparison
 from reinforge.trainer.loop import EpochTrainer
 from reinforge.trainer.options import RunOptions
-from reinforge.trainer.provenance import Provenance, collect_provenance, identify_evaluators, seal_run
+from reinforge.trainer.provenance import Provenance, collect_provenance, hash_data, identify_evaluators, seal_run
 from reinforge.trainer.refusals import build_no_job_error, refuse_unhealthy, refuse_unscored, refuse_untrained
-from reinforge.trainer.resume import count_added_epochs, keep_settings_of_one_call
 from reinforge.trainer.run_log import LoggedProgress, log_to_folder, watch_progress
 from reinforge.trainer.setup.compatibility import require_policy_llm
 from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
@@ -141,6 +140,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
     folder = options.resume or options.choose_folder(config, "-smoke" if options.smoke else "")
     if options.resume is not None:
         from reinforge.runs.journal.repair import repair_journal
+        from reinforge.trainer.resume import count_added_epochs
 
         repair_journal(folder)
         added = count_added_epochs(folder, config.num_epochs)
@@ -355,9 +355,11 @@ class _Run:
     def _record_settings(self) -> None:
         """Writes the resolved configuration; refuses to resume with a changed one."""
         context, text, root = self.context, dump_config(self.loaded), self.loaded.project_root
-        data = resume.hash_data(self.parts.splits)
+        data = hash_data(self.parts.splits)
         made_of = collect_provenance(self.loaded, self.model_folder)
         if self.options.resume is not None:
+            from reinforge.trainer import resume  # only where a run resumes
+
             allowed = self.options.allow_config_change
             judge_only = self.options.judge_only
             changed = resume.refuse_changes(
@@ -369,10 +371,10 @@ class _Run:
             else:
                 self._changed = True
                 context.journal.record_stage(versions.BASELINE, "CONFIG", {"changed": changed})
-            if added := count_added_epochs(context.folder, self.config.num_epochs):
+            if added := resume.count_added_epochs(context.folder, self.config.num_epochs):
                 context.journal.record_stage(versions.BASELINE, "CONFIG", {"added_epochs": added})
                 context.progress.note(f"{added} more epochs than before; the verdict is computed again at the end")
-            text = keep_settings_of_one_call(context.folder, text)
+            text = resume.keep_settings_of_one_call(context.folder, text)
         write_listed(context.folder, "config.yml", text)
         self.summary.config_sha256 = hashlib.sha256(text.encode()).hexdigest()
         self.summary.predictions, self._predicted = read_predictions(locate_predictions(text, data))
@@ -390,7 +392,7 @@ class _Run:
             status="running",
             reason="",
             can_resume=True,
-            resumes_epochs=resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder),
+            resumes_epochs=self._can_reuse_episodes,
         )
         self._started, self._made_of = True, made_of
 
@@ -399,16 +401,23 @@ class _Run:
         found = self._made_of.extended_by(collect_provenance(self.loaded, self.model_folder))
         self.context.journal.set_facts(provenance=found.as_dict())
 
+    @property
+    def _can_reuse_episodes(self) -> bool:
+        """True if a resumed run may reuse collected episodes; other trainers and builders collect again."""
+        return self.trainer.is_resumable and self.parts.trajectory_builder.is_resumable
+
     async def _resume(self) -> bool:
         """Restores the last durable state; False: there is none, so the run starts from the beginning."""
+        from reinforge.trainer import resume
+
         context = self.context
         snapshot, notes = resume.choose_snapshot(context.journal, context.checkpoints)
-        if snapshot is not None and not resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder):
+        if snapshot is not None and not self._can_reuse_episodes:
             snapshot = context.journal.find_snapshot(versions.BASELINE)
             if snapshot is not None and snapshot.checkpoint and context.checkpoints.find_damage(snapshot.checkpoint):
                 snapshot = None
         context.recalls = {"validate", "confirm_base", "confirm_tuned", "transfer_base", "transfer_tuned"}
-        if resume.can_reuse_episodes(self.trainer, self.parts.trajectory_builder):
+        if self._can_reuse_episodes:
             context.recalls.add("collect")
         if snapshot is None:
             notes.append("no usable checkpoint is left; restarting from the beginning")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import ValueHead, compute_values
 from reinforge.engine.training.logprobs import sample_logprobs
-from reinforge.engine.training.reply_logprobs import ReplyLogprobs, score_replies
 from reinforge.errors import EngineError
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import FloatArray, Needs, TrainingSample
+
+if TYPE_CHECKING:
+    from reinforge.engine.training.reply_logprobs import ReplyLogprobs
 
 
 class LogprobScorer:
@@ -95,6 +98,8 @@ class LogprobScorer:
         self, replies: Sequence[TokenLogprobs], *, reference: bool, values: bool, grad: bool
     ) -> ReplyLogprobs:
         """Returns log-probs of given replies, one row per reply."""
+        from reinforge.engine.training.reply_logprobs import score_replies  # for losses written by hand
+
         with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):
             return score_replies(model, replies, self.max_tokens, self.masks, self.critic if values else None)
 

@@ -41,7 +41,7 @@ from reinforge.trainer.preflight.durations import (
 from reinforge.trainer.preflight.probe import PreflightOptions, Probe, probe_run
 from reinforge.trainer.preflight.recommendation import GROUP_SIZES, Findings, recommend
 from reinforge.trainer.preflight.report import Detectable, JudgeNoise, Lengths, PreflightReport, SampledReply
-from reinforge.trainer.resume import hash_data
+from reinforge.trainer.provenance import hash_data
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
