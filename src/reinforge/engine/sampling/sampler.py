@@ -400,7 +400,9 @@ class ReplySampler:
         either way. So arrivals are gathered until they are a share of the running batch, for a few steps at most.
         """
         with self._condition:
-            num_waiting = sum(request.adapter not in self._paused for request in self._waiting)
+            num_waiting = len(self._waiting)
+            if self._paused:
+                num_waiting = sum(request.adapter not in self._paused for request in self._waiting)
         num_ready = min(num_waiting, self.max_num_seqs - len(self._list_begun()))
         if GATHERED_PART * num_ready >= self._batch.count:
             self._held_steps = 0
