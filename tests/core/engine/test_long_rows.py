@@ -7,7 +7,7 @@ import pytest
 
 from reinforge.engine.sampling import sampler
 from reinforge.engine.sampling.fast_llama import FastLlama
-from reinforge.engine.sampling.sampler import find_long_rows
+from reinforge.engine.sampling.running_batch import find_long_rows
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.engines import load_engine
 from tests.models import make_tiny_model

@@ -247,10 +247,10 @@ class KVCache(ModelCache):
 def make_zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Returns zeros of a tensor's type and device.
 
-    On the CPU the system provides each page when it is first written. One long reply makes all slots long, and to clear
-    gigabytes that nobody writes would stop the others for seconds.
+    On the CPU the system provides each page when it is first written. One long reply makes every slot long, and
+    clearing gigabytes that are never used would stall the other replies for seconds.
     """
-    if like.device.type != "cpu":
+    if like.device.type != "cpu" or 0 in shape:  # no pages at all cannot be mapped
         return like.new_zeros(shape)
     try:
         pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

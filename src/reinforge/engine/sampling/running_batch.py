@@ -85,6 +85,24 @@ def take_turns(
     return [request for *_, request in sorted(ranked, key=lambda each: each[:2])]
 
 
+def find_long_rows(lengths: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+    """Returns which rows should attend apart from the others, which are at most half as long; all: none should.
+
+    Args:
+        lengths: Tokens that each row attends to.
+        least: How many places fewer all rows together must attend to.
+
+    Example: lengths 900, 100, 120, least 1000 -> True, False, False: 2 x 780 places fewer.
+    """
+    best, longest = np.ones(len(lengths), np.bool_), int(lengths.max())
+    for most in (longest // 2, longest // 4, longest // 8):
+        is_short = lengths <= most
+        saved = int(is_short.sum()) * (longest - int(lengths[is_short].max(initial=0)))
+        if saved >= least:
+            best, least = ~is_short, saved
+    return best
+
+
 @dataclass
 class RunningBatch:
     """The replies being sampled: rows 0..count-1 of arrays with one entry per slot."""

@@ -38,7 +38,13 @@ from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.projection import find_stable_rows
-from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats, take_turns
+from reinforge.engine.sampling.running_batch import (
+    RunningBatch,
+    SampleRequest,
+    SamplerStats,
+    find_long_rows,
+    take_turns,
+)
 from reinforge.engine.sampling.sampler_trials import SamplerTrials
 from reinforge.engine.sampling.threads import leave_core_to_agents
 from reinforge.engine.sampling.token_sampling import (
@@ -68,25 +74,6 @@ GATHERED_PART, MAX_HELD_STEPS = 4, 4
 
 LEAST_SAVED, MUCH_SAVED = {"cpu": 2**19}, 2**26
 """Bytes of keys and values in a layer that a step must save to attend in two parts; `MUCH_SAVED` on other devices."""
-
-
-def find_long_rows(lengths: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
-    """Returns which rows should attend apart from the others, which are at most half as long; all: none should.
-
-    Args:
-        lengths: Tokens that each row attends to.
-        least: How many places fewer all rows together must attend to.
-
-    Example: lengths 900, 100, 120, least 1000 -> True, False, False: 2 x 780 places fewer.
-    """
-    best, longest = np.ones(len(lengths), np.bool_), int(lengths.max())
-    for most in (longest // 2, longest // 4, longest // 8):
-        is_short = lengths <= most
-        saved = int(is_short.sum()) * (longest - int(lengths[is_short].max(initial=0)))
-        if saved >= least:
-            best, least = ~is_short, saved
-    return best
-
 
 UNUSED_S = 10.0  # seconds for which no step needed half of the KV cache, before `release_memory` frees it
 
