@@ -233,7 +233,7 @@ def hang_at_the_end():
 
 
 def keep_settings_of_the_last_call():
-    run.keep_settings_of_one_call = lambda folder, text: text
+    resume.keep_settings_of_one_call = lambda folder, text: text
 
 
 def stop_soon():
