@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
+from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option, parse_existing_file
 from reinforge.cli.output import say, say_as_is
 from reinforge.cli.process import leave
 from reinforge.registry import load_named
@@ -28,12 +28,21 @@ PROTOCOLS = {
     "tinker": "reinforge.protocols.tinker.server.api:make_tinker",
 }
 """Option -> what makes its part of the server."""
-ACCESS, TRAINING = "Access", "Training"
+ACCESS, TRAINING, UPSTREAM = "Access", "Training", "Upstream"
 """Titles of groups of options."""
 
 
+def _parse_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    from reinforge.rollout.models.endpoint_config import validate_url
+
+    try:
+        return None if value is None else validate_url(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
 @click.command("serve", cls=GroupedCommand, context_settings={"show_default": True})
-@click.argument("models", metavar="MODEL|RUN...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL|RUN...", nargs=-1)
 @option("host", default="127.0.0.1", group=ACCESS, help="Address to listen on; any other one needs --token_file.")
 @option("port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, group=ACCESS, help="TCP port; 0: any free one.")
 @option(
@@ -53,6 +62,22 @@ ACCESS, TRAINING = "Access", "Training"
     metavar="ORIGIN,...",
     group=ACCESS,
     help="Origins of other web pages that may use the server (CORS), such as https://chat.example.org; default: none.",
+)
+@option(
+    "upstream",
+    metavar="URL",
+    callback=_parse_url,
+    group=UPSTREAM,
+    help="Base URL of a large model's server, which answers everything below /v1 in place of a MODEL.",
+)
+@option("record", metavar="FOLDER", group=UPSTREAM, help="Folder for requests to the upstream and its replies.")
+@option(
+    "record_config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=parse_existing_file,
+    group=UPSTREAM,
+    help="YAML file whose record: block says what is recorded; default: everything.",
 )
 @option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
 @option(
@@ -147,19 +172,70 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
     Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
     bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch.
 
+    With --upstream, the server passes requests to a large model and its replies back, and --record keeps them.
+
     \b
     Examples:
       reinforge serve runs/support-1 --compare
       reinforge serve runs/support-1 runs/support-2 --port 9000
       reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
+      reinforge serve --upstream https://api.openai.com/v1 --record logs
     """
+    if bool(models) == (options["upstream"] is not None):
+        raise click.UsageError("pass a MODEL|RUN to serve, or --upstream URL to pass requests on")
+    if options["upstream"] is None and options["record"] is not None:
+        raise click.UsageError("--record keeps what an upstream answers; add --upstream URL")
+    if options["record"] is None and options["record_config"] is not None:
+        raise click.UsageError("--record_config says what --record keeps; add --record FOLDER")
     with exit_on_error(as_json=False, debug=debug):
         try:
-            asyncio.run(_serve(models, Path(output_dir), options))
+            asyncio.run(_serve(models, Path(output_dir), options) if models else _pass_on(options))
             code = 128 + signal.SIGTERM
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
         leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
+
+
+async def _pass_on(options: dict[str, Any]) -> None:
+    from reinforge.serving.access import read_token
+    from reinforge.serving.app import ServeApp
+    from reinforge.serving.loading import lock_folder
+    from reinforge.serving.models import ServedModels
+    from reinforge.serving.recording import Recorder, read_record_config
+    from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
+
+    recorder = lock = None
+    if options["record"] is not None:
+        folder = Path(options["record"])
+        recorder = Recorder(folder, read_record_config(options["record_config"]))
+        lock = lock_folder(folder)
+    upstream = UpstreamApi(options["upstream"], recorder)
+    token = read_token(options["token_file"])
+    app = ServeApp(ServedModels(), chat=upstream, key_header=KEY_HEADER, token=token, **_read_access(options))
+    try:
+        async with app:
+            say("Passing requests on to the upstream until you press Ctrl-C. Point a client at it, with its own key:")
+            say_as_is(f"  export OPENAI_BASE_URL={app.address}/v1 ANTHROPIC_BASE_URL={app.address}")
+            if token is not None:
+                say(f"Each request also needs the header {KEY_HEADER}, with the key in {options['token_file']}.")
+            if recorder is not None:
+                say(f"Recording to {recorder.folder}. Next: reinforge replace {recorder.folder} --model MODEL")
+            await _wait_until_stopped(keeps_jobs=False)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _read_access(options: dict[str, Any]) -> dict[str, Any]:
+    from reinforge.serving.routes import ServerLimits
+
+    return {
+        "host": options["host"],
+        "port": options["port"],
+        "limits": ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
+        "allowed_hosts": filter(None, (options["allowed_hosts"] or "").split(",")),
+        "allowed_origins": filter(None, (options["allowed_origins"] or "").split(",")),
+    }
 
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
@@ -168,7 +244,6 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     from reinforge.serving.app import ServeApp
     from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost, lock_folder
     from reinforge.serving.models import ServedModels
-    from reinforge.serving.routes import ServerLimits
 
     served = ServedModels()
     token = read_token(options["token_file"])
@@ -181,16 +256,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
-    app = ServeApp(
-        served,
-        features,
-        host=options["host"],
-        port=options["port"],
-        token=token,
-        limits=ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
-        allowed_hosts=filter(None, (options["allowed_hosts"] or "").split(",")),
-        allowed_origins=filter(None, (options["allowed_origins"] or "").split(",")),
-    )
+    app = ServeApp(served, features, token=token, **_read_access(options))
     try:
         app.listen()  # before models are loaded, which takes long
         for source in sources:
