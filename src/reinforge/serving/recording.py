@@ -122,7 +122,7 @@ def read_record_config(path: Path | None) -> RecordConfig:
 
 
 @dataclass(slots=True)
-class Call:
+class RecordedCall:
     """One request to the upstream, while it is answered and until it is written."""
 
     call_type: str
@@ -150,11 +150,11 @@ class Recorder:
         self._change: Change | None = None
         if config.change is not None:
             self._change = import_object(config.change, project_root or Path.cwd(), path="record.change")
-        self._queue: queue.Queue[Call | None] = queue.Queue(QUEUE_CALLS)
+        self._queue: queue.Queue[RecordedCall | None] = queue.Queue(QUEUE_CALLS)
         self._taken = self._freed = 0  # bytes; each is written by one thread only
         self._thread: threading.Thread | None = None
         self._has_warned = False
-        self._writer = _Writer(folder, config)
+        self._writer = RecordWriter(folder, config)
 
     def start(self) -> None:
         with storage_boundary(self.folder):
@@ -171,7 +171,7 @@ class Recorder:
             except queue.Full:
                 pass
 
-    def begin(self, path: str, headers: Mapping[str, str], body: bytes) -> Call | None:
+    def begin(self, path: str, headers: Mapping[str, str], body: bytes) -> RecordedCall | None:
         """Returns the call of a request, to be passed to `add` and `finish`; None: it is not recorded."""
         if (call_type := CALL_TYPES.get(path.rstrip("/"))) is None:
             return None
@@ -181,9 +181,9 @@ class Recorder:
         if not self._take(len(body)):
             return None
         named = next((headers[name][:200] for name in CONVERSATION_HEADERS if headers.get(name)), "")
-        return Call(call_type, body, named, num_bytes=len(body))
+        return RecordedCall(call_type, body, named, num_bytes=len(body))
 
-    def add(self, call: Call, piece: bytes) -> None:
+    def add(self, call: RecordedCall, piece: bytes) -> None:
         if call.first_s is None:
             call.first_s = time.perf_counter() - call.begun
         if call.is_dropped:
@@ -195,7 +195,7 @@ class Recorder:
             call.is_dropped = True
             call.pieces.clear()
 
-    def finish(self, call: Call, problem: str = "") -> None:
+    def finish(self, call: RecordedCall, problem: str = "") -> None:
         call.seconds, call.problem = time.perf_counter() - call.begun, problem
         try:
             if not call.is_dropped:
@@ -237,14 +237,14 @@ class Recorder:
         yield family
 
 
-class _Writer:
+class RecordWriter:
     def __init__(self, folder: Path, config: RecordConfig):
         self._folder, self._config = folder, config
         self._conversations: OrderedDict[bytes, str] = OrderedDict()
         self._day: date | None = None
         self._size = 0
 
-    def write(self, call: Call, change: Change | None) -> str:
+    def write(self, call: RecordedCall, change: Change | None) -> str:
         """Returns what became of a call: recorded, failed, not_in_share, not_whole, withheld, full."""
         try:
             request = load_json(call.request)
@@ -275,14 +275,14 @@ class _Writer:
         whole = {**record, "proxy_server_request": {"body": found["request"]}, "response": found["response"]}
         return "recorded" if self._append(whole) else "full"
 
-    def _read_answer(self, call: Call) -> dict[str, Any]:
+    def _read_answer(self, call: RecordedCall) -> dict[str, Any]:
         if call.problem or not 200 <= call.status < 300:
             raise CutAnswerError(call.problem or f"status {call.status}")
         most = get_limits().response_bytes
-        named = {"content_type": call.content_type, "encoding": call.encoding, "max_bytes": most}
-        return read_answer(call.call_type, b"".join(call.pieces), **named)
+        body, kind = b"".join(call.pieces), call.content_type
+        return read_answer(call.call_type, body, content_type=kind, encoding=call.encoding, max_bytes=most)
 
-    def _describe(self, call: Call, conversation: str) -> dict[str, Any]:
+    def _describe(self, call: RecordedCall, conversation: str) -> dict[str, Any]:
         def show(seconds: float) -> str:
             return datetime.fromtimestamp(call.started_s + seconds, UTC).isoformat(timespec="milliseconds")
 
@@ -337,7 +337,8 @@ class _Writer:
         The prompt of an earlier request, then replies  =>  its conversation. Any other prompt begins one.
         """
         metadata = request.get("metadata")
-        for name in CONVERSATION_FIELDS if isinstance(metadata, Mapping) else ():
+        metadata = metadata if isinstance(metadata, Mapping) else {}
+        for name in CONVERSATION_FIELDS:
             if isinstance(metadata.get(name), str):
                 return str(metadata[name])[:200]
         messages = next((request[name] for name in ("messages", "input", "prompt") if request.get(name)), "")

@@ -19,7 +19,8 @@ import yarl
 from aiohttp import web
 from multidict import CIMultiDict
 
-from reinforge.serving.recording import Call, Recorder
+from reinforge.rollout.models.openai_http import SafeResolver
+from reinforge.serving.recording import RecordedCall, Recorder
 from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_bytes
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class UpstreamApi(Feature):
         if self._recorder is not None:
             self._recorder.start()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, resolver=SafeResolver()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -85,7 +86,7 @@ class UpstreamApi(Feature):
                 return await self._pass_on(request, answer, call)
 
     @contextmanager
-    def _record(self, request: web.Request, body: bytes) -> Iterator[Call | None]:
+    def _record(self, request: web.Request, body: bytes) -> Iterator[RecordedCall | None]:
         recorder, call = self._recorder, None
         if recorder is not None and request.method == "POST":
             call = recorder.begin(request.match_info["path"], request.headers, body)
@@ -115,7 +116,7 @@ class UpstreamApi(Feature):
             raise ApiError(502, message, code="upstream_unavailable") from None
 
     async def _pass_on(
-        self, request: web.Request, answer: aiohttp.ClientResponse, call: Call | None
+        self, request: web.Request, answer: aiohttp.ClientResponse, call: RecordedCall | None
     ) -> web.StreamResponse:
         headers = _pick(answer.headers, _HOP_BY_HOP)
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
