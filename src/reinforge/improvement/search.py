@@ -321,7 +321,9 @@ class Search:
         before, scores = (each.report.scores.get(self.trials.metric, {}) for each in (self.record.before, after))
         if len(before.keys() & scores.keys()) < 2:
             return None
-        return compute_paired_difference(before, scores, self.gate.margin, clusters=after.report.clusters).as_dict()
+        return compute_paired_difference(
+            before, scores, self.gate.smallest_gain, clusters=after.report.clusters
+        ).as_dict()
 
     async def _measure(self, trial: Trial | None) -> Evaluation:
         found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
