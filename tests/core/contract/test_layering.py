@@ -42,6 +42,7 @@ AROUND = {
     "improvement",
     "protocols",
     "redteam",
+    "routing",
     "scale",
     "serving",
     "traces",
