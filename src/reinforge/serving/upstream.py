@@ -26,12 +26,14 @@ from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_
 logger = logging.getLogger(__name__)
 KEY_HEADER = "x-reinforge-key"
 """The server's own key, since `Authorization` has that of the upstream."""
+ROUTE = "x-reinforge-route"
+"""Who answers, or is to answer: `local` or `upstream`."""
 CONNECT_S, SILENT_S = 10.0, 600.0
 """Seconds for a connection to the upstream, and without a byte of it, after which the request fails."""
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding")
 ) | {"upgrade", "proxy-connection"}
-_OWN = frozenset({"host", "content-length", "expect", "accept-encoding", "cookie", KEY_HEADER})
+_OWN = frozenset({"host", "content-length", "expect", "accept-encoding", "cookie", KEY_HEADER, ROUTE})
 """Headers of a request that are ours, or that the connection to the upstream has of its own."""
 _DECODED = frozenset({"gzip", "deflate", "br", "zstd"})
 """Compressions of a request that are undone when its body is read."""
@@ -80,16 +82,15 @@ class UpstreamApi(Feature):
         body = await read_bytes(request)
         if ".." in request.path.split("/"):
             raise ApiError(404, "there is no such path at the upstream", code="not_found")
-        with self._record(request, body) as call:
-            answer = await self._open(request, body)
-            async with answer:
-                return await self._pass_on(request, answer, call)
+        with self.record(request, body) as call:
+            async with await self.open(request, body) as answer:
+                return await self.pass_on(request, answer, call)
 
     @contextmanager
-    def _record(self, request: web.Request, body: bytes) -> Iterator[RecordedCall | None]:
+    def record(self, request: web.Request, body: bytes) -> Iterator[RecordedCall | None]:
         recorder, call = self._recorder, None
         if recorder is not None and request.method == "POST":
-            call = recorder.begin(request.match_info["path"], request.headers, body)
+            call = recorder.begin(request.path.removeprefix("/v1/"), request.headers, body)
         problem = "cut"
         try:
             yield call
@@ -98,7 +99,7 @@ class UpstreamApi(Feature):
             if recorder is not None and call is not None:
                 recorder.finish(call, problem)
 
-    async def _open(self, request: web.Request, body: bytes) -> aiohttp.ClientResponse:
+    async def open(self, request: web.Request, body: bytes) -> aiohttp.ClientResponse:
         assert self._session is not None  # the server has started
         target = request.rel_url.raw_path_qs
         url = yarl.URL(self._url + (target.removeprefix("/v1") if self._has_path else target), encoded=True)
@@ -115,10 +116,20 @@ class UpstreamApi(Feature):
             message = f"the upstream of this server does not answer ({type(error).__name__})"
             raise ApiError(502, message, code="upstream_unavailable") from None
 
-    async def _pass_on(
-        self, request: web.Request, answer: aiohttp.ClientResponse, call: RecordedCall | None
+    async def pass_on(
+        self,
+        request: web.Request,
+        answer: aiohttp.ClientResponse,
+        call: RecordedCall | None,
+        further: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
+        """Sends an answer of the upstream to the client.
+
+        Args:
+            further: Headers to add.
+        """
         headers = _pick(answer.headers, _HOP_BY_HOP)
+        headers.update(further or {})
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
         if call is not None:
             call.status, call.content_type = answer.status, answer.headers.get("content-type", "").lower()

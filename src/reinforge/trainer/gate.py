@@ -23,6 +23,7 @@ from reinforge.evaluation.changes import (
     select_scored_in_both,
     summarize_arm,
 )
+from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,
     Improvement,
@@ -90,7 +91,7 @@ def decide(
     base_scores, tuned_scores = select_scored_in_both(metric, base, tuned)
     base_arm = summarize_arm(metric, base, base_scores, tuned)
     tuned_arm = summarize_arm(metric, tuned, tuned_scores, base)
-    if problem := find_obstacle(gate, metric, (base, tuned)):
+    if problem := _find_obstacle(gate, metric, (base, tuned)):
         improvement = (
             compute_paired_difference(base_scores, tuned_scores, gate.smallest_gain, clusters=base.clusters)
             if len(base_scores) > 1
@@ -168,13 +169,12 @@ def refuse_no_verdict(
     return [Problem("finetuning.splits", f"{text}, so the run does not start", f"{more}{way}; {ask}")]
 
 
-def find_obstacle(
+def _find_obstacle(
     gate: GateConfig,
     metric: str,
     arms: tuple[EvaluationReport, EvaluationReport],
     names: tuple[str, str] = ("base", "tuned"),
 ) -> str:
-    """Returns why two reports cannot be compared; empty: they can."""
     base, tuned = arms
     for arm, report in zip(names, arms, strict=True):
         if report.error:
@@ -232,7 +232,7 @@ def _judge_guard(
     gate: GateConfig,
     arms: tuple[EvaluationReport, EvaluationReport],
 ) -> Guard:
-    if problem := find_obstacle(gate, metric, arms):
+    if problem := _find_obstacle(gate, metric, arms):
         return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
     change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=arms[0].clusters)
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
@@ -307,13 +307,30 @@ class BaseComparison:
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
         if self._gate.reference is not None:
-            from reinforge.trainer.reference import judge_against_reference  # for a run with a reference alone
-
-            await judge_against_reference(self._parts, context, summary, verdict, after)
+            await self._judge_against_reference(verdict, after)
         await self._measure_transfer(base, best)
         context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
         if summary.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
+
+    async def _judge_against_reference(self, verdict: Verdict, tuned: EvaluationReport) -> None:
+        """Replaces the verdict on the improvement by that on the loss against the reference."""
+        from reinforge.evaluation.reference import compare_with_reference, evaluate_reference  # where there is one
+
+        summary, evaluation, metric = self._summary, self._parts.trajectory_builder.evaluation, self._parts.gate_metric
+        assert isinstance(evaluation, DatasetEvaluation)
+        self._context.begin_stage("CONFIRM_REFERENCE", None, len(evaluation.example_ids("confirm")))
+        report = await evaluate_reference(evaluation, str(self._gate.reference))
+        self._context.end_stage({"outcomes": report.outcomes})
+        if problem := _find_obstacle(self._gate, metric, (report, tuned), ("reference", "tuned")):
+            summary.promoted, summary.reason = None, problem
+            return
+        found = compare_with_reference(self._gate, metric, report, tuned, evaluation.examples("confirm"))
+        failed = [guard for guard in verdict.guards if not guard.passed] if found.outcome == "not worse" else []
+        summary.promoted = failed[0].passed if failed else found.outcome == "not worse"
+        summary.reason = "; ".join([str(found), *(f"but {guard.reason}" for guard in failed)])
+        summary.non_inferiority = found
+        summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
         """Compares both models on tasks that were not trained, if there are any."""

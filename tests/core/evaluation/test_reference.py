@@ -1,12 +1,12 @@
-"""A verdict against a reference: the recorded replies of the rows, or another model, in a whole run without torch."""
+"""A verdict against a reference: the recorded replies of the rows, or another model, in whole runs without torch."""
 
 import json
 
 import pytest
 
 from reinforge.errors import ConfigError
+from reinforge.evaluation.reference import read_recorded_reply
 from reinforge.runs.summary import load_summary
-from reinforge.trainer.reference import read_recorded_reply
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.openai_server import OpenAIServer, fails, says
@@ -115,8 +115,13 @@ async def test_another_model_answers_the_confirm_examples_once(tmp_path, monkeyp
         assert len(server.bodies) == 300
         assert summary.reason.startswith("not worse than llms.teacher by more than 0.02 (difference +0.000 ")
         assert summary.promoted is True
-        lines = (tmp_path / "r" / "run.log").read_text()
-        assert "not worse than llms.teacher needs one above -0.02" in lines
+        assert "not worse than llms.teacher needs one above -0.02" in (tmp_path / "r" / "run.log").read_text()
+        run.settings["finetuning"]["num_epochs"] = 2
+        assert (await run.run(resume=tmp_path / "r")).non_inferiority.outcome == "not worse"
+        assert len(server.bodies) == 300, "a run that resumes asks for none of them twice"
+        run.settings["finetuning"] |= {"num_epochs": 3, "gate": {"reference": "llms.teacher", "margin": 0.1}}
+        with pytest.raises(ConfigError, match="finetuning.gate.margin: 0.02 -> 0.1"):
+            await run.run(resume=tmp_path / "r")
 
 
 @pytest.mark.usefixtures("_no_backoff")

@@ -13,60 +13,32 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from reinforge.config.schema import FinetuneConfig
+from reinforge.config.schema import GateConfig
 from reinforge.config.sections import LOGS
 from reinforge.errors import Problem
 from reinforge.evaluation.changes import select_scored_in_both
 from reinforge.evaluation.non_inferiority import NonInferiority, judge_with_slices
+from reinforge.evaluation.opponents import BASELINE
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.workflow import bind_workflow
-from reinforge.runs.rows import BASELINE
-from reinforge.runs.summary import RunSummary
-from reinforge.trainer.context import RunContext
-from reinforge.trainer.gate import Verdict, find_obstacle
-from reinforge.trainer.setup.parts import Parts
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
 
-STAGE, PHASE = "CONFIRM_REFERENCE", "confirm_reference"
-
-
-async def judge_against_reference(
-    parts: Parts, context: RunContext, summary: RunSummary, verdict: Verdict, tuned: EvaluationReport
-) -> None:
-    """Runs the reference on `confirm` and replaces the verdict on the improvement by that on non-inferiority."""
-    gate, evaluation = parts.config.gate, parts.trajectory_builder.evaluation
-    assert isinstance(evaluation, DatasetEvaluation)
-    assert gate.reference is not None
-    context.begin_stage(STAGE, None, len(evaluation.example_ids("confirm")))
-    report = await evaluate_reference(evaluation, gate.reference)
-    context.end_stage({"outcomes": report.outcomes})
-    if problem := find_obstacle(gate, parts.gate_metric, (report, tuned), ("reference", "tuned")):
-        summary.promoted, summary.reason = None, problem
-        return
-    scores = select_scored_in_both(parts.gate_metric, report, tuned)
-    found = compare_with_reference(gate.reference, gate.margin, *scores, tuned, evaluation.examples("confirm"))
-    failed = [guard for guard in verdict.guards if not guard.passed]
-    summary.non_inferiority, summary.reason = found, str(found)
-    summary.promoted = found.outcome == "not worse"
-    if summary.promoted and failed:
-        summary.promoted, summary.reason = failed[0].passed, f"{found}, but {'; '.join(each.reason for each in failed)}"
-    worse = {name: each for name, each in found.slices.items() if each.outcome == "worse"}
-    summary.warnings += [f"{name}: {each}" for name, each in worse.items()]
+PHASE = "confirm_reference"
 
 
 def compare_with_reference(
-    reference: str,
-    margin: float,
-    scores: Mapping[str, float],
-    student: Mapping[str, float],
-    report: EvaluationReport,
+    gate: GateConfig,
+    metric: str,
+    reference: EvaluationReport,
+    student: EvaluationReport,
     items: Sequence[EvalInputItem],
 ) -> NonInferiority:
-    """Returns whether a model is not worse than the reference, from the scores of both on the same examples."""
-    name = "the logs" if reference == LOGS else reference
-    return judge_with_slices(student, scores, report.clusters, margin, items, name)
+    """Returns whether a model is not worse than the reference, over the examples that both have a score on."""
+    name = "the logs" if gate.reference == LOGS else str(gate.reference)
+    scores, own = select_scored_in_both(metric, reference, student)
+    return judge_with_slices(own, scores, student.clusters, gate.margin, items, name)
 
 
 async def evaluate_reference(
@@ -104,10 +76,10 @@ def read_recorded_reply(item: EvalInputItem) -> Any:
     return completion if isinstance(completion, str) else item.expected_output_obj
 
 
-def find_reference_problems(config: FinetuneConfig, items: Sequence[EvalInputItem]) -> list[Problem]:
+def find_reference_problems(gate: GateConfig, items: Sequence[EvalInputItem]) -> list[Problem]:
     """Returns the problem of confirm examples without a recorded reply to compare with."""
     without = [str(item.id) for item in items if read_recorded_reply(item) is None]
-    if config.gate.reference != LOGS or not without:
+    if gate.reference != LOGS or not without:
         return []
     message = f"{len(without)} of {len(items)} confirm examples record no reply, such as {without[0]}"
     fix = "leave these rows out, or name the model that answers them: `reference: llms.NAME`"
