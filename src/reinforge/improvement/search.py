@@ -26,7 +26,7 @@ from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
-from reinforge.trainer.gate import decide
+from reinforge.trainer.gate import decide, replace_verdict
 
 MIN_EPOCHS = 2
 """A recipe is tried only if its first share of the budget allows so many epochs."""
@@ -47,7 +47,7 @@ class Trials(Protocol):
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
 
-    async def judge(self, trial: Trial | None) -> Evaluation:
+    async def judge(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
         """Evaluates the best checkpoint of a trial on `confirm`; None: the untouched agent."""
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
@@ -270,8 +270,13 @@ class Search:
         epoch = BASELINE if best.best_epoch is None else best.best_epoch
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
-        after = await self._measure(best)
-        verdict = decide(self.gate, self.trials.metric, before.report, after.report)
+        after = await self._measure(best, with_reference=True)
+        verdict, found = decide(self.gate, self.trials.metric, before.report, after.report), after.non_inferiority
+        if found is not None:
+            verdict = replace_verdict(verdict, found)
+        elif self.gate.reference is not None:
+            why = f"{self.gate.reference} and the winner have too few examples with both scores to be compared"
+            verdict = replace(verdict, promoted=None, reason=why)
         overrides = tuple(dict((*best.overrides, best.recipe.set_epochs(epoch + 1))).items())
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
@@ -284,6 +289,7 @@ class Search:
             "before": verdict.confirm_base.as_dict() if verdict.confirm_base else None,
             "after": verdict.confirm_tuned.as_dict() if verdict.confirm_tuned else None,
             "improvement": improvement.as_dict() if improvement else None,
+            **({"non_inferiority": found.as_dict()} if found is not None else {}),
             "gain_on_select": None if untouched is None else _get_score(best) - untouched,
             "gain_on_confirm": improvement.mean_difference if improvement else None,
             "metrics": [change.as_dict() for change in compare_reports(before.report, after.report, {})],
@@ -325,8 +331,9 @@ class Search:
             before, scores, self.gate.smallest_gain, clusters=after.report.clusters
         ).as_dict()
 
-    async def _measure(self, trial: Trial | None) -> Evaluation:
-        found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
+    async def _measure(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
+        found = await self.trials.judge(trial, with_reference=with_reference)
+        in_tokens = self.record.budget.unit == "tokens"
         self.record.judged += found.count_tokens()["completion"] if in_tokens else found.wall_s
         return found
 

@@ -11,7 +11,8 @@ interval); `tests/core/numerics/test_gate_simulation.py` checks that the whole s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from reinforge.config.schema import FinetuneConfig, GateConfig
 from reinforge.errors import Problem
@@ -39,6 +40,9 @@ from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.parts import Parts
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSummary, count_examples
+
+if TYPE_CHECKING:
+    from reinforge.evaluation.non_inferiority import NonInferiority
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
 WIDE = 0.1
@@ -254,6 +258,13 @@ def _format_ends(low: float, high: float) -> str:
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def replace_verdict(verdict: Verdict, found: NonInferiority) -> Verdict:
+    """Returns the verdict against a reference in place of that on the improvement; its guards must hold too."""
+    failed = [guard for guard in verdict.guards if not guard.passed] if found.outcome == "not worse" else []
+    promoted = failed[0].passed if failed else found.outcome == "not worse"
+    return replace(verdict, promoted=promoted, reason="; ".join([str(found), *(f"but {g.reason}" for g in failed)]))
+
+
 MODEL = "model"
 """The folder of the promoted model."""
 
@@ -314,7 +325,7 @@ class BaseComparison:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
 
     async def _judge_against_reference(self, verdict: Verdict, tuned: EvaluationReport) -> None:
-        """Replaces the verdict on the improvement by that on the loss against the reference."""
+        """Runs the reference on `confirm`, and lets the loss against it decide."""
         from reinforge.evaluation.reference import compare_with_reference, evaluate_reference  # where there is one
 
         summary, evaluation, metric = self._summary, self._parts.trajectory_builder.evaluation, self._parts.gate_metric
@@ -326,10 +337,8 @@ class BaseComparison:
             summary.promoted, summary.reason = None, problem
             return
         found = compare_with_reference(self._gate, metric, report, tuned, evaluation.examples("confirm"))
-        failed = [guard for guard in verdict.guards if not guard.passed] if found.outcome == "not worse" else []
-        summary.promoted = failed[0].passed if failed else found.outcome == "not worse"
-        summary.reason = "; ".join([str(found), *(f"but {guard.reason}" for guard in failed)])
-        summary.non_inferiority = found
+        verdict = replace_verdict(verdict, found)
+        summary.promoted, summary.reason, summary.non_inferiority = verdict.promoted, verdict.reason, found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
 from reinforge.evaluation.reference import read_recorded_reply
 from reinforge.runs.summary import load_summary
+from reinforge.trainer.evaluate import EvaluationOptions, evaluate
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.openai_server import OpenAIServer, fails, says
@@ -134,6 +136,19 @@ async def test_a_reference_that_fails_gives_no_verdict(tmp_path, monkeypatch):
         summary = await run.run()
     assert summary.promoted is None
     assert summary.reason.startswith("the evaluation of the reference model failed: 300 of 300 episodes have no score")
+
+
+async def test_an_evaluation_compares_with_the_reference_too(tmp_path):
+    run = Replacement(tmp_path, reference="logs", margin=0.05)
+    run.adapter.trained, registry = 1, run.registry()
+    loaded = build_config(run.settings, registry=registry)
+    found = await evaluate(loaded, EvaluationOptions(split="confirm", with_reference=True), registry)
+    assert found.non_inferiority.outcome == "not worse"
+    assert any(line.startswith("reference not worse than the logs by more than 0.05") for line in found.format_lines())
+    assert found.as_dict()["non_inferiority"]["margin"] == 0.05
+    plain = await evaluate(loaded, EvaluationOptions(split="confirm"), registry)
+    assert plain.non_inferiority is None
+    assert "non_inferiority" not in plain.as_dict()
 
 
 @pytest.mark.parametrize(
