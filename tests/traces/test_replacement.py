@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import ConfigError
+from reinforge.routing.router import Router
 from reinforge.runs.summary import load_summary
 from reinforge.traces.replacement import agrees, measure_self_agreement, prepare
 from reinforge.types.evaluation import EvalInputItem
@@ -138,6 +140,8 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     assert summary.non_inferiority.outcome == "not worse"
     assert summary.non_inferiority.margin == 0.1
     assert "break-even" in result.output
+    assert re.search(r"router +\d+% of the requests stay local", result.output), result.output
+    assert Router.load(tmp_path / "replace.router.json").margin == 0.1
     assert "student        per 1,000 requests: " in result.output
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -149,6 +149,8 @@ class FallbackApi(ChatApi):
 
     async def _sample(self, request: web.Request, body: bytes) -> LocalReply:
         call, prepared = await self._read(request, body)
+        greedy = [replace(each, sampling=replace(each.sampling, temperature=0.0)) for each in prepared.requests]
+        prepared = replace(prepared, requests=tuple(greedy))  # as the router was calibrated
         model = self._models.find(call.model)
         caller = ModelCaller(self._models, model)
         replies = await caller.sample(prepared)

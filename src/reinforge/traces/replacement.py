@@ -24,16 +24,23 @@ from reinforge.engine.small_models import LORA, LORA_FROM
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.rows import RowProblems
 from reinforge.files import read_lines, replace_file, to_json
+from reinforge.routing.risk import calibrate
+from reinforge.routing.router import Router
+from reinforge.routing.signals import SignalRow, choose_signal, measure_confidence
 from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.rows import BASELINE
+from reinforge.runs.run_folder import read_config
 from reinforge.runs.summary import RunSummary
 from reinforge.traces.importer import ImportOptions, import_traces
 from reinforge.traces.records import list_files, read_records
 from reinforge.traces.report import ImportReport
 from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.request import ModelReply
 
 AGREEMENT, QUALITY = "agreement", "quality"
 """Names of the evaluators: with the recorded reply, and the user's."""
 KINDS = ("prompt", "completion")
+MIN_ROUTED = 30
 MOST_TOKENS, MARGIN_TOKENS = 1024, 16
 NEEDED_ROWS = 40
 """Below it the held-out rows can decide nothing."""
@@ -166,12 +173,13 @@ class Replacement:
         Args:
             machine_price: US dollars for an hour of the machine; None: unknown.
         """
-        lines = [f"teacher        {self.costs}"]
+        files = (self.config.with_suffix(suffix) for suffix in (".jsonl", ".router.json"))
+        lines = [f"teacher        {self.costs}", *write_router(summary, *files)]
         texts = JournalReader(summary.folder).episode_texts("confirm_tuned", summary.best_epoch or 0).values()
         calls = [call for text in texts for call in load_json(text)["calls"]]
         if not calls:
             return lines
-        each_s = summary.wall_time_s["CONFIRM_TUNED"] / len(texts)
+        each_s = summary.wall_time_s.get("CONFIRM_TUNED", 0.0) / len(texts)
         sent, sampled = (1000 * sum(call[f"num_{kind}_tokens"] for call in calls) / len(texts) for kind in KINDS)
         price = None if machine_price is None else each_s * machine_price / 3600
         cost = "--machine_price gives the price" if price is None else f"price ${1000 * price:.4g}"
@@ -183,6 +191,54 @@ class Replacement:
             after = f"after {training / saved:,.0f} requests" if saved > 0 else "never: the student costs more"
             lines.append(f"break-even     {after} (the run cost ${training:.4g})")
         return lines
+
+
+def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
+    """Calibrates a router on the confirm examples of a run, by a signal chosen on `select`; returns what to print."""
+    settings = read_config(summary.folder)["finetuning"]
+    metric, epoch = settings["reward_function"]["name"], summary.best_epoch
+    if summary.non_inferiority is None or epoch is None:
+        return []
+    reader = JournalReader(summary.folder)
+    student, teacher, select = (
+        {each.example: each for text in reader.episode_texts(phase, at).values() if (each := _read(text, metric))}
+        for phase, at in (("confirm_tuned", epoch), ("confirm_reference", BASELINE), ("validate", epoch))
+    )
+    ids = [each for each in student if each in teacher and student[each].signals]
+    scored = [each for each in select.values() if each.signals]
+    scores = [found[each].score for found in (student, teacher) for each in ids]
+    if len(ids) < MIN_ROUTED or not scored or not all(0 <= score <= 1 for score in scores):
+        return [f"router         none: it takes {MIN_ROUTED} confirm examples with log-probs and scores from 0 to 1"]
+    choice = choose_signal([SignalRow(each.signals, each.score > 0.5) for each in scored])
+    conversations = {str(row["id"]): str(row["conversation"]) for row in read_lines(rows)}
+    found = calibrate(
+        [student[each].signals[choice.name] for each in ids],
+        scores[: len(ids)],
+        scores[len(ids) :],
+        settings["gate"]["margin"],
+        clusters=[conversations[each] for each in ids],
+        thresholds=choice.thresholds,
+    )
+    Router.from_calibration(choice.name, found).save(file)
+    serve = f"reinforge serve {summary.folder} --fallback URL --router {file}"
+    return [f"router         {found}", f"               by {choice.name}; {serve}"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    example: str
+    score: float
+    signals: dict[str, float]
+
+
+def _read(text: str, metric: str) -> _Answered | None:
+    """Returns what an episode says of a reply; None: it has no score."""
+    episode = load_json(text)
+    score = episode["scores"].get(metric, {}).get("score")
+    logprobs = episode["calls"][-1].get("logprobs") if episode["calls"] else None
+    content = [{"logprob": each} for each in logprobs or ()]
+    signals = measure_confidence(ModelReply({}, "stop", None, logprobs={"content": content}))
+    return None if score is None else _Answered(episode["example_id"], score, signals)
 
 
 def prepare(
