@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Protocol
 
 from reinforge.config.schema import GateConfig
 from reinforge.config.sections import LOGS
@@ -39,6 +39,23 @@ def compare_with_reference(
     name = "the logs" if gate.reference == LOGS else str(gate.reference)
     scores, own = select_scored_in_both(metric, reference, student)
     return judge_with_slices(own, scores, student.clusters, gate.margin, items, name)
+
+
+class GuardResult(Protocol):
+    """What a guard metric of the verdict found."""
+
+    @property
+    def passed(self) -> bool | None: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+def decide_promotion(found: NonInferiority, guards: Sequence[GuardResult]) -> tuple[bool | None, str]:
+    """Returns whether the model is promoted, and why: it is not worse than the reference, and the guards hold."""
+    failed = [guard for guard in guards if not guard.passed] if found.outcome == "not worse" else []
+    promoted = failed[0].passed if failed else found.outcome == "not worse"
+    return promoted, "; ".join([str(found), *(f"but {guard.reason}" for guard in failed)])
 
 
 async def evaluate_reference(

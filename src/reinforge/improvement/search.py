@@ -20,13 +20,14 @@ from typing import Any, Protocol
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
+from reinforge.evaluation.reference import decide_promotion
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.outcomes import SearchOutcome, rank_recipes
 from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
-from reinforge.trainer.gate import decide, replace_verdict
+from reinforge.trainer.gate import decide
 
 MIN_EPOCHS = 2
 """A recipe is tried only if its first share of the budget allows so many epochs."""
@@ -273,7 +274,8 @@ class Search:
         after = await self._measure(best, with_reference=True)
         verdict, found = decide(self.gate, self.trials.metric, before.report, after.report), after.non_inferiority
         if found is not None:
-            verdict = replace_verdict(verdict, found)
+            promoted, reason = decide_promotion(found, verdict.guards)
+            verdict = replace(verdict, promoted=promoted, reason=reason)
         elif self.gate.reference is not None:
             why = f"{self.gate.reference} and the winner have too few examples with both scores to be compared"
             verdict = replace(verdict, promoted=None, reason=why)

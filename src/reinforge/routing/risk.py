@@ -112,7 +112,8 @@ def calibrate(
         order = random.permutation(codes.max() + 1)
         is_used = np.isin(codes, order[: max(1, round(SHARE_OF_THRESHOLDS * order.size))])
         thresholds = choose_thresholds(values[is_used])
-        values, student, teacher, codes = (each[~is_used] for each in (values, student, teacher, codes))
+        values, student, teacher = (each[~is_used] for each in (values, student, teacher))
+        codes = codes[~is_used]
     tested = np.unique(np.asarray(thresholds, dtype=np.float64))[::-1]
     is_kept_TN = values >= tested[:, None]
     losses_TN = np.where(is_kept_TN, teacher - student, 0.0)

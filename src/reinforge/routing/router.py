@@ -18,7 +18,6 @@ from reinforge.files import read_json_file, write_json
 from reinforge.routing.risk import Calibration
 from reinforge.routing.signals import SIGNALS
 
-VERSION = 1
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -37,7 +36,7 @@ class CurvePoint(_Strict):
 class Router(_Strict):
     """Which replies of the student are sent, and what that promises."""
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     signal: Literal["mean_logprob", "min_logprob", "entropy", "agreement", "evaluator"]
     threshold: float | None  # a reply with at least this confidence stays; None: every request goes to the teacher
     kept: tuple[float, ...]  # all thresholds that keep the promise, the strictest first; the last one is `threshold`
@@ -53,8 +52,7 @@ class Router(_Strict):
 
     @classmethod
     def from_calibration(cls, signal: str, found: Calibration) -> Self:
-        names = ("threshold", "kept", "margin", "confidence", "share", "share_low", "share_high")
-        names += ("num_requests", "num_clusters", "data_sha256")
+        names = {*cls.model_fields} - {"version", "signal", "curve"}
         curve = tuple(
             CurvePoint(threshold=each.threshold, share=each.share, difference=each.difference) for each in found.curve
         )

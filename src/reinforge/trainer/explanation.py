@@ -76,9 +76,9 @@ def explain(run: RunFigures) -> list[Explanation]:
     summary, gate, change = run.summary, run.config.gate, run.summary.improvement
     if summary.promoted or summary.smoke or (summary.promoted is None and summary.is_incomplete):
         return []
-    if (found := summary.non_inferiority) is not None and found.num_more is not None:
-        fix = f"start a run with finetuning.splits.confirm: {found.num_pairs + found.num_more} and more rows"
-        return [Explanation("too few confirm examples", str(found), fix)]
+    if (against := summary.non_inferiority) is not None and against.num_more is not None:
+        fix = f"start a run with finetuning.splits.confirm: {against.num_pairs + against.num_more} and more rows"
+        return [Explanation("too few confirm examples", str(against), fix)]
     is_shown = change is not None and change.p_value <= MAX_P_VALUE and (change.ci_low or 0.0) > gate.smallest_gain
     if is_shown and gate.guard_metrics:
         fix = f"make {' and '.join(gate.guard_metrics)} part of the reward (`_type: weighted`), or add confirm examples"

@@ -11,8 +11,7 @@ interval); `tests/core/numerics/test_gate_simulation.py` checks that the whole s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from reinforge.config.schema import FinetuneConfig, GateConfig
 from reinforge.errors import Problem
@@ -41,8 +40,7 @@ from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.parts import Parts
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSummary, count_examples
 
-if TYPE_CHECKING:
-    from reinforge.evaluation.non_inferiority import NonInferiority
+Arms = tuple[EvaluationReport, EvaluationReport]
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
 WIDE = 0.1
@@ -173,12 +171,7 @@ def refuse_no_verdict(
     return [Problem("finetuning.splits", f"{text}, so the run does not start", f"{more}{way}; {ask}")]
 
 
-def _find_obstacle(
-    gate: GateConfig,
-    metric: str,
-    arms: tuple[EvaluationReport, EvaluationReport],
-    names: tuple[str, str] = ("base", "tuned"),
-) -> str:
+def _find_obstacle(gate: GateConfig, metric: str, arms: Arms, names: tuple[str, str] = ("base", "tuned")) -> str:
     base, tuned = arms
     for arm, report in zip(names, arms, strict=True):
         if report.error:
@@ -230,12 +223,7 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
     return True, f"the interval of the improvement {interval} lies above {above} ({mean} on {pairs})"
 
 
-def _judge_guard(
-    metric: str,
-    allowed: float,
-    gate: GateConfig,
-    arms: tuple[EvaluationReport, EvaluationReport],
-) -> Guard:
+def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms) -> Guard:
     if problem := _find_obstacle(gate, metric, arms):
         return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
     change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=arms[0].clusters)
@@ -256,13 +244,6 @@ def _judge_guard(
 def _format_ends(low: float, high: float) -> str:
     digits = next((d for d in (2, 3, 4) if all(round(x, d) != 0 or x == 0 for x in (low, high))), 5)
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def replace_verdict(verdict: Verdict, found: NonInferiority) -> Verdict:
-    """Returns the verdict against a reference in place of that on the improvement; its guards must hold too."""
-    failed = [guard for guard in verdict.guards if not guard.passed] if found.outcome == "not worse" else []
-    promoted = failed[0].passed if failed else found.outcome == "not worse"
-    return replace(verdict, promoted=promoted, reason="; ".join([str(found), *(f"but {g.reason}" for g in failed)]))
 
 
 MODEL = "model"
@@ -326,7 +307,7 @@ class BaseComparison:
 
     async def _judge_against_reference(self, verdict: Verdict, tuned: EvaluationReport) -> None:
         """Runs the reference on `confirm`, and lets the loss against it decide."""
-        from reinforge.evaluation.reference import compare_with_reference, evaluate_reference  # where there is one
+        from reinforge.evaluation.reference import compare_with_reference, decide_promotion, evaluate_reference
 
         summary, evaluation, metric = self._summary, self._parts.trajectory_builder.evaluation, self._parts.gate_metric
         assert isinstance(evaluation, DatasetEvaluation)
@@ -337,8 +318,8 @@ class BaseComparison:
             summary.promoted, summary.reason = None, problem
             return
         found = compare_with_reference(self._gate, metric, report, tuned, evaluation.examples("confirm"))
-        verdict = replace_verdict(verdict, found)
-        summary.promoted, summary.reason, summary.non_inferiority = verdict.promoted, verdict.reason, found
+        summary.promoted, summary.reason = decide_promotion(found, verdict.guards)
+        summary.non_inferiority = found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
