@@ -47,8 +47,8 @@ def measure_confidence(
         entropies = [_compute_entropy([top.logprob for top in token.top_logprobs]) for token in content]
         found["entropy"] = -math.fsum(entropies) / len(entropies)
     if samples:
-        own = _normalize(_read_answer(reply))
-        found["agreement"] = sum(_normalize(text) == own for text in samples) / len(samples)
+        own = normalize_answer(_read_answer(reply))
+        found["agreement"] = sum(normalize_answer(text) == own for text in samples) / len(samples)
     if evaluator is not None:
         found["evaluator"] = evaluator
     return found
@@ -86,7 +86,7 @@ def _read_answer(reply: ModelReply) -> str:
     return text if not calls else json.dumps([[call["name"], call["arguments"]] for call in calls])
 
 
-def _normalize(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Returns what is equal for equal answers: JSON with its keys in order, or words in lower case."""
     try:
         return json.dumps(decode_json(text), sort_keys=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from reinforge.rollout.http.exchange import find_dialect
 from reinforge.routing.router import Router
 from reinforge.routing.signals import measure_confidence
 from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream
+from reinforge.serving.metrics import Counts
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError, ServerLimits, abortable, read_bytes, write_json
 from reinforge.serving.upstream import ROUTE, UpstreamApi
@@ -107,18 +107,7 @@ class FallbackApi(ChatApi):
 
     def register_metrics(self, registry: Any) -> None:
         self._upstream.register_metrics(registry)
-        registry.register(self)
-
-    def collect(self) -> Iterator[Any]:
-        """Yields the metrics, for Prometheus."""
-        from prometheus_client.core import CounterMetricFamily
-
-        family = CounterMetricFamily(
-            "reinforge_routes", "Requests by who answered, and why", labels=["route", "reason"]
-        )
-        for labels, count in sorted(self.counts.items()):
-            family.add_metric(list(labels), count)
-        yield family
+        registry.register(Counts("reinforge_routes", "Requests by who answered", ("route", "reason"), self.counts))
 
     @abortable
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -130,7 +130,6 @@ class RecordedCall:
     conversation: str  # as the client names it; empty: it does not
     started_s: float = field(default_factory=time.time)
     begun: float = field(default_factory=time.perf_counter)
-    first_s: float | None = None  # seconds until the first byte of the reply
     seconds: float = 0.0
     status: int = 0
     content_type: str = ""
@@ -184,8 +183,6 @@ class Recorder:
         return RecordedCall(call_type, body, named, num_bytes=len(body))
 
     def add(self, call: RecordedCall, piece: bytes) -> None:
-        if call.first_s is None:
-            call.first_s = time.perf_counter() - call.begun
         if call.is_dropped:
             return
         if self._take(len(piece)):
@@ -226,15 +223,6 @@ class Recorder:
                     )
             self.counts[outcome] += 1
             self._freed += call.num_bytes
-
-    def collect(self) -> Iterator[Any]:
-        """Yields the metrics, for Prometheus."""
-        from prometheus_client.core import CounterMetricFamily
-
-        family = CounterMetricFamily("reinforge_records", "Calls by what became of their record", labels=["outcome"])
-        for outcome, count in sorted(dict(self.counts).items()):
-            family.add_metric([outcome], count)
-        yield family
 
 
 class RecordWriter:
@@ -286,7 +274,6 @@ class RecordWriter:
         def show(seconds: float) -> str:
             return datetime.fromtimestamp(call.started_s + seconds, UTC).isoformat(timespec="milliseconds")
 
-        first = {} if call.first_s is None else {"completionStartTime": show(call.first_s)}
         return {
             "request_id": hashlib.sha256(f"{call.started_s} {call.begun} {conversation}".encode()).hexdigest()[:24],
             "trace_id": conversation,
@@ -295,7 +282,6 @@ class RecordWriter:
             "startTime": show(0.0),
             "endTime": show(call.seconds),
             "response_time": round(call.seconds, 4),
-            **first,
         }
 
     def _measure(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:

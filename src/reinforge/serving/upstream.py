@@ -20,6 +20,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from reinforge.rollout.models.openai_http import SafeResolver
+from reinforge.serving.metrics import Counts
 from reinforge.serving.recording import RecordedCall, Recorder
 from reinforge.serving.routes import LIMITS, ApiError, Feature, abortable, read_bytes
 
@@ -74,7 +75,8 @@ class UpstreamApi(Feature):
 
     def register_metrics(self, registry: Any) -> None:
         if self._recorder is not None:
-            registry.register(self._recorder)
+            counts = self._recorder.counts
+            registry.register(Counts("reinforge_records", "Calls by what became of their record", ("outcome",), counts))
 
     @abortable
     async def forward(self, request: web.Request) -> web.StreamResponse:

@@ -40,7 +40,11 @@ from reinforge.cli.output import say
     help="Largest loss to accept, in units of the evaluator.",
 )
 @option(
-    "machine_price", metavar="DOLLARS", type=click.FloatRange(min=0), group=DATA, help="Price of this machine's hour."
+    "machine_price",
+    metavar="DOLLARS",
+    type=click.FloatRange(min=0),
+    group=DATA,
+    help="Price of an hour of this machine, for the prices of the new model.",
 )
 @option(
     "output",
@@ -68,7 +72,7 @@ def command(
     debug: bool,
     **options: Any,
 ) -> None:
-    r"""Train a small model to replace a large one, and say whether it is worse by more than a margin.
+    """Train a small model to replace a large one, and say whether it is worse by more than a margin.
 
     LOGS are folders or files of `reinforge serve --record`, of LiteLLM, Langfuse and the others of `data import`. The
     command writes rows and a configuration, trains on the recorded replies, and compares the model with them on

@@ -9,7 +9,6 @@ model that imitates it can agree with it more often than that.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from reinforge.evaluation.rows import RowProblems
 from reinforge.files import read_lines, replace_file, to_json
 from reinforge.routing.risk import calibrate
 from reinforge.routing.router import Router
-from reinforge.routing.signals import SignalRow, choose_signal, measure_confidence
+from reinforge.routing.signals import SignalRow, choose_signal, measure_confidence, normalize_answer
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE
 from reinforge.runs.run_folder import read_config
@@ -70,27 +69,14 @@ def agrees(item: EvalInputItem) -> float:
 
 
 def _simplify(reply: Any) -> Any:
-    """Returns what replies that agree have in common: the calls of tools in any order, a JSON value, or the words."""
+    """Returns what replies that agree have in common: the calls of tools in any order, or what they say."""
     if isinstance(reply, list) and reply and isinstance(reply[-1], Mapping) and "role" in reply[-1]:
         calls = [each["function"] for each in reply[-1].get("tool_calls") or ()]
         if calls:
-            return sorted([str(each["name"]), json.dumps(_parse(each["arguments"]), sort_keys=True)] for each in calls)
+            return sorted([str(each["name"]), normalize_answer(str(each["arguments"]))] for each in calls)
         reply = reply[-1].get("content")
-    value = _parse(reply)
-    return " ".join(value.split()).casefold() if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _parse(text: Any) -> Any:
-    """Returns the object or list in a string, also inside a fence of Markdown; else the string."""
-    if not isinstance(text, str):
-        return text
-    inner = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    if inner[:1] in ("{", "["):
-        try:
-            return load_json(inner)
-        except ValueError:
-            return text
-    return text
+    text = reply if isinstance(reply, str) else to_json(reply)
+    return normalize_answer(text.strip().removeprefix("```json").removeprefix("```").removesuffix("```"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +187,18 @@ def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
         return []
     reader = JournalReader(summary.folder)
     student, teacher, select = (
-        {each.example: each for text in reader.episode_texts(phase, at).values() if (each := _read(text, metric))}
+        dict(filter(None, (_read(text, metric) for text in reader.episode_texts(phase, at).values())))
         for phase, at in (("confirm_tuned", epoch), ("confirm_reference", BASELINE), ("validate", epoch))
     )
-    ids = [each for each in student if each in teacher and student[each].signals]
-    scored = [each for each in select.values() if each.signals]
-    scores = [found[each].score for found in (student, teacher) for each in ids]
+    ids = [each for each, (_, signals) in student.items() if each in teacher and signals]
+    scored = [SignalRow(signals, score > 0.5) for score, signals in select.values() if signals]
+    scores = [found[each][0] for found in (student, teacher) for each in ids]
     if len(ids) < MIN_ROUTED or not scored or not all(0 <= score <= 1 for score in scores):
         return [f"router         none: it takes {MIN_ROUTED} confirm examples with log-probs and scores from 0 to 1"]
-    choice = choose_signal([SignalRow(each.signals, each.score > 0.5) for each in scored])
+    choice = choose_signal(scored)
     conversations = {str(row["id"]): str(row["conversation"]) for row in read_lines(rows)}
     found = calibrate(
-        [student[each].signals[choice.name] for each in ids],
+        [student[each][1][choice.name] for each in ids],
         scores[: len(ids)],
         scores[len(ids) :],
         settings["gate"]["margin"],
@@ -224,21 +210,14 @@ def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
     return [f"router         {found}", f"               by {choice.name}; {serve}"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    example: str
-    score: float
-    signals: dict[str, float]
-
-
-def _read(text: str, metric: str) -> _Answered | None:
-    """Returns what an episode says of a reply; None: it has no score."""
+def _read(text: str, metric: str) -> tuple[str, tuple[float, dict[str, float]]] | None:
+    """Returns the example of an episode with its score and the signals of its reply; None: it has no score."""
     episode = load_json(text)
     score = episode["scores"].get(metric, {}).get("score")
     logprobs = episode["calls"][-1].get("logprobs") if episode["calls"] else None
     content = [{"logprob": each} for each in logprobs or ()]
     signals = measure_confidence(ModelReply({}, "stop", None, logprobs={"content": content}))
-    return None if score is None else _Answered(episode["example_id"], score, signals)
+    return None if score is None else (episode["example_id"], (score, signals))
 
 
 def prepare(
