@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gzip
 import json
 
 from aiohttp import web
@@ -57,10 +56,6 @@ class LargeModel:
         whole = {"id": "c1", "object": "chat.completion", "model": "large-1", "usage": USAGE}
         whole["choices"] = [{"index": 0, "message": message, "finish_reason": reason}]
         found = json.dumps(whole).encode()
-        if last == "zipped":
-            return web.Response(
-                body=gzip.compress(found), headers={"content-encoding": "gzip"}, content_type="application/json"
-            )
         return web.Response(body=found, headers=HEADERS, content_type="application/json")
 
     async def stream(self, request, text, reason):

@@ -8,7 +8,6 @@ data: [DONE]                    =>   {"choices": [{"index": 0, "message": {"cont
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,13 +28,12 @@ class CutAnswerError(ValueError):
     """An answer that holds no whole reply; the message says why."""
 
 
-def read_answer(call_type: str, body: bytes, *, content_type: str, encoding: str, max_bytes: int) -> Event:
+def read_answer(call_type: str, body: bytes, content_type: str) -> Event:
     """Returns the body of an answer; that of a stream is put together from its events.
 
     Raises:
         CutAnswerError: It is not JSON, an error, incomplete, or a reply that ended at a limit.
     """
-    body = _decompress(body, encoding, max_bytes)
     try:
         if content_type.startswith("text/event-stream"):
             answer = _JOINS[call_type](*_read_events(body))
@@ -60,21 +58,6 @@ def read_usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     cached = (usage.get(name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
     return prompt + sum(each for each in cached if isinstance(each, int)), completion  # Anthropic counts them apart
-
-
-def _decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in ("gzip", "deflate"):
-        raise CutAnswerError("compressed in a way that is not read")
-    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-    try:
-        whole = reader.decompress(body, max_bytes)
-    except zlib.error:
-        raise CutAnswerError("not valid gzip") from None
-    if not reader.eof:
-        raise CutAnswerError("a compressed body that is cut or too long")
-    return whole
 
 
 def _read_events(body: bytes) -> tuple[list[Event], bool]:

@@ -66,44 +66,14 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
     group=ACCESS,
     help="Origins of other web pages that may use the server (CORS), such as https://chat.example.org; default: none.",
 )
+@option("upstream", metavar="URL", callback=_parse_url, group=UPSTREAM, help="Large model to pass requests on to.")
 @option(
-    "upstream",
-    metavar="URL",
-    callback=_parse_url,
-    group=UPSTREAM,
-    help="Base URL of a large model's server, which answers everything below /v1 in place of a MODEL.",
+    "fallback", metavar="URL", callback=_parse_url, group=UPSTREAM, help="Large model for what MODEL is not sure of."
 )
-@option(
-    "fallback",
-    metavar="URL",
-    callback=_parse_url,
-    group=UPSTREAM,
-    help="Base URL of a large model's server, which answers what the one MODEL is not sure of.",
-)
-@option(
-    "router",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    callback=parse_existing_file,
-    group=UPSTREAM,
-    help="Router that says what the MODEL is sure of; needs --fallback.",
-)
-@option(
-    "fallback_per_day",
-    metavar="N",
-    type=click.IntRange(min=0),
-    group=UPSTREAM,
-    help="Most requests to the fallback on one day (UTC); then the MODEL answers all.",
-)
-@option("record", metavar="FOLDER", group=UPSTREAM, help="Folder for requests to the upstream and its replies.")
-@option(
-    "record_config",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    callback=parse_existing_file,
-    group=UPSTREAM,
-    help="YAML file whose record: block says what is recorded; default: everything.",
-)
+@option("router", metavar="FILE", callback=parse_existing_file, group=UPSTREAM, help="Says what MODEL is sure of.")
+@option("fallback_per_day", metavar="N", type=click.IntRange(0), group=UPSTREAM, help="Most requests to it in a day.")
+@option("record", metavar="FOLDER", group=UPSTREAM, help="Folder for the requests and replies of the large model.")
+@option("record_config", metavar="FILE", callback=parse_existing_file, group=UPSTREAM, help="YAML: what is recorded.")
 @option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
 @option(
     "compare",

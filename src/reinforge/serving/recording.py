@@ -49,7 +49,6 @@ KNOWN_PROMPTS = 100_000
 CLOSE_S = 5.0
 PATTERN_S = 0.1
 CONVERSATION_HEADERS = ("x-conversation-id", "x-session-id")
-CONVERSATION_FIELDS = ("conversation_id", "session_id")
 ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 """Fields of a request whose conversation is kept by the upstream: what the model saw is not in the request."""
 REMOVED = "[removed]"
@@ -133,7 +132,6 @@ class RecordedCall:
     seconds: float = 0.0
     status: int = 0
     content_type: str = ""
-    encoding: str = ""
     pieces: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
     problem: str = ""  # why it has no reply
@@ -266,9 +264,7 @@ class RecordWriter:
     def _read_answer(self, call: RecordedCall) -> dict[str, Any]:
         if call.problem or not 200 <= call.status < 300:
             raise CutAnswerError(call.problem or f"status {call.status}")
-        most = get_limits().response_bytes
-        body, kind = b"".join(call.pieces), call.content_type
-        return read_answer(call.call_type, body, content_type=kind, encoding=call.encoding, max_bytes=most)
+        return read_answer(call.call_type, b"".join(call.pieces), call.content_type)
 
     def _describe(self, call: RecordedCall, conversation: str) -> dict[str, Any]:
         def show(seconds: float) -> str:
@@ -318,15 +314,10 @@ class RecordWriter:
         return [self._mask(each) for each in value] if isinstance(value, list) else value
 
     def _find_conversation(self, request: Mapping[str, Any]) -> str:
-        """Returns the conversation of a request: that which it names, else that of the prompt that it continues.
+        """Returns the conversation of a request.
 
         The prompt of an earlier request, then replies  =>  its conversation. Any other prompt begins one.
         """
-        metadata = request.get("metadata")
-        metadata = metadata if isinstance(metadata, Mapping) else {}
-        for name in CONVERSATION_FIELDS:
-            if isinstance(metadata.get(name), str):
-                return str(metadata[name])[:200]
         messages = next((request[name] for name in ("messages", "input", "prompt") if request.get(name)), "")
         digest, earlier = hashlib.sha256(), list[bytes]()
         digest.update(_dump([request.get(name) for name in ("system", "instructions")]))

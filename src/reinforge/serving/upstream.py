@@ -135,7 +135,6 @@ class UpstreamApi(Feature):
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
         if call is not None:
             call.status, call.content_type = answer.status, answer.headers.get("content-type", "").lower()
-            call.encoding = answer.headers.get("content-encoding", "").lower()
         await response.prepare(request)
         limit_s = request.config_dict[LIMITS].write_timeout_s
         try:
@@ -156,8 +155,7 @@ def _build_headers(given: Mapping[str, str]) -> CIMultiDict[str]:
     headers = _pick(given, _HOP_BY_HOP | _OWN)
     if headers.get("content-encoding", "").lower() in _DECODED:
         del headers["content-encoding"]
-    compressed = "gzip" in given.get("accept-encoding", "").lower()
-    headers["accept-encoding"] = "gzip" if compressed else "identity"  # what the recorder can read
+    headers["accept-encoding"] = "identity"  # what the recorder can read
     return headers
 
 

@@ -9,50 +9,17 @@ import click
 
 from reinforge.cli.exits import exit_on_error
 from reinforge.cli.finetune import train
-from reinforge.cli.options import (
-    DATA,
-    DEBUG,
-    JSON,
-    LIMITS,
-    OUTPUT,
-    OVERRIDE,
-    RUN,
-    GroupedCommand,
-    option,
-)
+from reinforge.cli.options import DATA, DEBUG, JSON, LIMITS, OUTPUT, OVERRIDE, RUN, GroupedCommand, option
 from reinforge.cli.output import say
 
 
 @click.command("replace", cls=GroupedCommand, context_settings={"show_default": True})
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="LOGS...")
 @option("model", metavar="MODEL", required=True, group=DATA, help="Model to train: folder, hub id or pip:PACKAGE.")
-@option(
-    "evaluator",
-    metavar="NAME",
-    group=DATA,
-    help="What decides: the _type of an evaluator, or module:function; default: agreement with the recorded replies.",
-)
-@option(
-    "margin",
-    type=click.FloatRange(min=0, min_open=True),
-    default=0.02,
-    group=DATA,
-    help="Largest loss to accept, in units of the evaluator.",
-)
-@option(
-    "machine_price",
-    metavar="DOLLARS",
-    type=click.FloatRange(min=0),
-    group=DATA,
-    help="Price of an hour of this machine, for the prices of the new model.",
-)
-@option(
-    "output",
-    metavar="NAME",
-    default="replace",
-    group=OUTPUT,
-    help="Name of the files with the rows and the configuration, NAME.jsonl and NAME.yml.",
-)
+@option("evaluator", metavar="NAME", group=DATA, help="_type of an evaluator, or module:function; default: agreement.")
+@option("margin", type=click.FloatRange(0, min_open=True), default=0.02, group=DATA, help="Largest loss to accept.")
+@option("machine_price", metavar="DOLLARS", type=click.FloatRange(0), group=DATA, help="Of an hour of this machine.")
+@option("output", metavar="NAME", default="replace", group=OUTPUT, help="Of the files to write: NAME.jsonl, NAME.yml.")
 @option("overwrite", is_flag=True, group=OUTPUT, help="Replace these files.")
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
 @option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
