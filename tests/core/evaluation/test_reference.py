@@ -181,9 +181,7 @@ async def test_rows_without_a_recorded_reply_are_refused(tmp_path):
 )
 def test_the_guards_must_hold_too(outcome, passed, promoted):
     found = NonInferiority(outcome, 0.02, 0.0, -0.01, 0.01, 500, 500, None, 0.95, "", "the logs")
-    decided, reason = decide_promotion(
-        found, [Guard("legal", 0.1, None, passed, "guard metric legal dropped")]
-    )
+    decided, reason = decide_promotion(found, [Guard("legal", 0.1, None, passed, "guard metric legal dropped")])
     assert decided is promoted
     assert reason.startswith(f"{outcome} than the logs by more than 0.02 (")
     assert reason.endswith("; but guard metric legal dropped") == (outcome == "not worse" and not passed)
