@@ -9,8 +9,8 @@ confidence, whatever the confidences of the replies are worth. The loss of a req
 
 which is in [-1, 1] for scores in [0, 1]. The p-value of a threshold is twice the smaller of two valid ones:
 
-    bounded   of the losses above 0 alone, which are in [0, 1]: Hoeffding and Bentkus (the same paper, section 2.3); of
-              scores of 0 and 1 the binomial probability of no more losses than were seen
+    bounded   of the losses above 0 alone, which are in [0, 1]: Hoeffding and Bentkus (the same paper); of scores of 0
+              and 1 the binomial probability of no more losses than were seen
     betting   of all losses: the capital of a gambler who bets on losses below the margin, which grows above 1 / p with
               a probability of at most p if they are not (Waudby-Smith and Ramdas 2023, arXiv:2010.09686)
 
@@ -214,7 +214,8 @@ def compute_betting_p_values(gains_TN: Values, largest_loss: float, level: float
 
     The capital is the product of `1 + bet * gain`; each bet follows from earlier gains alone, so under the hypothesis
     the capital is a supermartingale, and its largest value exceeds 1 / p with a probability of at most p (Ville).
-    The bets are those of arXiv:2010.09686, equation 15: `sqrt(2 log(1 / level) / (n variance))`, capped.
+    The bets are those of arXiv:2010.09686 for a number of values that is fixed before: `sqrt(2 log(1 / level) /
+    (n variance))`, with the variance of earlier gains, and capped.
 
     Args:
         largest_loss: No gain is below minus this.

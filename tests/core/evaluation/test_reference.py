@@ -6,9 +6,11 @@ import pytest
 
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
-from reinforge.evaluation.reference import read_recorded_reply
+from reinforge.evaluation.non_inferiority import NonInferiority
+from reinforge.evaluation.reference import decide_promotion, read_recorded_reply
 from reinforge.runs.summary import load_summary
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
+from reinforge.trainer.gate import Guard
 from reinforge.types.evaluation import EvalInputItem
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.openai_server import OpenAIServer, fails, says
@@ -171,6 +173,18 @@ async def test_rows_without_a_recorded_reply_are_refused(tmp_path):
     run.settings["eval"]["general"]["dataset"] = {"_type": "rows", "rows": rows}
     with pytest.raises(ConfigError, match="300 of 300 confirm examples record no reply, such as "):
         await run.run()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "passed", "promoted"),
+    [("not worse", True, True), ("not worse", False, False), ("not worse", None, None), ("worse", True, False)],
+)
+def test_the_guards_must_hold_too(outcome, passed, promoted):
+    found = NonInferiority(outcome, 0.02, 0.0, -0.01, 0.01, 500, 500, None, 0.95, "", "the logs")
+    decided, reason = decide_promotion(found, [Guard("legal", 0.1, None, passed, "guard metric legal dropped")])
+    assert decided is promoted
+    assert reason.startswith(f"{outcome} than the logs by more than 0.02 (")
+    assert reason.endswith("; but guard metric legal dropped") == (outcome == "not worse" and not passed)
 
 
 @pytest.mark.parametrize(
