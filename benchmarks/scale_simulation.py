@@ -9,7 +9,7 @@ them by `prompt_token_s` for each of its tokens that the worker has not cached. 
 and the workers. The journal is a thread of the driver, whose `journal_s` is the interpreter's too, and a disk that
 syncs a group of episodes at a time. Messages go through one link of the driver with a latency and a bandwidth.
 
-The policies of the router are keys of the same `EngineRouter`: of the prompt (siblings share a worker: what a run does), of
+The policies are keys of the same `EngineRouter`: of the prompt (siblings share a worker: what a run does), of
 the episode (only its own turns do), and of the call (every call goes to the least busy worker).
 """
 
