@@ -9,7 +9,7 @@ them by `prompt_token_s` for each of its tokens that the worker has not cached. 
 and the workers. The journal is a thread of the driver, whose `journal_s` is the interpreter's too, and a disk that
 syncs a group of episodes at a time. Messages go through one link of the driver with a latency and a bandwidth.
 
-The policies of the router are keys of the same `Router`: of the prompt (siblings share a worker: what a run does), of
+The policies are keys of the same `EngineRouter`: of the prompt (siblings share a worker: what a run does), of
 the episode (only its own turns do), and of the call (every call goes to the least busy worker).
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
-from reinforge.scale.engine_group import Router
+from reinforge.scale.engine_group import EngineRouter
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Simulation:
 
     def __init__(self, costs: Costs, load: Load, num_workers: int, key: Key):
         self.costs, self.load, self.key = costs, load, key
-        self.router = Router(range(num_workers))
+        self.router = EngineRouter(range(num_workers))
         self.workers = [SimulatedWorker(costs) for _ in range(num_workers)]
         self.driver, self.network, self.disk = Server(), Server(), Server()
         self.events: list[tuple[float, int, int, Any]] = []

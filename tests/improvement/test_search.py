@@ -9,6 +9,7 @@ import pytest
 
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError
+from reinforge.evaluation.non_inferiority import judge_non_inferiority
 from reinforge.evaluation.statistics import compute_paired_difference
 from reinforge.improvement.recipes import REWARDS, SIGNAL, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchBudget, SearchRecord
@@ -36,7 +37,7 @@ class SimulatedTrials:
         self.arm_cost, self.first_epoch = settings.get("arm_cost", 0.0), settings.get("first_epoch")
         self.predicted, self.growth = settings.get("predicted", self.arm_cost), settings.get("growth", 0.0)
         self.select_cost, self.resume_cost = settings.get("select_cost", 0.0), settings.get("resume_cost", 0.0)
-        self.kept, self.judged = None, []
+        self.kept, self.judged, self.reference = None, [], settings.get("reference")
 
     def draw(self, trial, epoch, size, *stream):
         gain = min(self.most, self.gains.get(trial.recipe.name, 0.0) * (epoch + 1)) if trial is not None else 0.0
@@ -70,7 +71,7 @@ class SimulatedTrials:
         ]
         return compute_paired_difference(*scores)
 
-    async def judge(self, trial):
+    async def judge(self, trial, *, with_reference=False):
         self.judged.append(trial and trial.name)
         epoch, stream = (-1, 1) if trial is None else (trial.best_epoch, 2)
         scores = self.draw(trial, epoch, self.num_confirm, stream)
@@ -80,18 +81,42 @@ class SimulatedTrials:
         )
         report = EvaluationReport("confirm", 0, by_metric, count, {}, "reward")
         cost = self.arm_cost * (1.0 if trial is None else trial.growth)
-        return Evaluation("m", "confirm", report, [], cost, [])
+        found = None
+        if with_reference and self.reference is not None:
+            found = judge_non_inferiority(
+                by_metric["reward"], dict.fromkeys(by_metric["reward"], 1.0), None, self.reference
+            )
+        return Evaluation("m", "confirm", report, [], cost, [], non_inferiority=found)
 
     def keep(self, trial, overrides, *, promoted):
         self.kept = overrides
         return Path("model") if promoted else None
 
 
-def make(folder, gains=None, *, total=2000.0, unit="tokens", recipes=RECIPES, num_seeds=1, **options):
+def make(folder, gains=None, *, total=2000.0, unit="tokens", recipes=RECIPES, num_seeds=1, gate=None, **options):
     folder.mkdir(exist_ok=True)
     record = SearchRecord(folder, SearchBudget(total, unit), num_seeds=num_seeds)
     trials = SimulatedTrials(record, gains, **options)
-    return Search(record, trials, recipes, GateConfig(), lambda line: None)
+    return Search(record, trials, recipes, gate or GateConfig(), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("most", "margin", "promoted", "said"),
+    [
+        (0.7, 0.1, True, "not worse than the teacher by more than 0.1 (difference +0.000 "),
+        (0.4, 0.1, False, "worse than the teacher by more than 0.1 (difference -"),
+        (0.4, None, None, "logs and the winner have too few examples with both scores to be compared"),
+    ],
+)
+async def test_the_verdict_against_a_reference(tmp_path, most, margin, promoted, said):
+    gate = GateConfig(reference="logs", margin=0.1)
+    search = make(
+        tmp_path / "s", dict.fromkeys((each.name for each in RECIPES), most), gate=gate, most=most, reference=margin
+    )
+    result = await search.run()
+    assert (result["promoted"], result["reason"][: len(said)]) == (promoted, said)
+    assert result["improvement"]["ci_low"] > 0
+    assert ("non_inferiority" in result) == (margin is not None)
 
 
 def test_halves():

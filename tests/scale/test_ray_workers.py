@@ -3,7 +3,7 @@
 import pytest
 
 from reinforge.scale import engine_group as ray_router
-from reinforge.scale.engine_group import Router, find_conversation
+from reinforge.scale.engine_group import EngineRouter, find_conversation
 from reinforge.types.request import ModelRequest, SamplingParams
 
 ray = pytest.importorskip("ray")
@@ -152,7 +152,7 @@ def test_siblings_and_turns_of_a_conversation_share_a_key():
 
 
 def test_a_new_conversation_goes_to_the_least_busy_worker_and_stays():
-    router = Router([0, 1, 2])
+    router = EngineRouter([0, 1, 2])
     assert [router.acquire(key) for key in "aab"] == [0, 0, 1]
     assert router.acquire("c") == 2
     router.release(1)
@@ -161,7 +161,7 @@ def test_a_new_conversation_goes_to_the_least_busy_worker_and_stays():
 
 
 def test_the_conversations_of_a_lost_worker_go_elsewhere():
-    router = Router([0, 1])
+    router = EngineRouter([0, 1])
     assert [router.acquire("a"), router.acquire("b")] == [0, 1]
     router.remove(0)
     router.release(0)  # of the reply that was lost
@@ -174,7 +174,7 @@ def test_the_conversations_of_a_lost_worker_go_elsewhere():
 
 def test_new_weights_and_too_many_conversations_are_forgotten(monkeypatch):
     monkeypatch.setattr(ray_router, "MAX_CONVERSATIONS", 2)
-    router = Router([0, 1])
+    router = EngineRouter([0, 1])
     for key in "abc":  # a on 0, b on 1, c on 0; a is forgotten
         router.acquire(key)
     assert router.acquire("a") == 1, "now the least busy one"

@@ -33,6 +33,7 @@ COMMANDS = {
     "finetune": ("Run", "cli.finetune", "finetune run.yml", "Train the model behind an agent, and judge it."),
     "train": ("Run", "cli.finetune", "train run.yml", "Alias of finetune."),
     "improve": ("Run", "improvement.command", "improve run.yml --hours 8", "Search for what makes an agent better."),
+    "replace": ("Run", "traces.replace_command", "replace logs --model M", "Replace a large model that was recorded."),
     "redteam": ("Run", "redteam.command", "redteam train attack.yml", "Train an attacker against a target."),
     "environments": ("Run", "environments.command", "environments list", "List environments to train in; play one."),
     "view": ("Look", "view.command", "view", "Show all runs in the browser: live curves, every episode."),
@@ -53,7 +54,7 @@ COMMANDS = {
 NEXT_STEPS = ["check", "preflight", "finetune", "improve"]
 
 
-KEEP_RESULTS = {"finetune", "train", "demo"}
+KEEP_RESULTS = {"finetune", "train", "demo", "replace"}
 """Commands whose results are in the run folder, whatever happens to what they print."""
 
 

@@ -68,7 +68,8 @@ def command(
 
     Prints the mean of each evaluator with its 95 % confidence interval. Avoid the split `confirm` before a run: its
     verdict is only valid if no decision was based on those examples. `eval.general.output_dir` names a folder for the
-    answers and the scores.
+    answers and the scores. With `finetuning.gate.reference`, the reference answers the same examples, and a line says
+    whether the model is not worse than it.
 
     \b
     Example:
@@ -84,7 +85,7 @@ def command(
     loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
     folder = loaded.config.eval.general.output_dir
     with open_progress(silent=as_json) as progress:
-        options = EvaluationOptions(model, split, limit, reps, progress=progress, output_dir=folder)
+        options = EvaluationOptions(model, split, limit, reps, progress, output_dir=folder, with_reference=True)
         evaluation = run_work(evaluate(loaded, options), loaded)
     if output is not None:
         evaluation.write(output)

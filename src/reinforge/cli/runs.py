@@ -237,7 +237,7 @@ def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
 @click.argument("run", metavar="RUN|last")
 @option(
     "phase",
-    type=click.Choice(["collect", "validate", "confirm_base", "confirm_tuned"]),
+    type=click.Choice(["collect", "validate", "confirm_base", "confirm_tuned", "confirm_reference"]),
     default="collect",
     show_default=True,
     help="Phase of the episodes.",

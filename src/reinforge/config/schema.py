@@ -246,7 +246,16 @@ class GateConfig(Block):
     """When the trained model is promoted."""
 
     metric: str | None = Field(default=None, description="Evaluator that decides; null: the reward function.")
-    margin: float = Field(default=0.0, description="The confidence interval of the improvement must be above this.")
+    reference: str | None = Field(
+        default=None,
+        description="Promote a model that is not worse than this by more than the margin: `logs`, the replies in the "
+        "rows, or `llms.NAME`, which answers the confirm examples once. null: one that is better than the base.",
+    )
+    margin: float = Field(
+        default=0.0,
+        description="The confidence interval of the improvement must be above this. With a reference: the largest loss "
+        "to accept, default 0.02.",
+    )
     num_samples: int = Field(default=1, ge=1, description="Episodes per confirm example, for each of the two models.")
     guard_metrics: dict[str, float] = Field(
         default_factory=dict,
@@ -262,6 +271,20 @@ class GateConfig(Block):
         default=False,
         description="Run even if the confirm examples are too few to ever show an improvement; false: do not start.",
     )
+
+    @model_validator(mode="after")
+    def _set_loss(self) -> GateConfig:
+        if self.reference is not None:
+            self.margin = self.margin if "margin" in self.model_fields_set else 0.02
+            if self.margin <= 0:
+                message = "margin must be above 0 with a reference: it is the largest loss to accept"
+                raise PydanticCustomError("margin_is_a_loss", message)
+        return self
+
+    @property
+    def smallest_gain(self) -> float:
+        """What the improvement on the base must exceed."""
+        return self.margin if self.reference is None else 0.0
 
 
 class StagePolicyConfig(Block):

@@ -69,7 +69,10 @@ def find_component(document: Document, path: KeyPath, registry: Registry) -> tup
     return (), None
 
 
+LOGS = "logs"
+"""The reference of a verdict that are the replies recorded in the rows."""
 EVALUATORS: KeyPath = ("eval", "evaluators")
+GATE_REFERENCE: KeyPath = ("finetuning", "gate", "reference")
 GUARDS: KeyPath = ("finetuning", "gate", "guard_metrics")
 REFERENCES: dict[KeyPath, KeyPath] = {
     ("finetuning", "trainer"): ("trainers",),
@@ -111,6 +114,11 @@ def check_references(document: Document) -> None:
     if isinstance(target, str) and target not in llms and target not in models:
         allowed = [*llms, *(model for model in models if isinstance(model, str))]
         _report_missing(document, ("finetuning", "target_model"), target, "llms", allowed)
+    others = [f"llms.{name}" for name, each in llms.items() if isinstance(each, dict) and each.get("_type") != "policy"]
+    reference = document.get_block(GATE_REFERENCE[:-1]).get(GATE_REFERENCE[-1])
+    if isinstance(reference, str) and reference not in (LOGS, *others):
+        message = f'expected logs or an entry of llms that is not the policy, found "{reference}"'
+        document.report(GATE_REFERENCE, message, f"use {', '.join((LOGS, *others))}")
     if str(finetuning.get("enabled")).lower() in ("true", "1", "yes", "on"):
         for path, fix in REQUIRED.items():
             if document.get_block(path[:-1]).get(str(path[-1])) is None:

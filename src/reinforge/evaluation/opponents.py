@@ -26,7 +26,10 @@ from reinforge.types.evaluation import EvalOutputItem
 NEUTRAL = 0.5
 """As good as what it is compared with."""
 
-BASE_PHASE = {"validate": "validate", "confirm_base": "confirm_base", "confirm_tuned": "confirm_base"}
+BASE_PHASE = {
+    "validate": "validate",
+    **dict.fromkeys(("confirm_base", "confirm_tuned", "confirm_reference"), "confirm_base"),
+}
 """Phase -> the phase in which the base model answered the same examples, at epoch -1."""
 BASELINE = -1
 

@@ -256,18 +256,20 @@ def compute_unpaired_difference(
     return Improvement(difference, ci_low, ci_high, _permutation_test(arms), 0, method, num_clusters)
 
 
-def compute_detectable_effect(num_pairs: float, spread: float) -> float:
-    """Returns the smallest true mean difference whose 95 % interval lies above 0 with probability 0.9.
+def compute_detectable_effect(num_pairs: float, spread: float, power: float = 0.9, level: float = 0.95) -> float:
+    """Returns the smallest true mean difference whose interval lies above 0 with a probability of `power`.
 
-    `(z_0.975 + z_0.9) * spread / sqrt(n)`, with the standard deviation `spread` of an example's difference.
-    With scores of 0 and 1, independent samples from both models and a success rate near 1/2 it is at most 0.71:
-    1000 examples -> 0.073, 100 -> 0.23.
+    `(z_0.975 + z_0.9) * spread / sqrt(n)`, with the defaults and the standard deviation `spread` of an example's
+    difference. With scores of 0 and 1, independent samples from both models and a success rate near 1/2 it is at most
+    0.71: 1000 examples -> 0.073, 100 -> 0.23.
     """
     normal = NormalDist()
-    return (normal.inv_cdf((1 + 0.95) / 2) + normal.inv_cdf(0.9)) * spread / math.sqrt(num_pairs)
+    return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * spread / math.sqrt(num_pairs)
 
 
-def count_needed_pairs(change: Improvement, margin: float = 0.0) -> int | None:
+def count_needed_pairs(
+    change: Improvement, margin: float = 0.0, *, power: float = 0.9, level: float = 0.95
+) -> int | None:
     """Returns the number of examples with which an improvement of this size is above the margin, as
     `compute_detectable_effect` counts; None: it is not above the margin, or its interval is unknown.
 
@@ -276,9 +278,10 @@ def count_needed_pairs(change: Improvement, margin: float = 0.0) -> int | None:
     effect, num_clusters = change.mean_difference - margin, change.num_clusters or change.num_pairs
     if effect <= 0 or change.ci_high is None:
         return None
-    error = (change.ci_high - change.mean_difference) / t_quantile(max(1.0, num_clusters - 1), 0.95)
+    error = (change.ci_high - change.mean_difference) / t_quantile(max(1.0, num_clusters - 1), level)
     spread = error * math.sqrt(change.num_pairs)
-    return math.ceil(change.num_pairs * (compute_detectable_effect(change.num_pairs, spread) / effect) ** 2)
+    detectable = compute_detectable_effect(change.num_pairs, spread, power, level)
+    return math.ceil(change.num_pairs * (detectable / effect) ** 2)
 
 
 def compute_half_width(num_pairs: float, num_samples: int = 1) -> float:

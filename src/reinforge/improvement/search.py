@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
+from reinforge.evaluation.reference import decide_promotion
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.outcomes import SearchOutcome, rank_recipes
 from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
@@ -47,7 +48,7 @@ class Trials(Protocol):
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
 
-    async def judge(self, trial: Trial | None) -> Evaluation:
+    async def judge(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
         """Evaluates the best checkpoint of a trial on `confirm`; None: the untouched agent."""
 
     def keep(self, trial: Trial, overrides: Overrides, *, promoted: bool) -> Path | None:
@@ -270,8 +271,14 @@ class Search:
         epoch = BASELINE if best.best_epoch is None else best.best_epoch
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
-        after = await self._measure(best)
-        verdict = decide(self.gate, self.trials.metric, before.report, after.report)
+        after = await self._measure(best, with_reference=True)
+        verdict, found = decide(self.gate, self.trials.metric, before.report, after.report), after.non_inferiority
+        if found is not None:
+            promoted, reason = decide_promotion(found, verdict.guards)
+            verdict = replace(verdict, promoted=promoted, reason=reason)
+        elif self.gate.reference is not None:
+            why = f"{self.gate.reference} and the winner have too few examples with both scores to be compared"
+            verdict = replace(verdict, promoted=None, reason=why)
         overrides = tuple(dict((*best.overrides, best.recipe.set_epochs(epoch + 1))).items())
         model = self.trials.keep(best, overrides, promoted=bool(verdict.promoted))
         improvement, untouched = verdict.improvement, self.record.trials[0].baseline
@@ -284,6 +291,7 @@ class Search:
             "before": verdict.confirm_base.as_dict() if verdict.confirm_base else None,
             "after": verdict.confirm_tuned.as_dict() if verdict.confirm_tuned else None,
             "improvement": improvement.as_dict() if improvement else None,
+            **({"non_inferiority": found.as_dict()} if found is not None else {}),
             "gain_on_select": None if untouched is None else _get_score(best) - untouched,
             "gain_on_confirm": improvement.mean_difference if improvement else None,
             "metrics": [change.as_dict() for change in compare_reports(before.report, after.report, {})],
@@ -321,10 +329,13 @@ class Search:
         before, scores = (each.report.scores.get(self.trials.metric, {}) for each in (self.record.before, after))
         if len(before.keys() & scores.keys()) < 2:
             return None
-        return compute_paired_difference(before, scores, self.gate.margin, clusters=after.report.clusters).as_dict()
+        return compute_paired_difference(
+            before, scores, self.gate.smallest_gain, clusters=after.report.clusters
+        ).as_dict()
 
-    async def _measure(self, trial: Trial | None) -> Evaluation:
-        found, in_tokens = await self.trials.judge(trial), self.record.budget.unit == "tokens"
+    async def _measure(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
+        found = await self.trials.judge(trial, with_reference=with_reference)
+        in_tokens = self.record.budget.unit == "tokens"
         self.record.judged += found.count_tokens()["completion"] if in_tokens else found.wall_s
         return found
 

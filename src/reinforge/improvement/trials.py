@@ -221,8 +221,9 @@ class RunTrials:
         reader = JournalReader(self.record.locate(trial))
         return Arm(reader, reader.episode_heads("validate", trial.best_epoch)).read_scores(self.metric)
 
-    async def judge(self, trial: Trial | None) -> Evaluation:
-        options, overrides = EvaluationOptions(split="confirm"), trial.overrides if trial is not None else ()
+    async def judge(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
+        options = EvaluationOptions(split="confirm", with_reference=with_reference)
+        overrides = trial.overrides if trial is not None else ()
         if trial is not None:
             options = replace(options, model=str(self._find_checkpoint(trial)))
         return await evaluate(self.load(overrides), options, self.registry)

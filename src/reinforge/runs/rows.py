@@ -25,6 +25,7 @@ PHASES = {
     "VALIDATE": "validate",
     "CONFIRM_BASE": "confirm_base",
     "CONFIRM_TUNED": "confirm_tuned",
+    "CONFIRM_REFERENCE": "confirm_reference",
     "TRANSFER_BASE": "transfer_base",
     "TRANSFER_TUNED": "transfer_tuned",
 }

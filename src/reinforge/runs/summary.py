@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,6 +24,9 @@ from reinforge.runs.predictions import Prediction
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.safe_text import to_printable
 from reinforge.types.evaluation import MetricSummary, count_examples
+
+if TYPE_CHECKING:
+    from reinforge.evaluation.non_inferiority import NonInferiority
 
 RunStatus = Literal["completed", "failed", "cancelled", "stopped"]
 
@@ -79,6 +82,7 @@ class RunSummary:
     ignored: list[str] = field(default_factory=list)  # fields of the agent's requests that nothing used
     transfer: dict[str, Improvement] = field(default_factory=dict)  # by task that was not trained, on the gate's metric
     explanations: list[Explanation] = field(default_factory=list)  # why it was not promoted, the likeliest reason first
+    non_inferiority: NonInferiority | None = None  # of the best checkpoint against `gate.reference` on `confirm`
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -118,6 +122,8 @@ class RunSummary:
             return f"{how}, and improved the agent" if self.promoted and not self.smoke else how
         if self.smoke:
             return "passed its smoke test: every stage works"
+        if self.non_inferiority is not None:
+            return self.non_inferiority.headline(self.promoted, has_warnings=bool(self.warnings))
         if self.promoted:
             return "improved the agent" + (" (read the warning)" if self.warnings else "")
         if self.num_jobs == 0:
@@ -308,6 +314,10 @@ def load_summary(folder: Path) -> RunSummary:
             values[name] = MetricSummary(**values[name]) if values[name] else None
         values["transfer"] = {task: Improvement(**change) for task, change in values.get("transfer", {}).items()}
         values["improvement"] = Improvement(**values["improvement"]) if values["improvement"] else None
+        if values.get("non_inferiority"):
+            from reinforge.evaluation.non_inferiority import NonInferiority  # of a run with a reference alone
+
+            values["non_inferiority"] = NonInferiority.from_dict(values["non_inferiority"])
         values["evaluators"] = [MetricChange.from_dict(row) for row in values.get("evaluators", [])]
         values["guards"] = [GuardEvent(**row) for row in values.get("guards", [])]
         values["explanations"] = [Explanation(**row) for row in values.get("explanations", [])]

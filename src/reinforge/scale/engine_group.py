@@ -137,7 +137,7 @@ def find_conversation(request: ModelRequest) -> str:
     return hashlib.sha256(json.dumps(start, sort_keys=True, default=str).encode()).hexdigest()
 
 
-class Router:
+class EngineRouter:
     """Chooses workers by number; any number of threads may call it."""
 
     def __init__(self, workers: Iterable[int]):

@@ -37,10 +37,16 @@ class RequestGuard:
         token: The key that every request must carry; None or empty: no key is needed.
         allowed_origins: Origins of other pages that may use the server, such as `https://chat.example.org`; they send
             the key in a header, and no cookie of theirs counts.
+        key_header: The header with the key; None: those in which clients of model APIs send theirs.
     """
 
     def __init__(
-        self, host: str, token: str | None, allowed_hosts: Iterable[str] = (), allowed_origins: Iterable[str] = ()
+        self,
+        host: str,
+        token: str | None,
+        allowed_hosts: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
+        key_header: str | None = None,
     ):
         self.is_local = is_loopback(host)
         if not self.is_local and not token:
@@ -55,6 +61,7 @@ class RequestGuard:
             fix = "list each one as https://HOST or https://HOST:PORT, without a path; there is no wildcard"
             raise ConfigError(Problem("--allowed_origins", f"{wrong!r} is not the origin of a page", fix))
         self._key: AccessKey | None = None
+        self._key_header = key_header
 
     def open(self, port: int) -> None:
         self._key = None if self.token is None else AccessKey(port, self.token, "serve")
@@ -63,10 +70,12 @@ class RequestGuard:
         self._check_host(request.headers)
         if self._key is None or request.path in OPEN_PATHS:
             return
-        given = read_key(request.headers)
+        header = self._key_header
+        given = read_key(request.headers) if header is None else request.headers.get(header, "")
         only_header = bool(given) or self._find_origin(request.headers) is not None
         if not (self._key.accepts(given) if only_header else self._key.find_in(request.cookies)):
-            message = "the API key is wrong or missing; send `Authorization: Bearer TOKEN` or `x-api-key`"
+            named = "`Authorization: Bearer TOKEN` or `x-api-key`" if header is None else f"`{header}: TOKEN`"
+            message = f"the API key is wrong or missing; send {named}"
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _check_host(self, headers: Mapping[str, str]) -> None:

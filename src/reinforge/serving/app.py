@@ -71,12 +71,12 @@ STATIC = {"chat.html": "text/html", "chat.js": "text/javascript", "chat.css": "t
 class Pages(Feature):
     """The chat page at `/`, and `/healthz`, the one route that needs no key."""
 
+    def __init__(self, *, has_chat: bool):
+        self._has_chat = has_chat
+
     def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/healthz", self.show_health),
-            web.get("/", self.show_file),
-            web.get("/static/{file:chat.(js|css)}", self.show_file),
-        ]
+        page = [web.get("/", self.show_file), web.get("/static/{file:chat.(js|css)}", self.show_file)]
+        return [web.get("/healthz", self.show_health), *(page if self._has_chat else ())]
 
     async def show_health(self, request: web.Request) -> web.Response:
         """Says that the server answers; without a key it names no model."""
@@ -96,6 +96,8 @@ class ServeApp:
         host: The address to listen on; others than the loopback need a token.
         port: The TCP port; 0: the operating system chooses.
         token: The key that every request must carry; None or empty: none is needed.
+        chat: What answers the routes of models; None: the served models, and there is a chat page.
+        key_header: The header with the key, where `Authorization` has another one.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class ServeApp:
         models: ServedModels,
         features: Sequence[Feature] = (),
         *,
+        chat: Feature | None = None,
+        key_header: str | None = None,
         host: str = LOOPBACK,
         port: int = 0,
         token: str | None = None,
@@ -114,13 +118,15 @@ class ServeApp:
         self.limits = limits or ServerLimits()
         self._metrics = MetricsApi(models)
         self._reader, self._waiting_bytes = BodyReader(), 0
+        if chat is not None:
+            chat.register_metrics(self._metrics.registry)
         self._features: list[Feature] = [
-            ChatApi(models, self.limits),
-            Pages(),
+            chat or ChatApi(models, self.limits),
+            Pages(has_chat=chat is None),
             self._metrics,
             *features,
         ]
-        self._guard = RequestGuard(host, token, allowed_hosts, allowed_origins)
+        self._guard = RequestGuard(host, token, allowed_hosts, allowed_origins, key_header)
         self._runner: web.AppRunner | None = None
         self._listener: socket.socket | None = None
         self._started: list[Feature] = []

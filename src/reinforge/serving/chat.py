@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,6 +122,9 @@ class ModelCaller:
         self._models, self._model = models, model
 
     async def complete(self, call: PreparedCall) -> ChatCompletion:
+        return self.finish(call, await self.sample(call))
+
+    async def sample(self, call: PreparedCall) -> list[ModelReply]:
         with self._model.use():
             tasks = [
                 asyncio.ensure_future(sample_choices(self._model.llm, request, call.num_choices))
@@ -132,7 +135,7 @@ class ModelCaller:
             finally:
                 for task in tasks:  # if one failed, the others are not needed
                     task.cancel()
-            return self.finish(call, [reply for replies in found for reply in replies])
+        return [reply for replies in found for reply in replies]
 
     def finish(self, call: PreparedCall, replies: Sequence[ModelReply]) -> ChatCompletion:
         """Returns all replies as one completion, with the tokens of all prompts in its usage."""
@@ -167,6 +170,7 @@ class ReplyStream:
     def __init__(self, request: web.Request, dialect: Dialect, call: ChatCall, limits: ServerLimits):
         self._request, self._dialect, self._call, self._limits = request, dialect, call, limits
         self._response: web.StreamResponse | None = None
+        self._headers: Mapping[str, str] = {}
 
     async def send(self, caller: ModelCaller, prepared: PreparedCall, model: ServedModel) -> web.StreamResponse:
         """Samples and sends the replies; what fails before the first token is the caller's to tell."""
@@ -178,6 +182,14 @@ class ReplyStream:
             if self._response is None or has_hung_up:
                 raise
             await self._send_error(describe_failure(error, self._request.path))
+        assert self._response is not None
+        await self._response.write_eof()
+        return self._response
+
+    async def send_whole(self, completion: ChatCompletion, headers: Mapping[str, str]) -> web.StreamResponse:
+        """Sends a finished completion as a stream."""
+        self._headers = headers
+        await self._write_all(self._dialect.open_events(self._call).finish(completion))
         assert self._response is not None
         await self._response.write_eof()
         return self._response
@@ -209,7 +221,7 @@ class ReplyStream:
         if not events:
             return
         if self._response is None:
-            response = web.StreamResponse(headers=EVENT_STREAM)
+            response = web.StreamResponse(headers={**EVENT_STREAM, **self._headers})
             await response.prepare(self._request)
             self._response = response
         try:
@@ -306,10 +318,8 @@ class ChatApi(Feature):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers one call, or counts its tokens for Anthropic's clients; sampling stops if the client disconnects."""
         body = await read_bytes(request)
-        CLIENT.set(client := hash((request.remote, read_key(request.headers))))
-        with self._admit(client):
-            arguments = request.path, self._limits.max_choices, self._limits.max_tokens
-            call, prepared = await request.config_dict[READER].read(read_call, body, *arguments, kind=READ_CALL)
+        with self._admit(request):
+            call, prepared = await self._read(request, body)
             model = self._models.find(call.model)
             if request.path.endswith(COUNT):  # it is computed, and one token is sampled and dropped
                 with model.use():
@@ -321,9 +331,16 @@ class ChatApi(Feature):
                 return await ReplyStream(request, dialect, call, self._limits).send(caller, prepared, model)
             return write_json(dialect.write_answer(await caller.complete(prepared), call))
 
+    async def _read(self, request: web.Request, body: bytes) -> tuple[ChatCall, PreparedCall]:
+        arguments = request.path, self._limits.max_choices, self._limits.max_tokens
+        read: tuple[ChatCall, PreparedCall]
+        read = await request.config_dict[READER].read(read_call, body, *arguments, kind=READ_CALL)
+        return read
+
     @contextmanager
-    def _admit(self, client: int) -> Iterator[None]:
+    def _admit(self, request: web.Request) -> Iterator[None]:
         """Counts a call while it is in flight; above the limit, only clients with less than an equal share get in."""
+        CLIENT.set(client := hash((request.remote, read_key(request.headers))))
         most, own = self._limits.max_in_flight, self._by_client[client]
         share = most // (len(self._by_client) + (own == 0))
         if self.num_in_flight >= most and (own >= share or self.num_in_flight >= 2 * most):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
+from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option, parse_existing_file
 from reinforge.cli.output import say, say_as_is
 from reinforge.cli.process import leave
 from reinforge.registry import load_named
 
 if TYPE_CHECKING:
     from reinforge.serving.app import ServeApp
+    from reinforge.serving.models import ServedModels
+    from reinforge.serving.recording import Recorder
 
 DEFAULT_PORT = 8000
 PROTOCOLS = {
@@ -28,12 +31,21 @@ PROTOCOLS = {
     "tinker": "reinforge.protocols.tinker.server.api:make_tinker",
 }
 """Option -> what makes its part of the server."""
-ACCESS, TRAINING = "Access", "Training"
+ACCESS, TRAINING, UPSTREAM = "Access", "Training", "Upstream"
 """Titles of groups of options."""
 
 
+def _parse_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    from reinforge.rollout.models.endpoint_config import validate_url
+
+    try:
+        return None if value is None else validate_url(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
 @click.command("serve", cls=GroupedCommand, context_settings={"show_default": True})
-@click.argument("models", metavar="MODEL|RUN...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL|RUN...", nargs=-1)
 @option("host", default="127.0.0.1", group=ACCESS, help="Address to listen on; any other one needs --token_file.")
 @option("port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, group=ACCESS, help="TCP port; 0: any free one.")
 @option(
@@ -54,6 +66,14 @@ ACCESS, TRAINING = "Access", "Training"
     group=ACCESS,
     help="Origins of other web pages that may use the server (CORS), such as https://chat.example.org; default: none.",
 )
+@option("upstream", metavar="URL", callback=_parse_url, group=UPSTREAM, help="Large model to pass requests on to.")
+@option(
+    "fallback", metavar="URL", callback=_parse_url, group=UPSTREAM, help="Large model for what MODEL is not sure of."
+)
+@option("router", metavar="FILE", callback=parse_existing_file, group=UPSTREAM, help="Says what MODEL is sure of.")
+@option("fallback_per_day", metavar="N", type=click.IntRange(0), group=UPSTREAM, help="Most requests to it in a day.")
+@option("record", metavar="FOLDER", group=UPSTREAM, help="Folder for the requests and replies of the large model.")
+@option("record_config", metavar="FILE", callback=parse_existing_file, group=UPSTREAM, help="YAML: what is recorded.")
 @option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
 @option(
     "compare",
@@ -147,19 +167,81 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
     Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
     bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch.
 
+    With --upstream, the server passes requests to a large model and its replies back, and --record keeps them.
+
     \b
     Examples:
       reinforge serve runs/support-1 --compare
       reinforge serve runs/support-1 runs/support-2 --port 9000
       reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
+      reinforge serve --upstream https://api.openai.com/v1 --record logs
+      reinforge serve runs/small --fallback https://api.openai.com/v1 --router router.json
     """
+    if bool(models) == (options["upstream"] is not None):
+        raise click.UsageError("pass a MODEL|RUN to serve, or --upstream URL to pass requests on")
+    if (options["fallback"] is None) != (options["router"] is None):
+        raise click.UsageError("--fallback URL and --router FILE need each other")
+    if options["fallback"] is not None and len(models) != 1:
+        raise click.UsageError("--fallback needs exactly one MODEL|RUN, which answers what it is sure of")
+    if options["upstream"] is options["fallback"] is None and options["record"] is not None:
+        raise click.UsageError("--record keeps what an upstream answers; add --upstream URL or --fallback URL")
+    if options["record"] is None and options["record_config"] is not None:
+        raise click.UsageError("--record_config says what --record keeps; add --record FOLDER")
     with exit_on_error(as_json=False, debug=debug):
         try:
-            asyncio.run(_serve(models, Path(output_dir), options))
+            asyncio.run(_serve(models, Path(output_dir), options) if models else _pass_on(options))
             code = 128 + signal.SIGTERM
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
         leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
+
+
+async def _pass_on(options: dict[str, Any]) -> None:
+    from reinforge.serving.access import read_token
+    from reinforge.serving.app import ServeApp
+    from reinforge.serving.models import ServedModels
+    from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
+
+    token = read_token(options["token_file"])
+    with _open_recorder(options) as recorder:
+        upstream = UpstreamApi(options["upstream"], recorder)
+        app = ServeApp(ServedModels(), chat=upstream, key_header=KEY_HEADER, token=token, **_read_access(options))
+        async with app:
+            say("Passing requests on to the upstream until you press Ctrl-C.")
+            _say_upstream(app, options["token_file"])
+            if recorder is not None:
+                say(f"Recording to {recorder.folder}. Next: reinforge replace {recorder.folder} --model MODEL")
+            await _wait_until_stopped(keeps_jobs=False)
+
+
+@contextlib.contextmanager
+def _open_recorder(options: dict[str, Any]) -> Iterator[Recorder | None]:
+    """Yields what `--record` asks for, while this server alone writes in its folder."""
+    if options["record"] is None:
+        yield None
+        return
+    from reinforge.serving.loading import lock_folder
+    from reinforge.serving.recording import Recorder, read_record_config
+
+    folder = Path(options["record"])
+    recorder = Recorder(folder, read_record_config(options["record_config"]))
+    lock = lock_folder(folder)
+    try:
+        yield recorder
+    finally:
+        lock.release()
+
+
+def _read_access(options: dict[str, Any]) -> dict[str, Any]:
+    from reinforge.serving.routes import ServerLimits
+
+    return {
+        "host": options["host"],
+        "port": options["port"],
+        "limits": ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
+        "allowed_hosts": filter(None, (options["allowed_hosts"] or "").split(",")),
+        "allowed_origins": filter(None, (options["allowed_origins"] or "").split(",")),
+    }
 
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:
@@ -168,7 +250,6 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     from reinforge.serving.app import ServeApp
     from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost, lock_folder
     from reinforge.serving.models import ServedModels
-    from reinforge.serving.routes import ServerLimits
 
     served = ServedModels()
     token = read_token(options["token_file"])
@@ -181,16 +262,9 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
-    app = ServeApp(
-        served,
-        features,
-        host=options["host"],
-        port=options["port"],
-        token=token,
-        limits=ServerLimits(max_tokens=options["max_tokens"], max_in_flight=options["max_in_flight"]),
-        allowed_hosts=filter(None, (options["allowed_hosts"] or "").split(",")),
-        allowed_origins=filter(None, (options["allowed_origins"] or "").split(",")),
-    )
+    stack = contextlib.ExitStack()
+    further = _build_fallback(served, options, stack.enter_context(_open_recorder(options)))
+    app = ServeApp(served, features, token=token, **_read_access(options), **further)
     try:
         app.listen()  # before models are loaded, which takes long
         for source in sources:
@@ -200,7 +274,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
                     progress.stage(None, "LOAD", None)
                     await loader.open(source)
         async with app:
-            _say_address(app, options["token_file"])
+            _say_address(app, options)
             if options["art"]:
                 say("Point ART's clients at it:")
                 say_as_is(f"  ServerlessBackend(api_key=..., base_url='{app.address}/v1')")
@@ -213,6 +287,23 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         await loader.close()
         if lock is not None:
             lock.release()
+        stack.close()
+
+
+def _build_fallback(served: ServedModels, options: dict[str, Any], recorder: Recorder | None) -> dict[str, Any]:
+    """Returns the arguments of a server with an upstream behind its model; empty: it has none."""
+    if options["fallback"] is None:
+        return {}
+    from reinforge.routing.router import Router
+    from reinforge.serving.fallback import FallbackApi
+    from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
+
+    upstream, router = UpstreamApi(options["fallback"], recorder), Router.load(options["router"])
+    limits = _read_access(options)["limits"]
+    return {
+        "chat": FallbackApi(served, limits, upstream, router, options["fallback_per_day"]),
+        "key_header": KEY_HEADER,
+    }
 
 
 async def _wait_until_stopped(*, keeps_jobs: bool) -> None:
@@ -228,8 +319,23 @@ async def _wait_until_stopped(*, keeps_jobs: bool) -> None:
             loop.remove_signal_handler(signal.SIGTERM)
 
 
-def _say_address(app: ServeApp, token_file: str | None) -> None:
+def _say_address(app: ServeApp, options: dict[str, Any]) -> None:
+    token_file = options["token_file"]
     key = "any" if token_file is None else f"$(cat {token_file})"
-    say(f"Serving {', '.join(app.models.names)} until you press Ctrl-C. Point a client at it:")
+    names = ", ".join(app.models.names)
+    if options["fallback"] is not None:
+        say(f"Serving {names}, and the fallback for what it is not sure of, until you press Ctrl-C.")
+        _say_upstream(app, token_file)
+        return
+    say(f"Serving {names} until you press Ctrl-C. Point a client at it:")
     say_as_is(f"  export OPENAI_BASE_URL={app.address}/v1 OPENAI_API_KEY={key}")
     say(f"Chat in the browser: {app.address}" + ("" if token_file is None else "/?key=KEY"))
+
+
+def _say_upstream(app: ServeApp, token_file: str | None) -> None:
+    from reinforge.serving.upstream import KEY_HEADER
+
+    say("Point a client at it, with the key of the large model:")
+    say_as_is(f"  export OPENAI_BASE_URL={app.address}/v1 ANTHROPIC_BASE_URL={app.address}")
+    if token_file is not None:
+        say(f"Each request also needs the header {KEY_HEADER}, with the key in {token_file}.")

@@ -276,7 +276,7 @@ def lock_folder(folder: Path, file: Path | None = None) -> filelock.BaseFileLock
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        fix = "stop it, or start this one with another folder (--data_dir)"
+        fix = "stop it, or start this one with another folder (--data_dir, --record)"
         raise StorageError(f"another server works on {folder}: {fix}") from None
     except (OSError, NotImplementedError) as error:
         raise StorageError(f"cannot lock {folder}: {error}") from error

@@ -10,7 +10,7 @@ reinforge_model_version{model}                       version of the weights that
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -63,6 +63,21 @@ class MetricsApi(Feature):
     def _count_tokens(self, call: ModelCall, model: ServedModel) -> None:
         self._tokens.labels(model.name, "prompt").inc(call.reply.num_prompt_tokens)
         self._tokens.labels(model.name, "completion").inc(call.num_completion_tokens)
+
+
+class Counts:
+    """A counter whose values are kept by a part of the server: its label, or labels -> count."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, int]):
+        self._name, self._text, self._labels, self._values = name, text, labels, values
+
+    def collect(self) -> Iterable[Any]:
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, count in dict(self._values).items():
+            family.add_metric([labels] if isinstance(labels, str) else list(labels), count)
+        yield family
 
 
 class _Versions:

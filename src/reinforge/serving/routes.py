@@ -85,6 +85,9 @@ class Feature:
         """Returns its routes, such as `web.get("/v1/files", self.list_files)`; called after `start`."""
         raise NotImplementedError
 
+    def register_metrics(self, registry: Any) -> None:
+        """Adds its metrics to those of the server, a `prometheus_client.CollectorRegistry`."""
+
     async def start(self) -> None:
         """Begins its work; called once, before the first request."""
 

@@ -84,7 +84,8 @@ def _read_prompt(value: Any) -> list[Message]:
         if len(value) > 1:
             raise UnreadableRecordError(f"a batch of {len(value)} prompts, of which one call has one")
         value = value[0]  # LangChain's batches, of which a run has one
-    return [message for each in value for message in read_message(each)]
+    items = (each for each in value if not (isinstance(each, Mapping) and each.get("type") == "reasoning"))
+    return [message for each in items for message in read_message(each)]  # of OpenAI's responses: often encrypted
 
 
 def _read_prompt_object(value: Mapping[str, Any]) -> list[Message]:

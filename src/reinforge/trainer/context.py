@@ -41,7 +41,7 @@ END = "END"
 RESERVED = 1.25
 """How many times the measured time and tokens of a verdict are kept for it."""
 
-TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED"}
+TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED", "CONFIRM_REFERENCE"}
 """Stages that run episodes; the refills of an epoch belong to its first collection."""
 
 

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config, load_config
-from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig
+from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig, GateConfig
 from reinforge.errors import ConfigError, Problem, StorageError, boundary
+from reinforge.evaluation.non_inferiority import NonInferiority
 from reinforge.evaluation.run import DatasetEvaluation, build_output, choose_error_type
 from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples, take_transfer
 from reinforge.evaluation.statistics import summarize
@@ -58,6 +59,7 @@ class EvaluationOptions:
     progress: RunProgress = field(default_factory=SilentProgress)
     adapter: TrainerAdapter | None = None  # serves the policy in place of the file's trainer adapter
     output_dir: Path | None = None  # folder for the result files; None: none are written
+    with_reference: bool = False  # compare with `gate.reference` too, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Evaluation:
     files: list[Path]  # the result files
     pass_at: dict[str, MetricSummary] = field(default_factory=dict)
     """`solved pass@4` and so on, of each metric whose scores are 0 or 1, where examples were repeated."""
+    non_inferiority: NonInferiority | None = None  # against `gate.reference`; None: not compared
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -84,6 +87,7 @@ class Evaluation:
             "tokens": self.count_tokens(),
             "wall_s": round(self.wall_s, 3),
             "files": [str(path) for path in self.files],
+            **({"non_inferiority": self.non_inferiority.as_dict()} if self.non_inferiority is not None else {}),
         }
 
     def format_lines(self) -> list[str]:
@@ -95,6 +99,7 @@ class Evaluation:
             f"model     {self.model}",
             f"examples  {self.report.num_examples} of {self.split}",
             *(f"{summary}{format_unscored(summary, before=', ')}" for summary in summaries),
+            *([f"reference {self.non_inferiority}"] if self.non_inferiority is not None else []),
             f"episodes  {outcomes}",
             f"tokens    {tokens['prompt']} prompt, {tokens['completion']} sampled, {self.wall_s:.1f} s",
             *([f"files     {', '.join(map(str, self.files))}"] if self.files else []),
@@ -143,13 +148,27 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         records = await evaluation.collect(
             [EpisodeKey("eval", 0, id_, number) for id_ in ids for number in range(num_samples)]
         )
-        report = evaluation.report(split, 0, records)
+        report, found = evaluation.report(split, 0, records), None
+        if options.with_reference and config.gate.reference is not None and adapter is not None:
+            found = await _compare_with_reference(evaluation, config.gate, report)
         evaluation.runner.note_unused_prompts(options.progress.note)
     _require_scores(report)
     files = [] if folder is None else _write_files(build_output(records, report.summaries), folder)
     passed = summarize_passes(records, report.clusters)
     name, wall_s = str(model or "as configured"), time.monotonic() - started
-    return Evaluation(name, split, report, records, wall_s, files, passed)
+    return Evaluation(name, split, report, records, wall_s, files, passed, found)
+
+
+async def _compare_with_reference(
+    evaluation: DatasetEvaluation, gate: GateConfig, report: EvaluationReport
+) -> NonInferiority | None:
+    from reinforge.evaluation.reference import compare_with_reference, evaluate_reference  # where there is one
+
+    metric, split = gate.metric or evaluation.reward_metric, report.split
+    reference = await evaluate_reference(evaluation, str(gate.reference), split, "eval_reference")
+    if len(report.scores[metric].keys() & reference.scores[metric].keys()) < 2:
+        return None
+    return compare_with_reference(gate, metric, reference, report, evaluation.examples(split))
 
 
 def summarize_passes(

@@ -76,7 +76,10 @@ def explain(run: RunFigures) -> list[Explanation]:
     summary, gate, change = run.summary, run.config.gate, run.summary.improvement
     if summary.promoted or summary.smoke or (summary.promoted is None and summary.is_incomplete):
         return []
-    is_shown = change is not None and change.p_value <= MAX_P_VALUE and (change.ci_low or 0.0) > gate.margin
+    if (against := summary.non_inferiority) is not None and against.num_more is not None:
+        fix = f"start a run with finetuning.splits.confirm: {against.num_pairs + against.num_more} and more rows"
+        return [Explanation("too few confirm examples", str(against), fix)]
+    is_shown = change is not None and change.p_value <= MAX_P_VALUE and (change.ci_low or 0.0) > gate.smallest_gain
     if is_shown and gate.guard_metrics:
         fix = f"make {' and '.join(gate.guard_metrics)} part of the reward (`_type: weighted`), or add confirm examples"
         return [Explanation("a guard metric held it back", summary.reason, fix)]
@@ -170,7 +173,7 @@ def _find_unconfirmed(run: RunFigures) -> Explanation | None:
         told = f"the best of {len(rows) - 1} validations is {gain:+.3f} above the base model"
         fix = "use more select examples (finetuning.splits.select), so that noise chooses less, or fewer validations"
         return Explanation("better on select only", f"{told}, but on confirm it is {change}", fix)
-    needed = count_needed_pairs(change, run.config.gate.margin)
+    needed = count_needed_pairs(change, run.config.gate.smallest_gain)
     if needed is None or not 1 < needed / change.num_pairs <= MAX_MORE_EXAMPLES:
         return None
     told = f"the improvement is {change} on {change.num_pairs:,} confirm examples"

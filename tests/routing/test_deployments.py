@@ -1,0 +1,123 @@
+"""Simulated deployments: the promise is broken in at most 5 % of them, and a drift is noticed.
+
+The student is right in 30 to 90 % of the requests, the teacher in 95 or 100 %; the confidence says much, little or
+nothing; 500 to 2,000 requests calibrate the router. Whether the promise holds is the expected loss at the chosen
+threshold, over 20,000 other requests.
+"""
+
+import numpy as np
+import pytest
+
+from reinforge.routing.drift import DriftCheck
+from reinforge.routing.risk import calibrate
+from reinforge.routing.signals import choose_thresholds
+
+MARGIN = 0.02
+GRID = (np.arange(2000) + 0.5) / 2000
+
+
+class Deployment:
+    """Requests of a difficulty u in [0, 1]: the student is right with a probability that falls with u."""
+
+    def __init__(self, number):
+        self.random = random = np.random.default_rng([41, number])
+        self.accuracy, self.slope = random.uniform(0.3, 0.9), random.choice([0.0, 3.0, 12.0])
+        self.teacher, self.count = random.choice([0.95, 1.0]), int(random.choice([500, 1000, 2000]))
+        low, high = -30.0, 30.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            too_low = np.mean(1 / (1 + np.exp(self.slope * GRID - middle))) < self.accuracy
+            low, high = (middle, high) if too_low else (low, middle)
+        self.offset = low
+
+    def draw(self, count, kept_share=1.0):
+        """Returns confidences, and how likely student and teacher are right.
+
+        Args:
+            kept_share: After a drift the student is right so many times as often.
+        """
+        difficulty = self.random.random(count)
+        right = kept_share / (1 + np.exp(self.slope * difficulty - self.offset))
+        return 1 - difficulty + self.random.normal(0, 0.05, count), right, np.full(count, self.teacher)
+
+    def sample(self, count, kept_share=1.0):
+        confidences, *shares = self.draw(count, kept_share)
+        return confidences, *((self.random.random(count) < share).astype(float) for share in shares)
+
+    def calibrate(self):
+        thresholds = choose_thresholds(self.draw(300)[0])
+        self.router = calibrate(*self.sample(self.count), MARGIN, thresholds=thresholds)
+        return self.router
+
+    def expected_loss(self, threshold, kept_share=1.0):
+        confidences, student, teacher = self.draw(20_000, kept_share)
+        return 0.0 if threshold is None else float(((teacher - student) * (confidences >= threshold)).mean())
+
+    def draw_losses(self, count, kept_share=1.0):
+        confidences, student, teacher = self.sample(count, kept_share)
+        return ((teacher - student) * (confidences >= self.router.threshold)).tolist()
+
+
+def measure_promises(num_deployments):
+    """Returns the share of broken promises, of the router and of a threshold chosen by the measured loss alone."""
+    broken = naive = 0
+    for number in range(num_deployments):
+        deployment = Deployment(number)
+        found = deployment.calibrate()
+        broken += deployment.expected_loss(found.threshold) > MARGIN
+        measured = [point.threshold for point in found.curve if point.difference >= -MARGIN]
+        naive += deployment.expected_loss(min(measured, default=None)) > MARGIN
+    return broken / num_deployments, naive / num_deployments
+
+
+def measure_checks(num_deployments, loss_after=0.1):
+    """Returns how often the check stops while the promise holds, and within 500 requests after it is broken."""
+    false, found, drifted = 0, 0, 0
+    for number in range(num_deployments):
+        deployment = Deployment(number)
+        deployment.calibrate()
+        if deployment.router.threshold is None or deployment.expected_loss(deployment.router.threshold) > MARGIN:
+            continue
+        shares = [
+            share
+            for share in (0.9, 0.7, 0.5, 0.2)
+            if deployment.expected_loss(deployment.router.threshold, share) >= loss_after
+        ]
+        if not shares:  # too little stays local for a loss of this size
+            continue
+        drifted += 1
+        check = DriftCheck(MARGIN)
+        before = deployment.draw_losses(int(deployment.random.integers(0, 1000)))
+        if "stop" in [check.add(loss) for loss in before]:
+            false += 1
+            continue
+        found += any(check.add(loss) == "stop" for loss in deployment.draw_losses(500, shares[0]))
+    return false / drifted, found / (drifted - false), drifted
+
+
+def test_the_promise_of_a_few_deployments():
+    broken, naive = measure_promises(100)
+    assert broken <= 0.05
+    assert naive > 0.2, "mutation check: without the test, the promise is often broken"
+
+
+def test_the_drift_of_a_few_deployments():
+    false, found, drifted = measure_checks(60)
+    assert false <= 0.05
+    assert found >= 0.95
+    assert drifted >= 10
+
+
+@pytest.mark.slow
+def test_the_promise_is_broken_in_at_most_5_percent_of_2000_deployments():
+    broken, naive = measure_promises(2000)
+    assert broken <= 0.05
+    assert naive > 0.2
+
+
+@pytest.mark.slow
+def test_a_drift_stops_local_answers_within_500_requests_in_95_percent_of_2000_deployments():
+    false, found, drifted = measure_checks(2000)
+    assert false <= 0.05
+    assert found >= 0.95
+    assert drifted >= 500

@@ -1,0 +1,148 @@
+"""Replacing a large model from the log of its calls: what is prepared, when replies agree, and a whole run."""
+
+import json
+import random
+import re
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.errors import ConfigError
+from reinforge.routing.router import Router
+from reinforge.runs.summary import load_summary
+from reinforge.traces.replacement import agrees, measure_self_agreement, prepare
+from reinforge.types.evaluation import EvalInputItem
+
+COLORS = ["red", "blue", "green", "black"]
+
+
+def call(text, expected):
+    message = {"role": "assistant", "content": None, "tool_calls": [{"function": expected}]}
+    return [message] if text is None else text
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        (" Yes,  do it", "yes, do it", True),
+        ("no", "yes", False),
+        ('{"b": [1, 2], "a": null}', '```json\n{"a": null, "b": [1, 2]}\n```', True),
+        ('{"a": 1}', '{"a": true}', False),
+        ("[not JSON", "[NOT JSON", True),
+        (
+            call(None, {"name": "f", "arguments": '{"a": 1, "b": 2}'}),
+            call(None, {"name": "f", "arguments": '{"b":2,"a":1}'}),
+            True,
+        ),
+        (call(None, {"name": "f", "arguments": "{}"}), call(None, {"name": "g", "arguments": "{}"}), False),
+        ("f({})", call(None, {"name": "f", "arguments": "{}"}), False),
+        (None, "yes", False),
+    ],
+)
+def test_when_two_replies_agree(output, expected, same):
+    item = EvalInputItem(id="1", input_obj="q", expected_output_obj=expected, output_obj=output, full_dataset_entry={})
+    assert agrees(item) == float(same)
+    assert agrees(item.model_copy(update={"output_obj": expected})) == 1.0
+
+
+def record(number, reply="red", *, prompt=None, **more):
+    """Returns a line of `reinforge serve --record`."""
+    body = {"model": "gpt-large", "messages": [{"role": "user", "content": prompt or f"color {number}"}]}
+    message = {"role": "assistant", "content": reply}
+    return {
+        "request_id": f"r{number}",
+        "trace_id": f"t{number}",
+        "call_type": "completion",
+        "status": "success",
+        "startTime": f"2026-01-01T00:{number // 60:02}:{number % 60:02}",
+        "response_time": 0.1 + number / 1000,
+        "model": "gpt-large",
+        "prompt_tokens": 20,
+        "completion_tokens": 5,
+        "response_cost": 0.001,
+        "proxy_server_request": {"body": body},
+        "response": {"choices": [{"message": message}]},
+        **more,
+    }
+
+
+def write(folder, records):
+    folder.mkdir()
+    (folder / "requests-2026-01-01.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    return folder
+
+
+def test_what_is_prepared(tmp_path):
+    records = [record(number) for number in range(100)]
+    records += [
+        record(100, "yes", prompt="again"),
+        record(101, "Yes", prompt="again"),
+        record(102, "no", prompt="again"),
+    ]
+    records += [record(103, status="failure", response=None), record(104, ""), record(105, "x" * 100)]
+    found = prepare([write(tmp_path / "logs", records)], tmp_path / "small", "bundled:help_desk", margin=0.1)
+    rows = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
+    assert len(rows) == 104
+    assert {row["max_tokens"] for row in rows} == {(100 + len('["",null]')) // 2 + 16}
+    assert found.self_agreement == pytest.approx(1 / 3)
+    assert (found.num_repeated, found.costs.num_calls, found.costs.num_failed) == (1, 106, 1)
+    assert (found.costs.prompt_tokens, found.costs.completion_tokens) == (20, 5)
+    assert found.costs.price == pytest.approx(0.001)
+    assert found.costs.p50_s == pytest.approx(0.152)
+    lines = "\n".join(found.format_lines())
+    assert "106 requests, 1 failed" in lines
+    assert "per 1,000 requests: 20,000 + 5,000 tokens, price $1" in lines
+    assert "1 × the reply is empty" in lines
+    assert "1 LiteLLM calls that failed" in lines
+    assert "agrees with itself in 33.3%" in lines
+    assert "gpt-large: check whether the provider lets you train" in lines
+    config = yaml.safe_load((tmp_path / "small.yml").read_text())
+    assert config["finetuning"]["gate"] == {"reference": "logs", "margin": 0.1}
+    assert config["finetuning"]["reward_function"] == {"name": "agreement"}
+
+
+def test_an_evaluator_of_ones_own_decides(tmp_path):
+    logs = write(tmp_path / "logs", [record(number) for number in range(50)])
+    prepare([logs], tmp_path / "small", "bundled:help_desk", evaluator="checks:is_color")
+    config = yaml.safe_load((tmp_path / "small.yml").read_text())
+    assert config["eval"]["evaluators"]["quality"] == {"_type": "python", "function": "checks:is_color"}
+    assert config["finetuning"]["reward_function"] == {"name": "quality"}
+
+
+def test_too_few_conversations_are_refused(tmp_path):
+    logs = write(tmp_path / "logs", [record(number) for number in range(30)])
+    with pytest.raises(ConfigError, match="30 conversations with a reply, and at least 40"):
+        prepare([logs], tmp_path / "small", "bundled:help_desk")
+
+
+def test_replies_of_a_prompt_with_other_tools_are_not_compared():
+    ask = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    other = {**ask, "tools": [{"type": "function"}]}
+    assert measure_self_agreement([ask, other]) == (None, 0)
+    assert measure_self_agreement([ask, ask, other]) == (1.0, 1)
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir, monkeypatch):
+    """The teacher's job is one that a tiny model learns: to repeat the color of the question."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(400)]
+    write(tmp_path / "logs", [record(number, text.split()[0], prompt=text) for number, text in enumerate(asked)])
+    command = ["replace", "logs", "--model", str(tiny_model_dir), "--machine_price", "0.5", "--run_name", "small"]
+    command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "4"]
+    command += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    summary = load_summary(tmp_path / ".reinforge" / "runs" / "small")
+    assert summary.non_inferiority.outcome == "not worse"
+    assert summary.non_inferiority.margin == 0.1
+    assert "break-even" in result.output
+    assert re.search(r"router +\d+% of the requests stay local", result.output), result.output
+    assert Router.load(tmp_path / "replace.router.json").margin == 0.1
+    assert "student        per 1,000 requests: " in result.output
+    again = CliRunner().invoke(main, command)
+    assert again.exit_code == 2
+    assert "exist already" in again.output
